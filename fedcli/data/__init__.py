@@ -1,0 +1,1 @@
+"""Data sets, partitions and the stream of tasks of one client."""

@@ -1,0 +1,1 @@
+"""The coordinator: rounds, commits, the service and the launcher."""

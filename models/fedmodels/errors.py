@@ -1,0 +1,67 @@
+"""Every error a user can cause, as one tree.
+
+    FedtideError                     one clear line for the user; ``exit_code`` says how a command ends
+    ├── ConfigError                  a config, an option or a hyper-parameter is wrong        (exit 2)
+    ├── DataError                    a data set or a client's directory is missing or wrong   (exit 1)
+    ├── ArchiveError                 a file of a run cannot be used                           (exit 1)
+    ├── PayloadError                 a message does not hold what it must
+    │   └── PayloadTooLarge          it claims or carries more bytes than it may
+    ├── ClientFailed                 one client failed in one interaction; names it, the round and the stage
+    ├── RunFailed                    the run cannot go on                                     (exit 1)
+    └── LinkError                    the server refused, or cannot be reached any more        (exit 1)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedtideError(Exception):
+    """One clear line for the user: what is wrong, where, and what to do."""
+
+    exit_code = 1
+
+
+class ConfigError(FedtideError):
+    """A config, an option or a hyper-parameter is wrong."""
+
+    exit_code = 2
+
+
+class DataError(FedtideError):
+    """A data set, or the directory of a client, is missing or does not hold what it must."""
+
+
+class ArchiveError(FedtideError):
+    """A file of a run is missing, damaged or belongs to another run."""
+
+
+class PayloadError(FedtideError):
+    """A message does not hold what the method, the net and the problem say it must."""
+
+
+class PayloadTooLarge(PayloadError):
+    """A message claims or carries more bytes than its receiver allows."""
+
+
+class ClientFailed(FedtideError):
+    """One client failed in one interaction."""
+
+    def __init__(self, client: object, round: int, stage: str, reason: str) -> None:
+        super().__init__(f"client {client} failed in round {round} ({stage}): {reason}")
+        self.client, self.round, self.stage, self.reason = client, round, stage, reason
+
+
+class RunFailed(FedtideError):
+    """The run cannot go on."""
+
+
+class LinkError(FedtideError):
+    """The server refused this client, or cannot be reached any more."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for the known word nearest to ``word``, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
