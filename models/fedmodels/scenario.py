@@ -1,0 +1,288 @@
+"""What ``[data]`` and ``[scenario]`` of a config may say: pure description, nothing is opened.
+
+A scenario tells how one data set is dealt out to clients and tasks. Each pair (client i, task m) of
+a scenario receives its own examples; pairs are numbered client by client, task by task.
+
+    kind                    who gets what                                             paper
+    iid                     equal random pieces
+    dirichlet               class proportions ~ Dir(alpha), over pairs or clients     FedMLP
+    label_shards            equal pieces of the label-sorted training set             FedMLP
+    per_class_shards        [N, S, M]: S pieces of single classes for each pair       GLDP, FedRep
+    natural                 one client per subject and device                         FedAli
+    replay_gradual          two classes a task, old ones leave, new ones come         pFedGRP
+    replay_circulating      the same classes come back again and again                pFedGRP
+    replay_heterogeneous    every class comes once                                    pFedGRP
+    dirichlet_pooled        training and test data dealt out together                 FedAli, FedTP
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedmodels.errors import ConfigError
+
+Positive = Annotated[int, Field(ge=1)]
+Concentration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Table(BaseModel):
+    """One table of the config: unknown keys and wrong types are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Data(Table):
+    """``[data]``: which data set, and where it lies."""
+
+    name: str
+    root: str | None = None
+    """Directory to look in first; then ``$FEDTIDE_DATA``, then the cache."""
+    max_per_class: Positive | None = None
+    """Keep at most this many training examples of each class, drawn with the run's seed."""
+    labels: Literal["fine", "coarse"] = "fine"
+    """CIFAR-100 alone has coarse labels: its 20 superclasses."""
+    legacy_windows: bool = False
+    """HHAR, RealWorld: leave out a window that ends exactly where its recording does."""
+
+
+class ScenarioTable(Table):
+    """What every kind of scenario has in common."""
+
+    fixes_tasks: ClassVar[bool] = False
+    """The kind itself says how many tasks there are."""
+    has_long_tail: ClassVar[bool] = True
+    """A long tail can be cut into the training set before it is dealt out."""
+
+    tasks: Positive | Annotated[list[Positive], Field(min_length=1)] = 1
+    """Tasks of every client, or a list with one number for each client."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Long tail: examples of the rarest class over those of the most frequent one."""
+    imbalance_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """GLDP's IF, instead of ``gamma``."""
+    if_reading: Literal["ratio", "percent"] = "ratio"
+    """``ratio``: gamma = 1 / IF; ``percent``: gamma = IF / 100 (GLDP card, item 10)."""
+    test_long_tail: bool = False
+    """Cut the same tail into the test set, which otherwise stays as it is (GLDP card, item 11)."""
+
+    @model_validator(mode="after")
+    def _check_tail(self) -> ScenarioTable:
+        factor = self.imbalance_factor
+        if factor is not None and "gamma" in self.model_fields_set:
+            raise ConfigError(
+                "[scenario] gamma and imbalance_factor say the same: give one of them"
+            )
+        if factor is not None and self.if_reading == "ratio" and factor < 1:
+            raise ConfigError(f"[scenario] imbalance_factor = {factor:g} as a ratio must be >= 1")
+        if factor is not None and self.if_reading == "percent" and factor > 100:
+            raise ConfigError(f"[scenario] imbalance_factor = {factor:g} percent must be <= 100")
+        if self.tail_gamma < 1 and not self.has_long_tail:
+            raise ConfigError(
+                f"[scenario] {self.name} keeps the data as they are: it has no gamma or "
+                "imbalance_factor"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_tasks(self) -> ScenarioTable:
+        if self.fixes_tasks and "tasks" in self.model_fields_set:
+            raise ConfigError(
+                f"[scenario] {self.name} itself fixes the number of tasks: leave out 'tasks'"
+            )
+        return self
+
+    @property
+    def name(self) -> str:
+        """The kind, as it is written in the config."""
+        return str(getattr(self, "kind", "scenario"))
+
+    @property
+    def tail_gamma(self) -> float:
+        """Examples of the rarest class over those of the most frequent one, in (0, 1]."""
+        if self.imbalance_factor is None:
+            return self.gamma
+        if self.if_reading == "ratio":
+            return 1 / self.imbalance_factor
+        return self.imbalance_factor / 100
+
+    def tasks_per_client(self, num_clients: int, num_classes: int) -> list[int]:
+        """Return how many tasks each client has, in client order.
+
+        Raises:
+            ConfigError: the list ``tasks`` has not one number for each client, or the kind
+                needs more classes than there are.
+        """
+        if isinstance(self.tasks, int):
+            return [self.tasks] * num_clients
+        if len(self.tasks) != num_clients:
+            raise ConfigError(
+                f"[scenario] tasks lists {len(self.tasks)} numbers for {num_clients} clients"
+            )
+        return list(self.tasks)
+
+
+class Iid(ScenarioTable):
+    """Every pair gets an equal random piece of the training and of the test set."""
+
+    kind: Literal["iid"]
+
+
+class Dirichlet(ScenarioTable):
+    """Per class, the pairs' proportions are drawn from Dir(alpha) (FedMLP's DDA)."""
+
+    kind: Literal["dirichlet"]
+    alpha: Concentration
+    """Concentration; small values give each pair few classes."""
+    over: Literal["pairs", "clients"] = "pairs"
+    """``clients``: deal out to clients, then cut each client's examples, class by class, in tasks."""
+    min_size: Annotated[int, Field(ge=0)] = 10
+    """Training examples every pair (client) must have; redrawn up to 1000 times, then mended."""
+
+
+class LabelShards(ScenarioTable):
+    """The training set sorted by label is cut in equal shards; each pair gets some (FedMLP)."""
+
+    kind: Literal["label_shards"]
+    shards: Positive
+    """Shards of each pair (client, task); a shard may straddle two classes."""
+
+
+class PerClassShards(ScenarioTable):
+    """GLDP's [N, S, M]: every class is cut in equally many shards; each pair gets S of them."""
+
+    kind: Literal["per_class_shards"]
+    shards: Positive
+    """S, label shards of each pair (client, task)."""
+    distinct_labels: bool = False
+    """No pair gets two shards of one class; otherwise S is an upper bound on its classes."""
+    sharding: Literal["per_class", "equal_size"] = "per_class"
+    """``equal_size`` cuts the label-sorted set in shards of one size, as ``label_shards`` does."""
+
+
+class Natural(ScenarioTable):
+    """One client per subject and device of a sensor data set (FedAli)."""
+
+    kind: Literal["natural"]
+    has_long_tail: ClassVar[bool] = False
+    split: float = 0.8
+    """Training part of each client and class, in tenths; the paper's 0.8, its code's 0.7."""
+    zscore: Literal["per_client_channel", "official"] = "per_client_channel"
+    """``official``: one mean and deviation per sensor and device model, over all its data."""
+
+    @model_validator(mode="after")
+    def _check_split(self) -> Natural:
+        if self.train_folds not in range(1, 10) or abs(self.split * 10 - self.train_folds) > 1e-9:
+            raise ConfigError(
+                f"[scenario] split = {self.split:g} must be a number of tenths: 0.1, 0.2 … 0.9"
+            )
+        return self
+
+    @property
+    def train_folds(self) -> int:
+        """How many of ten folds are for training."""
+        return round(self.split * 10)
+
+
+class ReplayTable(ScenarioTable):
+    """What pFedGRP's three streams share: each client pairs up the classes by its own seed."""
+
+    fixes_tasks: ClassVar[bool] = True
+    parts: Positive = 30
+    """P, parts each class is cut in; a client uses a part in one task only."""
+    images_per_part: Positive = 200
+    """At most so many training images in a part."""
+
+    def pairs_of(self, num_classes: int) -> int:
+        """Return the number of class pairs on the ring, at least two."""
+        if num_classes < 4:
+            raise ConfigError(f"[scenario] {self.name} needs 4 classes or more, not {num_classes}")
+        return num_classes // 2
+
+    def num_tasks(self, num_classes: int) -> int:
+        """Return R, the number of tasks (the paper's rounds)."""
+        raise NotImplementedError
+
+    def tasks_per_client(self, num_clients: int, num_classes: int) -> list[int]:
+        """Return R for each client."""
+        return [self.num_tasks(num_classes)] * num_clients
+
+
+class ReplayGradual(ReplayTable):
+    """Classes change gradually: one type of ``2 * width`` classes leaves per segment (§4.2)."""
+
+    kind: Literal["replay_gradual"]
+    width: Positive = 1
+    """w, class pairs in a type; adjacent types share ``2 * (w - 1)`` classes."""
+
+    def num_tasks(self, num_classes: int) -> int:
+        """Return R = pairs * 2 * floor(P / (2 w)); 5 pairs for 10 classes."""
+        pairs = self.pairs_of(num_classes)
+        if self.width > pairs:
+            raise ConfigError(f"[scenario] width = {self.width} exceeds the {pairs} class pairs")
+        if self.parts < 2 * self.width:
+            raise ConfigError(f"[scenario] parts = {self.parts} must be at least 2 * width")
+        return pairs * 2 * (self.parts // (2 * self.width))
+
+
+class ReplayCirculating(ReplayTable):
+    """All types in a random order, one per task, again and again (§4.3)."""
+
+    kind: Literal["replay_circulating"]
+
+    def num_tasks(self, num_classes: int) -> int:
+        """Return pairs * 2 * floor(P / 2), as many as the gradual stream of width 1 has."""
+        if self.parts < 2:
+            raise ConfigError("[scenario] parts must be at least 2")
+        return self.pairs_of(num_classes) * 2 * (self.parts // 2)
+
+
+class ReplayHeterogeneous(ReplayTable):
+    """All types once, in a random order: 50 tasks for 100 classes (§4.4)."""
+
+    kind: Literal["replay_heterogeneous"]
+    parts: Literal[1] = 1
+    test_images: Positive = 100
+    """At most so many test images of a class."""
+
+    def num_tasks(self, num_classes: int) -> int:
+        """Return the number of class pairs."""
+        return self.pairs_of(num_classes)
+
+
+class DirichletPooled(ScenarioTable):
+    """Training and test data are pooled, dealt out to clients, and split again (FedAli §5.2)."""
+
+    kind: Literal["dirichlet_pooled"]
+    has_long_tail: ClassVar[bool] = False
+    alpha: Concentration = 0.3
+    same_props: bool = False
+    """FedTP: do not pool; cut training and test set separately with the same proportions."""
+    pachinko: bool = False
+    """Coarse classes ~ Dir(alpha), fine ones within ~ Dir(fine_alpha); needs coarse labels."""
+    fine_alpha: Concentration = 10.0
+    split: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    """Training part of each client."""
+    min_size: Annotated[int, Field(ge=0)] = 10
+    """Examples every client must have."""
+
+    @model_validator(mode="after")
+    def _check_switches(self) -> DirichletPooled:
+        if self.same_props and self.pachinko:
+            raise ConfigError("[scenario] same_props and pachinko exclude each other")
+        return self
+
+
+Scenario = Annotated[
+    Iid
+    | Dirichlet
+    | LabelShards
+    | PerClassShards
+    | Natural
+    | ReplayGradual
+    | ReplayCirculating
+    | ReplayHeterogeneous
+    | DirichletPooled,
+    Field(discriminator="kind"),
+]
+"""Any scenario, told apart by its ``kind``."""
