@@ -1,0 +1,268 @@
+"""What a method is: the functions of its two halves, and what they are given.
+
+A method is a frozen dataclass whose fields are the paper's hyper-parameters. It holds no state:
+server state and client state go in and come out. ``methods/fedavg.py`` writes every function out;
+other methods override whole functions of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedmodels.config import Experiment
+from fedmodels.nets import make_net
+from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.randomness import derive_seed, seeded
+from fedmodels.types import Bundle, BundleSpec, Problem, Weights
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What both halves know of a run."""
+
+    experiment: Experiment
+    problem: Problem
+
+    def make_net(self, purpose: str = "init") -> SplitNet:
+        """Build the run's net; its initial weights depend on the run's seed and purpose only."""
+        net = self.experiment.net
+        with seeded(derive_seed(self.experiment.seed, "server", 0, purpose)):
+            return make_net(
+                net.name,
+                num_classes=self.problem.num_classes,
+                input_shape=self.problem.input_shape,
+                **net.options(),
+            )
+
+    @cached_property
+    def initial_weights(self) -> Weights:
+        """Return the weights everybody starts from."""
+        return weights_of(self.make_net())
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All the server knows between interactions."""
+
+    common: Bundle
+    """What every client may be sent."""
+    own: Bundle = field(default_factory=Bundle)
+    """What only the server needs, such as features it optimises."""
+    clients: Mapping[int, Bundle] = field(default_factory=dict)
+    """Only what the paper keeps of single clients on the server."""
+
+    def named(self) -> list[tuple[str, Bundle]]:
+        """Return its bundles by name, for the archive and the digest."""
+        return [
+            ("common", self.common),
+            ("own", self.own),
+            *((f"clients/{c}", self.clients[c]) for c in sorted(self.clients)),
+        ]
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """Where the server half is in the run."""
+
+    run: Run
+    interaction: int
+    round: int
+    task: int
+    cohort: tuple[int, ...]
+    """The clients of this interaction, ascending."""
+
+    def generator(self, purpose: str = "method") -> torch.Generator:
+        """Return a fresh generator of this interaction for one purpose."""
+        seed = derive_seed(self.run.experiment.seed, "server", self.interaction, purpose)
+        return torch.Generator().manual_seed(seed)
+
+
+class Stream(Protocol):
+    """A client's data, one task at a time."""
+
+    def train(self, task: int) -> tuple[Tensor, Tensor]:
+        """Return inputs (n, …) and labels (n,) of the current task; any other task raises."""
+        ...
+
+    def train_up_to(self, task: int) -> tuple[Tensor, Tensor]:
+        """Return everything met up to ``task``; only for methods that declare ``keeps_history``."""
+        ...
+
+
+@dataclass
+class ClientContext:
+    """Where the client half is in the run, and the net it works on."""
+
+    run: Run
+    client: int
+    interaction: int
+    round: int
+    task: int
+    net: SplitNet
+    stream: Stream
+    device: torch.device
+    tick: Callable[[int, int, Tensor], None] = lambda epoch, batch, loss: None
+    """Told after every step: epoch, batch, loss of the batch."""
+
+    def seed(self, purpose: str) -> int:
+        """Return the seed of (run, client, interaction, purpose)."""
+        return derive_seed(self.run.experiment.seed, self.client, self.interaction, purpose)
+
+    def generator(self, purpose: str = "method") -> torch.Generator:
+        """Return a fresh CPU generator for one purpose."""
+        return torch.Generator().manual_seed(self.seed(purpose))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training: what trains, for how long, how."""
+
+    epochs: int
+    trains: tuple[str, ...] = ("",)
+    """Prefixes of the weights that train, e.g. ``("base/",)``; the rest is frozen."""
+    lr: float | None = None
+    """Learning rate, if not the run's."""
+    weight_decay: Mapping[str, float] = field(default_factory=dict)
+    """By prefix, where it is not the run's."""
+    bn_of_frozen: Literal["train", "eval"] = "train"
+    """Mode of frozen submodules: in ``train`` their running statistics still move."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A mini-batch."""
+
+    x: Tensor  # (B, …)
+    y: Tensor  # (B,) int64
+    index: Tensor  # (B,) position in the training set of this interaction
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the net says of a mini-batch."""
+
+    features: Tensor  # (B, d)
+    logits: Tensor  # (B, K)
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What local training leaves: the upload, the new private state and the last epoch's loss."""
+
+    upload: Bundle
+    state: Bundle
+    loss: float
+    num_examples: int
+    extra: Metrics = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """The functions of a method. Uploads come as a mapping in client-id order."""
+
+    name: ClassVar[str]
+    citation: ClassVar[str]
+    views: ClassVar[tuple[str, ...]] = ("global", "after_local")
+    """Models it has: ``after_downlink`` only where clients hold one of their own."""
+    local_view: ClassVar[str] = "after_local"
+    """The view that ``a_loc`` is taken from."""
+    keeps_history: ClassVar[bool] = False
+    """Whether clients may look at the training data of earlier tasks."""
+
+    def hyper_parameters(self) -> dict[str, Any]:
+        """Return the fields under their names; ``make(name, **…)`` gives this method again."""
+        return dataclasses.asdict(self)
+
+    # --- server half ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def init_server(self, run: Run) -> ServerState:
+        """Return the state before the first interaction."""
+
+    @abstractmethod
+    def trainers(self, run: Run) -> list[int]:
+        """Return the clients that train; cohorts are drawn from them."""
+
+    @abstractmethod
+    def broadcast(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[int, Bundle]]:
+        """Return what the cohort gets: a common part, and a part for each client that needs one."""
+
+    @abstractmethod
+    def upload_spec(self, run: Run) -> BundleSpec:
+        """Return what an upload must hold."""
+
+    @abstractmethod
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        """Return what the common part and a client's own part of a broadcast hold."""
+
+    @abstractmethod
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        """Reduce the uploads to the next state; a pure function of its arguments."""
+
+    @abstractmethod
+    def finish(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> tuple[ServerState, Metrics]:
+        """Optimise on the server, after the reduction; return the state to commit, and metrics."""
+
+    # --- client half ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def init_client(self, run: Run, client: int) -> Bundle:
+        """Return the private state of a client that was never selected; what it shares is not."""
+
+    @abstractmethod
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        """Put the model the client holds after a downlink into ``ctx.net``."""
+
+    @abstractmethod
+    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
+        """Put everyone's model into ``ctx.net``."""
+
+    @abstractmethod
+    def training_data(self, ctx: ClientContext) -> tuple[Tensor, Tensor]:
+        """Return the inputs and labels local training runs over."""
+
+    @abstractmethod
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
+        """Return what the loss refers to: the broadcast, teachers, prototypes."""
+
+    @abstractmethod
+    def phases(self, ctx: ClientContext) -> Sequence[Phase]:
+        """Return what trains, for how long, in order."""
+
+    @abstractmethod
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
+        """Return the scalar loss of a mini-batch."""
+
+    @abstractmethod
+    def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
+        """Do what follows every optimiser step."""
+
+    @abstractmethod
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any
+    ) -> Bundle:
+        """Return the private state after local training."""
+
+    @abstractmethod
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+        """Return what leaves the client: this, and nothing else."""
+
+    @abstractmethod
+    def predict(self, ctx: ClientContext, state: Bundle, x: Tensor) -> Mapping[str, Tensor]:
+        """Return class scores (B, K) by prediction rule; the first rule is the method's own."""

@@ -1,0 +1,94 @@
+"""The registry of methods; one file per method, found by name, third parties' by entry point."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import typing
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedmodels.errors import ConfigError, suggestion
+
+if TYPE_CHECKING:
+    from fedmodels.method import Method
+
+_MODULES = {
+    "fedavg": "fedavg",
+    "fedprox": "fedprox",
+    "local": "local",
+    "centralized": "centralized",
+}
+"""Registered name -> module; a name is imported only when it is used."""
+
+_CLASSES: dict[str, type[Method]] = {}
+
+M = TypeVar("M", bound="type[Method]")
+
+
+def register(name: str) -> Callable[[M], M]:
+    """Register a method class under its name."""
+
+    def put(cls: M) -> M:
+        cls.name = name
+        _CLASSES[name] = cls
+        return cls
+
+    return put
+
+
+def names() -> list[str]:
+    """Return the name of every registered method."""
+    return [*_MODULES, *(p.name for p in entry_points(group="fedtide.methods"))]
+
+
+def method_class(name: str) -> type[Method]:
+    """Return the class behind a name.
+
+    Raises:
+        ConfigError: the name is not registered.
+    """
+    if name not in _CLASSES:
+        if name in _MODULES:
+            importlib.import_module(f"fedmodels.methods.{_MODULES[name]}")
+        else:
+            found = list(entry_points(group="fedtide.methods", name=name))
+            if not found:
+                raise ConfigError(
+                    f"unknown method {name!r}; known: {', '.join(names())}."
+                    + suggestion(name, names())
+                )
+            found[0].load()
+    return _CLASSES[name]
+
+
+def make(name: str, **hyper_parameters: Any) -> Method:
+    """Return a method; ``make("fedprox", mu=0.1)``.
+
+    Raises:
+        ConfigError: unknown method or hyper-parameter, or a value of the wrong type.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    cls = method_class(name)
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in hyper_parameters.items():
+        if key not in fields:
+            has = ", ".join(sorted(fields)) or "none"
+            raise ConfigError(
+                f"unknown key {key!r} in [method]; {name} has: {has}.{suggestion(key, fields)}"
+            )
+        try:
+            values[key] = TypeAdapter(hints[key]).validate_python(value, strict=not _is_number(value))
+        except ValidationError as error:
+            what = error.errors()[0]["msg"]
+            raise ConfigError(f"method.{key}: {what} (given: {value!r})") from None
+    return cls(**values)
+
+
+def _is_number(value: object) -> bool:
+    """Let 1 stand for 1.0, but not "1" for 1."""
+    return isinstance(value, int | float | list) and not isinstance(value, bool)

@@ -1,0 +1,57 @@
+"""Centralized, in the two meanings the papers give the word.
+
+``pooled`` (FedAli): one model on the union of all clients' data, the upper bound of a global
+model. ``fedcli partition`` lays the union into client 0's directory, which alone trains; the
+others only score.
+
+``own`` (pFedGRP): every client trains on all real data it has met itself, nothing is aggregated;
+the reference of the average forgetting measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from fedmodels.method import ClientContext, Run, ServerContext, ServerState
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.types import Bundle, BundleSpec
+
+
+@register("centralized")
+@dataclass(frozen=True, kw_only=True)
+class Centralized(FedAvg):
+    """What could be had if data were pooled, or kept."""
+
+    citation: ClassVar[str] = "upper bound"
+    keeps_history: ClassVar[bool] = True
+    views: ClassVar[tuple[str, ...]] = ("global", "after_local", "after_downlink")
+    local_view: ClassVar[str] = "after_downlink"
+
+    data: Literal["pooled", "own"] = "pooled"
+    """The union of all clients' data in one place, or each client's own history."""
+
+    def shares(self, name: str) -> bool:
+        return self.data == "pooled"
+
+    def trainers(self, run: Run) -> list[int]:
+        return [0] if self.data == "pooled" else super().trainers(run)
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        return super().upload_spec(run) if self.data == "pooled" else BundleSpec()
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        return super().aggregate(ctx, state, uploads) if self.data == "pooled" else state
+
+    def training_data(self, ctx: ClientContext) -> tuple[Tensor, Tensor]:
+        pooled = self.data == "pooled"
+        return ctx.stream.train(ctx.task) if pooled else ctx.stream.train_up_to(ctx.task)
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+        return super().uplink(ctx, state, refs) if self.data == "pooled" else Bundle()

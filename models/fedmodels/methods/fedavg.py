@@ -1,0 +1,135 @@
+"""FedAvg — McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
+Data, AISTATS 2017, Algorithm 1. https://arxiv.org/abs/1602.05629
+
+    paper   here                          paper   here
+    w_t     state.common.weights          n_k     scalars["num_examples"]
+    w_k     weights_of(ctx.net)           E, B    training.local_epochs, training.batch_size
+
+Every function of a method is written out here; the other methods override whole functions of it.
+
+Deviations: buffers (batch-normalisation statistics) are averaged with the weights, integer
+counters by their maximum; the paper's nets have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedmodels.algebra import weighted_mean
+from fedmodels.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Metrics,
+    Output,
+    Phase,
+    Run,
+    ServerContext,
+    ServerState,
+)
+from fedmodels.methods import register
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.types import Bundle, BundleSpec, Weights, scalar_spec
+
+
+@register("fedavg")
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Method):
+    """The weighted mean of what clients trained from the same weights."""
+
+    citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    weighting: Literal["examples", "uniform"] = "examples"
+    """Aggregation weights: n_k / n over the clients that answered, or 1 / their number."""
+
+    def shares(self, name: str) -> bool:
+        """Tell whether the weight of this role-prefixed name travels; the rest is private."""
+        return True
+
+    def shared(self, weights: Weights) -> Weights:
+        """Return the part of a net's weights that travels."""
+        return {name: tensor for name, tensor in weights.items() if self.shares(name)}
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: Run) -> ServerState:
+        return ServerState(Bundle(weights=self.shared(run.initial_weights)))  # w_0
+
+    def trainers(self, run: Run) -> list[int]:
+        return list(range(run.experiment.schedule.clients))
+
+    def broadcast(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[int, Bundle]]:
+        return state.common, {}
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        shared = Bundle(weights=self.shared(run.initial_weights))
+        return BundleSpec.of(shared) | scalar_spec("num_examples")
+
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        return BundleSpec.of(Bundle(weights=self.shared(run.initial_weights))), BundleSpec()
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        uniform = self.weighting == "uniform"
+        counts = [1.0 if uniform else u.scalars["num_examples"] for u in uploads.values()]
+        if not sum(counts):
+            return state
+        mean = weighted_mean(  # w_{t+1} = sum_k n_k/n w_k
+            [u.weights for u in uploads.values()], [n / sum(counts) for n in counts]
+        )
+        return ServerState(Bundle(weights=mean), state.own, state.clients)
+
+    def finish(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> tuple[ServerState, Metrics]:
+        return state, {}
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def init_client(self, run: Run, client: int) -> Bundle:
+        weights = run.initial_weights
+        return Bundle(weights={k: v for k, v in weights.items() if not self.shares(k)})
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        load_weights(ctx.net, {**payload.weights, **state.weights})
+
+    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
+        load_weights(ctx.net, payload.weights)
+
+    def training_data(self, ctx: ClientContext) -> tuple[Tensor, Tensor]:
+        return ctx.stream.train(ctx.task)
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
+        return None
+
+    def phases(self, ctx: ClientContext) -> Sequence[Phase]:
+        return [Phase(epochs=ctx.run.experiment.training.local_epochs)]
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
+        return cross_entropy(out.logits, batch.y)
+
+    def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
+        return None
+
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any
+    ) -> Bundle:
+        weights = weights_of(ctx.net)
+        return Bundle(weights={k: v for k, v in weights.items() if not self.shares(k)})
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+        num_examples = float(len(self.training_data(ctx)[1]))
+        return Bundle(
+            weights=self.shared(weights_of(ctx.net)), scalars={"num_examples": num_examples}
+        )
+
+    def predict(self, ctx: ClientContext, state: Bundle, x: Tensor) -> Mapping[str, Tensor]:
+        return {"classifier": ctx.net(x)}

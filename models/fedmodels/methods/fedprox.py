@@ -1,0 +1,44 @@
+"""FedProx — Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Algorithm 2.
+https://arxiv.org/abs/1812.06127
+
+    paper   here                    paper   here
+    w^t     refs                    mu      mu
+    w_k     net.parameters()        eq. 2   loss
+
+Deviations: local work is epochs of the run's optimiser, not a gamma-inexact solution; with Adam
+the term's gradient goes through the moments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedmodels.method import Batch, ClientContext, Output
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.types import Bundle
+
+
+@register("fedprox")
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """FedAvg whose clients are held near the weights they were sent."""
+
+    citation: ClassVar[str] = "Li et al., MLSys 2020"
+
+    mu: float = 0.01
+    """Weight of the proximal term; 0 is FedAvg."""
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> list[Tensor]:
+        return [w.detach().clone() for w in ctx.net.parameters()]  # w^t
+
+    def loss(
+        self, ctx: ClientContext, batch: Batch, out: Output, refs: list[Tensor]
+    ) -> Tensor:
+        pairs = zip(ctx.net.parameters(), refs, strict=True)
+        proximal = torch.stack([(w - w0).square().sum() for w, w0 in pairs]).sum()
+        return super().loss(ctx, batch, out, refs) + self.mu / 2 * proximal  # eq. 2

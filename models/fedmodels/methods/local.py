@@ -1,0 +1,36 @@
+"""Local-only: every client trains alone; nothing travels. The lower bound of every comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fedmodels.method import ClientContext, Run, ServerContext, ServerState
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.types import Bundle, BundleSpec
+
+
+@register("local")
+@dataclass(frozen=True, kw_only=True)
+class Local(FedAvg):
+    """No aggregation: a client's model is its private state."""
+
+    citation: ClassVar[str] = "baseline"
+    views: ClassVar[tuple[str, ...]] = ("after_local", "after_downlink")
+    local_view: ClassVar[str] = "after_downlink"
+
+    def shares(self, name: str) -> bool:
+        return False
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        return BundleSpec()
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        return state
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+        return Bundle()

@@ -1,0 +1,263 @@
+from fedpb import bundle_pb2 as _bundle_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OrderKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ORDER_UNSPECIFIED: _ClassVar[OrderKind]
+    ORDER_TRAIN: _ClassVar[OrderKind]
+    ORDER_EVALUATE: _ClassVar[OrderKind]
+    ORDER_FINISH: _ClassVar[OrderKind]
+ORDER_UNSPECIFIED: OrderKind
+ORDER_TRAIN: OrderKind
+ORDER_EVALUATE: OrderKind
+ORDER_FINISH: OrderKind
+
+class JoinRequest(_message.Message):
+    __slots__ = ("client_id", "client_json", "run_id", "token", "versions", "protocol")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    client_json: str
+    run_id: str
+    token: bytes
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    protocol: int
+    def __init__(self, client_id: _Optional[str] = ..., client_json: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("run_id", "token", "experiment_json", "committed", "beat_every_s")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EXPERIMENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    BEAT_EVERY_S_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    token: bytes
+    experiment_json: str
+    committed: int
+    beat_every_s: float
+    def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., experiment_json: _Optional[str] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("client_id", "token", "durable", "announce", "announce_payload")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    token: bytes
+    durable: int
+    announce: _bundle_pb2.BundleHeader
+    announce_payload: bytes
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., durable: _Optional[int] = ..., announce: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., announce_payload: _Optional[bytes] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("waiting", "held")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    waiting: _containers.RepeatedCompositeFieldContainer[Waiting]
+    held: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, waiting: _Optional[_Iterable[_Union[Waiting, _Mapping]]] = ..., held: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    INTERACTION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    VIEWS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    TRIP_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_TEST_FIELD_NUMBER: _ClassVar[int]
+    kind: OrderKind
+    client_id: str
+    interaction: int
+    round: int
+    task: int
+    committed: int
+    durable: int
+    views: _containers.RepeatedScalarFieldContainer[str]
+    tasks_seen: int
+    trip: int
+    global_test: bool
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ...) -> None: ...
+
+class PartHeader(_message.Message):
+    __slots__ = ("role", "digest", "bundle", "held")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    digest: bytes
+    bundle: _bundle_pb2.BundleHeader
+    held: bool
+    def __init__(self, role: _Optional[str] = ..., digest: _Optional[bytes] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., held: _Optional[bool] = ...) -> None: ...
+
+class PullChunk(_message.Message):
+    __slots__ = ("order", "part", "frame")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    order: Order
+    part: PartHeader
+    frame: _bundle_pb2.Frame
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., part: _Optional[_Union[PartHeader, _Mapping]] = ..., frame: _Optional[_Union[_bundle_pb2.Frame, _Mapping]] = ...) -> None: ...
+
+class Counts(_message.Message):
+    __slots__ = ("view", "rule", "test_set", "support", "predicted", "correct", "loss_sum")
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    TEST_SET_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    CORRECT_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    view: str
+    rule: str
+    test_set: str
+    support: _containers.RepeatedScalarFieldContainer[int]
+    predicted: _containers.RepeatedScalarFieldContainer[int]
+    correct: _containers.RepeatedScalarFieldContainer[int]
+    loss_sum: float
+    def __init__(self, view: _Optional[str] = ..., rule: _Optional[str] = ..., test_set: _Optional[str] = ..., support: _Optional[_Iterable[int]] = ..., predicted: _Optional[_Iterable[int]] = ..., correct: _Optional[_Iterable[int]] = ..., loss_sum: _Optional[float] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable")
+    class ExtraEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    loss: float
+    seconds: float
+    num_examples: int
+    counts: _containers.RepeatedCompositeFieldContainer[Counts]
+    state_sha256: str
+    extra: _containers.ScalarMap[str, float]
+    durable: int
+    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ...) -> None: ...
+
+class PushHeader(_message.Message):
+    __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    INTERACTION_FIELD_NUMBER: _ClassVar[int]
+    TRIP_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    token: bytes
+    kind: OrderKind
+    interaction: int
+    trip: int
+    report: Report
+    bundle: _bundle_pb2.BundleHeader
+    failure: str
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class PushChunk(_message.Message):
+    __slots__ = ("header", "frame")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    header: PushHeader
+    frame: _bundle_pb2.Frame
+    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_bundle_pb2.Frame, _Mapping]] = ...) -> None: ...
+
+class PushReply(_message.Message):
+    __slots__ = ("repeated_upload", "committed")
+    REPEATED_UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    repeated_upload: bool
+    committed: int
+    def __init__(self, repeated_upload: _Optional[bool] = ..., committed: _Optional[int] = ...) -> None: ...
+
+class BeatRequest(_message.Message):
+    __slots__ = ("client_id", "token", "epoch", "batch", "loss", "durable", "interaction")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    INTERACTION_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    token: bytes
+    epoch: int
+    batch: int
+    loss: float
+    durable: int
+    interaction: int
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., loss: _Optional[float] = ..., durable: _Optional[int] = ..., interaction: _Optional[int] = ...) -> None: ...
+
+class BeatReply(_message.Message):
+    __slots__ = ("committed", "durable", "superseded")
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
+    committed: int
+    durable: int
+    superseded: bool
+    def __init__(self, committed: _Optional[int] = ..., durable: _Optional[int] = ..., superseded: _Optional[bool] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("client_id", "token", "reason")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    token: bytes
+    reason: str
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("from_start",)
+    FROM_START_FIELD_NUMBER: _ClassVar[int]
+    from_start: bool
+    def __init__(self, from_start: _Optional[bool] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("kind", "client_id", "interaction", "round", "unix_time", "detail_json")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    INTERACTION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    client_id: str
+    interaction: int
+    round: int
+    unix_time: float
+    detail_json: str
+    def __init__(self, kind: _Optional[str] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., unix_time: _Optional[float] = ..., detail_json: _Optional[str] = ...) -> None: ...
