@@ -69,10 +69,8 @@ class ScenarioTable(Table):
     @model_validator(mode="after")
     def _check_tail(self) -> ScenarioTable:
         factor = self.imbalance_factor
-        if factor is not None and "gamma" in self.model_fields_set:
-            raise ConfigError(
-                "[scenario] gamma and imbalance_factor say the same: give one of them"
-            )
+        if factor is not None and self.gamma != 1:
+            raise ConfigError("[scenario] gamma and imbalance_factor say the same: give one")
         if factor is not None and self.if_reading == "ratio" and factor < 1:
             raise ConfigError(f"[scenario] imbalance_factor = {factor:g} as a ratio must be >= 1")
         if factor is not None and self.if_reading == "percent" and factor > 100:
@@ -86,7 +84,7 @@ class ScenarioTable(Table):
 
     @model_validator(mode="after")
     def _check_tasks(self) -> ScenarioTable:
-        if self.fixes_tasks and "tasks" in self.model_fields_set:
+        if self.fixes_tasks and self.tasks != 1:  # 1 stands in every resolved config
             raise ConfigError(
                 f"[scenario] {self.name} itself fixes the number of tasks: leave out 'tasks'"
             )
@@ -135,7 +133,7 @@ class Dirichlet(ScenarioTable):
     alpha: Concentration
     """Concentration; small values give each pair few classes."""
     over: Literal["pairs", "clients"] = "pairs"
-    """``clients``: deal out to clients, then cut each client's examples, class by class, in tasks."""
+    """``clients``: deal out to clients, then cut each client's, class by class, in tasks."""
     min_size: Annotated[int, Field(ge=0)] = 10
     """Training examples every pair (client) must have; redrawn up to 1000 times, then mended."""
 
