@@ -1,0 +1,125 @@
+"""Who gets through a TLS handshake, and as whom: a tiny service answers with the peer's identity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fedcli.tls import channel_credentials
+from fedsrv import certs
+from fedsrv.tls import peer_identity, server_credentials
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(60)]
+
+METHOD = "/test.Echo/WhoAmI"
+
+
+class WhoAmI(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers any call with the identity of the peer."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(
+            lambda request, context: (peer_identity(context) or "nobody").encode()
+        )
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tls") / "ours"
+    certs.init_authority(directory)
+    for identity in ("server", "7", "0-24", "evaluator"):
+        certs.issue(directory, identity)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tls") / "theirs"
+    certs.init_authority(directory)
+    certs.issue(directory, "server")
+    certs.issue(directory, "7")
+    return directory
+
+
+def serve(directory: Path, client_ca: Path | None) -> Iterator[int]:
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[WhoAmI()])
+    keys = server_credentials(directory / "server.pem", directory / "server.key", client_ca)
+    port = server.add_secure_port("127.0.0.1:0", keys)
+    server.start()
+    yield port
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def mutual(authority: Path) -> Iterator[int]:
+    yield from serve(authority, authority / "ca.pem")
+
+
+@pytest.fixture
+def one_sided(authority: Path) -> Iterator[int]:
+    yield from serve(authority, None)
+
+
+def ask(port: int, credentials: grpc.ChannelCredentials, host: str = "localhost") -> str:
+    with grpc.secure_channel(f"{host}:{port}", credentials) as channel:
+        return str(channel.unary_unary(METHOD)(b"", timeout=10).decode())
+
+
+def pair(directory: Path, stem: str) -> tuple[Path, Path]:
+    return directory / f"{stem}.pem", directory / f"{stem}.key"
+
+
+@pytest.mark.parametrize(
+    ("stem", "identity"),
+    [
+        ("client-7", "fedtide:client:7"),
+        ("clients-0-24", "fedtide:clients:0-24"),
+        ("evaluator", "fedtide:evaluator"),
+    ],
+)
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_a_client_is_who_its_certificate_says(
+    authority: Path, mutual: int, stem: str, identity: str, host: str
+) -> None:
+    keys = channel_credentials(authority / "ca.pem", *pair(authority, stem))
+    assert ask(mutual, keys, host) == identity
+
+
+def test_without_mutual_tls_nobody_is_known(authority: Path, one_sided: int) -> None:
+    assert ask(one_sided, channel_credentials(authority / "ca.pem")) == "nobody"
+
+
+def refused(port: int, credentials: grpc.ChannelCredentials) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(port, credentials)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_no_certificate_is_refused_under_mutual_tls(authority: Path, mutual: int) -> None:
+    refused(mutual, channel_credentials(authority / "ca.pem"))
+
+
+def test_a_strangers_certificate_is_refused(authority: Path, stranger: Path, mutual: int) -> None:
+    refused(mutual, channel_credentials(authority / "ca.pem", *pair(stranger, "client-7")))
+
+
+def test_the_servers_certificate_is_no_clients(authority: Path, mutual: int) -> None:
+    refused(mutual, channel_credentials(authority / "ca.pem", *pair(authority, "server")))
+
+
+def test_a_client_refuses_a_server_it_does_not_trust(stranger: Path, one_sided: int) -> None:
+    refused(one_sided, channel_credentials(stranger / "ca.pem"))
+
+
+def test_a_client_refuses_a_client_that_plays_server(authority: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[WhoAmI()])
+    port = server.add_secure_port(
+        "127.0.0.1:0", server_credentials(*pair(authority, "client-7"), None)
+    )
+    server.start()
+    refused(port, channel_credentials(authority / "ca.pem"))
+    server.stop(None).wait()
