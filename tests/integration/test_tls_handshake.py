@@ -1,4 +1,4 @@
-"""Who gets through a TLS handshake, and as whom: a tiny service answers with the peer's identity."""
+"""Who gets through a TLS handshake, and as whom: a tiny service answers with who the peer is."""
 
 from __future__ import annotations
 
