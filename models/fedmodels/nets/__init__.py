@@ -1,0 +1,78 @@
+"""The nets, by name.
+
+A net is built by a function ``(num_classes, input_shape, **options) -> SplitNet``; its module is
+imported when the net is asked for. Third parties add nets by the entry point group ``fedtide.nets``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from fedmodels.errors import ConfigError, suggestion
+from fedmodels.nets.split import SplitNet, load_weights, spec_of, weights_of
+
+__all__ = ["SplitNet", "load_weights", "make_net", "net_names", "spec_of", "weights_of"]
+
+_BUILDERS = {
+    "cnn5": "fedmodels.nets.cnn:cnn5",
+    "digits-cnn": "fedmodels.nets.cnn:digits_cnn",
+    "hart": "fedmodels.nets.hart:hart",
+    "mlp": "fedmodels.nets.mlp:mlp",
+    "resnet18": "fedmodels.nets.resnet:resnet18",
+    "resnet18-imagenet": "fedmodels.nets.resnet:resnet18_imagenet",
+    "resnet20": "fedmodels.nets.resnet:resnet20",
+    "resnet20-b": "fedmodels.nets.resnet:resnet20_b",
+    "vit-tiny": "fedmodels.nets.vit:vit_tiny",
+}
+"""Every net of our own: its name, and ``module:function``."""
+
+
+def net_names() -> list[str]:
+    """Return the name of every net that :func:`make_net` builds, sorted."""
+    return sorted({*_BUILDERS, *(point.name for point in entry_points(group="fedtide.nets"))})
+
+
+def make_net(
+    name: str, *, num_classes: int, input_shape: tuple[int, ...], **options: object
+) -> SplitNet:
+    """Build a net with fresh weights, drawn from torch's global generator: seed around the call.
+
+    Args:
+        name: one of :func:`net_names`.
+        num_classes: K, the width of the logits.
+        input_shape: shape of one example, e.g. ``(3, 32, 32)`` or ``(128, 6)``.
+        **options: what the net's own function takes beyond these.
+
+    Raises:
+        ConfigError: the name or an option is unknown, or the net does not fit the inputs.
+    """
+    build = _builder(name)
+    known = [p for p in inspect.signature(build).parameters if p not in _FIXED]
+    for option in options:
+        if option not in known:
+            has = ", ".join(known) or "no options"
+            raise ConfigError(
+                f"unknown option {option!r} of net {name!r}, which has: {has}."
+                f"{suggestion(option, known)}"
+            )
+    return build(num_classes=num_classes, input_shape=tuple(input_shape), **options)
+
+
+_FIXED = ("num_classes", "input_shape")
+
+
+def _builder(name: str) -> Callable[..., SplitNet]:
+    """Import and return the function that builds the net."""
+    build: Callable[..., SplitNet]
+    if name in _BUILDERS:
+        module, function = _BUILDERS[name].split(":")
+        build = getattr(importlib.import_module(module), function)
+        return build
+    for point in entry_points(group="fedtide.nets", name=name):
+        build = point.load()
+        return build
+    names = net_names()
+    raise ConfigError(f"unknown net {name!r}; known: {', '.join(names)}.{suggestion(name, names)}")

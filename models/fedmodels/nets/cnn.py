@@ -1,0 +1,77 @@
+"""Small convolutional nets: ``digits-cnn`` for a first run, ``cnn5`` for MNIST and FEMNIST."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedmodels.errors import ConfigError
+from fedmodels.nets.split import SplitNet
+
+
+def image_shape(net: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    """Return ``input_shape`` as (channels, height, width).
+
+    Raises:
+        ConfigError: it is not the shape of an image, or the image is too small for the net.
+    """
+    if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
+        raise ConfigError(
+            f"net {net!r} takes images (channels, height, width) of at least "
+            f"{smallest}x{smallest}, not {list(input_shape)}"
+        )
+    channels, height, width = input_shape
+    return channels, height, width
+
+
+class _DigitsBase(nn.Module):
+    """Three convolutions, then a pool that leaves 2x2 cells of 64 channels whatever the image."""
+
+    def __init__(self, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.conv3 = nn.Conv2d(32, 64, 3, padding=1)
+        # A pool of fixed size: the adaptive one has no deterministic gradient on CUDA.
+        self.pool = (height // 4, width // 4)
+        cells = (height // 2 // self.pool[0]) * (width // 2 // self.pool[1])
+        self.fc = nn.Linear(64 * cells, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv1(x))  # (B, 16, H, W)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)  # (B, 32, H/2, W/2)
+        x = F.avg_pool2d(F.relu(self.conv3(x)), self.pool)  # (B, 64, 2, 2)
+        return F.relu(self.fc(x.flatten(1)))  # (B, 64)
+
+
+def digits_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitNet:
+    """Build the net of the quick example: 40,394 parameters for (1, 8, 8) and ten classes, d = 64."""
+    base = _DigitsBase(*image_shape("digits-cnn", input_shape, 4))
+    return SplitNet(base, nn.Linear(64, num_classes), 64)
+
+
+class _Cnn5Base(nn.Module):
+    """conv5-32, pool, conv5-64, pool, 512, 128."""
+
+    def __init__(self, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+        self.conv1 = nn.Conv2d(channels, 32, 5)
+        self.conv2 = nn.Conv2d(32, 64, 5)
+        self.fc1 = nn.Linear(64 * rows * columns, 512)
+        self.fc2 = nn.Linear(512, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)  # (B, 32, 12, 12) of 28x28
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)  # (B, 64, 4, 4)
+        x = F.relu(self.fc1(x.flatten(1)))  # (B, 512)
+        return F.relu(self.fc2(x))  # (B, 128)
+
+
+def cnn5(num_classes: int, input_shape: tuple[int, ...]) -> SplitNet:
+    """Build the five-layer CNN of FedMLP on MNIST and FEMNIST: d = 128, no batch normalisation.
+
+    The paper says no more than "5-layer CNN"; the widths are ours.
+    """
+    base = _Cnn5Base(*image_shape("cnn5", input_shape, 16))
+    return SplitNet(base, nn.Linear(128, num_classes), 128)

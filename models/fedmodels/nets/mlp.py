@@ -1,0 +1,29 @@
+"""``mlp``: fully connected layers over the flattened input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from fedmodels.errors import ConfigError
+from fedmodels.nets.split import SplitNet
+
+
+def mlp(
+    num_classes: int, input_shape: tuple[int, ...], *, hidden: Sequence[int] = (128, 64)
+) -> SplitNet:
+    """Build a multi-layer perceptron with ReLU; the last of the ``hidden`` widths is d.
+
+    Raises:
+        ConfigError: ``hidden`` is empty or holds a width below 1.
+    """
+    if not hidden or min(hidden) < 1:
+        raise ConfigError(f"option 'hidden' of net 'mlp' must list widths, not {list(hidden)}")
+    layers: list[nn.Module] = [nn.Flatten()]
+    fan_in = math.prod(input_shape)
+    for width in hidden:
+        layers += [nn.Linear(fan_in, width), nn.ReLU()]
+        fan_in = width
+    return SplitNet(nn.Sequential(*layers), nn.Linear(fan_in, num_classes), fan_in)

@@ -1,0 +1,58 @@
+"""Every random number of a run, drawn from one seed.
+
+Nothing draws from a global generator but inside :func:`seeded`, which restores it: what one part of
+a run draws never shifts what another part draws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fedmodels.errors import ConfigError, suggestion
+
+PURPOSES = ("init", "order", "augment", "dropout", "method", "cohort")
+"""What a seed may be for; two purposes never share a stream."""
+
+
+def derive_seed(run_seed: int, client: int | str, interaction: int, purpose: str) -> int:
+    """Return the 63-bit seed of one stream of random numbers.
+
+    Args:
+        run_seed: the ``seed`` of the config.
+        client: a client's id, or a name such as ``"server"``; initial weights must not depend on it.
+        interaction: the number of the interaction, 0 for what happens once.
+        purpose: one of :data:`PURPOSES`.
+
+    Raises:
+        ConfigError: ``purpose`` is unknown.
+    """
+    if purpose not in PURPOSES:
+        raise ConfigError(f"unknown purpose {purpose!r}.{suggestion(purpose, PURPOSES)}")
+    words = f"fedtide/{run_seed}/{client}/{interaction}/{purpose}"
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") >> 1
+
+
+def generator(seed: int) -> torch.Generator:
+    """Return a fresh CPU generator that starts at ``seed``."""
+    fresh = torch.Generator()
+    fresh.manual_seed(seed)
+    return fresh
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's default generators inside the block and restore them after it.
+
+    For what takes no generator: constructors of layers, dropout, torchvision's transforms. CUDA's
+    generators take part once CUDA is in use; saving their state creates no context on a device.
+    """
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield

@@ -1,0 +1,198 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.nets import SplitNet, load_weights, make_net, net_names, spec_of, weights_of
+from fedmodels.randomness import seeded
+
+RGB, GRAY, DIGIT, INERTIAL = (3, 32, 32), (1, 28, 28), (1, 8, 8), (128, 6)
+
+# name, input shape, classes, parameters of the base, of the head, buffer floats, counters
+COUNTS = [
+    ("digits-cnn", DIGIT, 10, 39_744, 650, 0, 0),
+    ("digits-cnn", GRAY, 10, 39_744, 650, 0, 0),
+    ("mlp", DIGIT, 10, 16_576, 650, 0, 0),
+    ("cnn5", GRAY, 10, 642_560, 1_290, 0, 0),
+    ("cnn5", GRAY, 62, 642_560, 7_998, 0, 0),
+    ("resnet18", RGB, 10, 11_168_832, 5_130, 9_600, 20),
+    ("resnet18", RGB, 100, 11_168_832, 51_300, 9_600, 20),
+    ("resnet18-imagenet", RGB, 10, 11_176_512, 5_130, 9_600, 20),
+    ("resnet20", RGB, 10, 269_072, 650, 1_376, 19),
+    ("resnet20", RGB, 100, 269_072, 6_500, 1_376, 19),
+    ("resnet20", GRAY, 10, 268_784, 650, 1_376, 19),
+    ("resnet20", GRAY, 62, 268_784, 4_030, 1_376, 19),
+    ("resnet20-b", RGB, 10, 271_824, 650, 1_568, 21),
+    ("resnet20-b", GRAY, 62, 271_536, 4_030, 1_568, 21),
+]
+SMALL = [("digits-cnn", DIGIT), ("mlp", DIGIT), ("cnn5", GRAY), ("resnet20", GRAY)]
+SMALL += [("resnet20-b", RGB), ("resnet18-imagenet", RGB), ("resnet18", RGB)]
+
+
+def build(
+    name: str, input_shape: tuple[int, ...], classes: int = 10, **options: object
+) -> SplitNet:
+    with seeded(0):
+        return make_net(name, num_classes=classes, input_shape=input_shape, **options)
+
+
+def count(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "base", "head", "floats", "counters"), COUNTS)
+def test_counts(name, shape, classes, base, head, floats, counters):
+    net = build(name, shape, classes)
+    assert count(list(net.base.parameters())) == base
+    assert count(list(net.head.parameters())) == head
+    buffers = list(net.buffers())
+    assert count([b for b in buffers if b.is_floating_point()]) == floats
+    assert count([b for b in buffers if not b.is_floating_point()]) == counters
+
+
+def test_wire_sizes_of_the_cards():
+    # gldp.md, section 6; pfedgrp.md, section 5; fedmlp.md, section 6
+    def base_bytes(net: SplitNet) -> int:
+        weights = weights_of(net, clone=False)
+        return sum(weights[k].numel() * weights[k].element_size() for k in net.shared_keys())
+
+    assert base_bytes(build("resnet18", RGB)) == 44_713_888
+    assert base_bytes(build("cnn5", GRAY)) == 2_570_240
+    for shape, classes, size in [
+        (GRAY, 10, 1_083_392),
+        (RGB, 10, 1_084_544),
+        (RGB, 100, 1_107_944),
+    ]:
+        net = build("resnet20", shape, classes)
+        assert spec_of(weights_of(net)).max_bytes() == size
+    assert spec_of(weights_of(build("resnet20", GRAY, 62))).max_bytes() == 1_096_912
+
+
+@pytest.mark.parametrize(("name", "shape"), SMALL)
+def test_forward_is_head_of_features(name, shape):
+    net = build(name, shape, 7).eval()
+    x = torch.randn(3, *shape)
+    z = net.features(x)
+    assert z.shape == (3, net.width)
+    assert net(x).shape == (3, 7)
+    assert torch.equal(net(x), net.head(z))
+
+
+@pytest.mark.parametrize(("name", "shape"), SMALL)
+def test_keys_partition_the_weights(name, shape):
+    net = build(name, shape)
+    weights = weights_of(net)
+    assert set(weights) == net.shared_keys() | net.personal_keys()
+    assert not net.shared_keys() & net.personal_keys()
+    assert net.personal_keys() == {"head/weight", "head/bias"}
+    assert len(weights) == len(net.state_dict())
+
+
+@pytest.mark.parametrize(("name", "shape"), SMALL)
+def test_training_reaches_every_parameter(name, shape):
+    net = build(name, shape)
+    net(torch.randn(4, *shape)).square().mean().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in net.parameters())
+
+
+def test_weights_round_trip_in_place():
+    source, target = build("resnet20", GRAY), build("resnet20", GRAY)
+    source(torch.randn(4, *GRAY))  # moves the running statistics and the counters
+    weights = weights_of(source)
+    addresses = {k: t.data_ptr() for k, t in target.state_dict().items()}
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.zero_()
+    load_weights(target, weights)
+    assert addresses == {k: t.data_ptr() for k, t in target.state_dict().items()}
+    assert all(torch.equal(t, weights_of(target)[k]) for k, t in weights.items())
+    assert all(p.requires_grad and p.grad is None for p in target.parameters())
+
+
+def test_weights_are_clones_unless_told():
+    net = build("mlp", DIGIT)
+    clones, views = weights_of(net), weights_of(net, clone=False)
+    with torch.no_grad():
+        net.get_parameter("head.bias").fill_(7)
+    assert bool((views["head/bias"] == 7).all())
+    assert not bool((clones["head/bias"] == 7).any())
+    assert not clones["head/bias"].requires_grad
+    assert not views["head/bias"].requires_grad
+
+
+def test_loading_a_part():
+    net = build("mlp", DIGIT)
+    before = weights_of(net)
+    load_weights(net, {"head/bias": torch.full((10,), 3.0)}, strict=False)
+    after = weights_of(net)
+    assert bool((after["head/bias"] == 3).all())
+    assert all(torch.equal(before[k], after[k]) for k in before if k != "head/bias")
+
+
+def test_loading_keeps_the_dtype():
+    net = build("mlp", DIGIT).to(torch.float64)
+    load_weights(net, {"head/bias": torch.full((10,), 0.5)}, strict=False)
+    assert net.get_parameter("head.bias").dtype == torch.float64
+
+
+def test_loading_refuses_what_does_not_fit():
+    net = build("mlp", DIGIT)
+    before = weights_of(net)
+    with pytest.raises(PayloadError, match=r"'head/bais'.* Did you mean 'head/bias'"):
+        load_weights(net, {"head/weight": torch.ones(10, 64), "head/bais": torch.zeros(10)})
+    with pytest.raises(PayloadError, match=r"\[3\]; the net has \[10\]"):
+        load_weights(net, {"head/bias": torch.zeros(3)}, strict=False)
+    with pytest.raises(PayloadError, match=r"missing \(5 in all\)"):
+        load_weights(net, {"head/bias": torch.zeros(10)})
+    assert all(torch.equal(before[k], t) for k, t in weights_of(net).items())
+
+
+def test_unknown_names_and_options():
+    with pytest.raises(ConfigError, match="Did you mean 'resnet20'"):
+        make_net("resnt20", num_classes=2, input_shape=RGB)
+    with pytest.raises(ConfigError, match=r"has: hidden\. Did you mean 'hidden'"):
+        make_net("mlp", num_classes=2, input_shape=RGB, hiden=[3])
+    with pytest.raises(ConfigError, match="has: no options"):
+        make_net("cnn5", num_classes=2, input_shape=GRAY, width=3)
+    with pytest.raises(ConfigError, match="at least 16x16"):
+        make_net("cnn5", num_classes=2, input_shape=DIGIT)
+    with pytest.raises(ConfigError, match="must list widths"):
+        make_net("mlp", num_classes=2, input_shape=DIGIT, hidden=[])
+
+
+def test_third_party_nets(monkeypatch):
+    import fedmodels.nets as nets
+
+    class Point:
+        name = "their-net"
+
+        @staticmethod
+        def load():
+            return lambda num_classes, input_shape, size=3: build("mlp", input_shape, num_classes)
+
+    def points(group: str, name: str = "their-net") -> list[Point]:
+        return [Point()] if (group, name) == ("fedtide.nets", "their-net") else []
+
+    monkeypatch.setattr(nets, "entry_points", points)
+    assert "their-net" in net_names()
+    assert make_net("their-net", num_classes=2, input_shape=DIGIT, size=1).width == 64
+
+
+def test_same_seed_same_net():
+    first, second = (weights_of(build("resnet20", GRAY)) for _ in range(2))
+    assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_embeddings_of_residual_nets_are_not_negative():
+    z = build("resnet20", GRAY).features(torch.randn(2, *GRAY))
+    assert bool((z >= 0).all())
+
+
+def test_importing_nets_and_algebra_stays_light():
+    code = "import fedmodels.nets.resnet, fedmodels.algebra, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"sklearn", "scipy", "ot", "torchvision", "grpc", "typer"}
