@@ -14,7 +14,7 @@ import torch
 
 from fedmodels.errors import ConfigError, suggestion
 
-PURPOSES = ("init", "order", "augment", "dropout", "method", "cohort")
+PURPOSES = ("init", "order", "augment", "dropout", "method", "cohort", "evaluate")
 """What a seed may be for; two purposes never share a stream."""
 
 
@@ -23,7 +23,7 @@ def derive_seed(run_seed: int, client: int | str, interaction: int, purpose: str
 
     Args:
         run_seed: the ``seed`` of the config.
-        client: a client's id, or a name such as ``"server"``; initial weights must not depend on it.
+        client: a client's id, or a name such as ``"server"``; never a client's for initial weights.
         interaction: the number of the interaction, 0 for what happens once.
         purpose: one of :data:`PURPOSES`.
 
@@ -50,7 +50,8 @@ def seeded(seed: int) -> Iterator[None]:
     For what takes no generator: constructors of layers, dropout, torchvision's transforms. CUDA's
     generators take part once CUDA is in use; saving their state creates no context on a device.
     """
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if in_use else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         for device in devices:

@@ -1,7 +1,7 @@
 """The nets, by name.
 
 A net is built by a function ``(num_classes, input_shape, **options) -> SplitNet``; its module is
-imported when the net is asked for. Third parties add nets by the entry point group ``fedtide.nets``.
+imported when the net is asked for. Third parties add nets by entry points, group ``fedtide.nets``.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ class Stem(nn.Module):
         self.pool = imagenet
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the first feature maps (B, width, H, W), smaller in the ImageNet form."""
         x = F.relu(self.bn(self.conv(x)))
         return F.max_pool2d(x, 3, 2, 1) if self.pool else x
 
@@ -51,6 +52,7 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the feature maps (B, width, H / stride, W / stride)."""
         y = F.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         return F.relu(y + self._identity(x))
@@ -84,7 +86,10 @@ class ResNetBase(nn.Sequential):
             self.add_module(f"layer{number}", stage)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).mean((2, 3))  # (B, d)
+        """Return the embeddings (B, d) of images (B, C, H, W)."""
+        for part in self:
+            x = part(x)
+        return x.mean((2, 3))
 
 
 def _resnet18(num_classes: int, input_shape: tuple[int, ...], *, imagenet: bool) -> SplitNet:
