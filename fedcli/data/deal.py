@@ -53,7 +53,7 @@ class Deal:
         return sum(self.tasks)
 
     @property
-    def pooled(self) -> IntArray:
+    def pooled_labels(self) -> IntArray:
         """Labels (n + m,) of training examples followed by test examples."""
         return np.concatenate([self.train, self.test])
 

@@ -180,14 +180,14 @@ def _per_class_shards(scenario: PerClassShards, deal: Deal) -> Partition:
 def _natural(scenario: Natural, deal: Deal) -> Partition:
     if deal.groups is None:
         raise ConfigError("[scenario] natural needs a data set that tells its subjects apart")
-    labels, clients, tests = deal.pooled, [], []
+    labels, clients, tests = deal.pooled_labels, [], []
     owned = natural_clients(deal.groups, len(deal.tasks))
     for indices, num_tasks in zip(owned, deal.tasks, strict=True):
         train, test = split_along_time(indices, labels, scenario.train_folds)
-        chunks = chunks([train], [num_tasks])
-        holds = class_table(labels, chunks, deal.num_classes) > 0
+        trains = chunks([train], [num_tasks])
+        holds = class_table(labels, trains, deal.num_classes) > 0
         parts = held_tests(labels[test], holds)
-        clients.append(tuple(TaskIndices(c, test[p]) for c, p in zip(chunks, parts, strict=True)))
+        clients.append(tuple(TaskIndices(c, test[p]) for c, p in zip(trains, parts, strict=True)))
         tests.append(test)
     return Partition(tuple(clients), np.concatenate(tests), pooled=True, zscore=scenario.zscore)
 
@@ -220,7 +220,7 @@ def _types(scenario: ReplayTable, pairs: int, rng: np.random.Generator) -> tuple
 def _dirichlet_pooled(scenario: DirichletPooled, deal: Deal) -> Partition:
     if scenario.same_props:
         return _same_props(scenario, deal)
-    labels, rng = deal.pooled, deal.rng("clients")
+    labels, rng = deal.pooled_labels, deal.rng("clients")
     sizes = np.bincount(labels, minlength=deal.num_classes)
     owners = len(deal.tasks)
     if scenario.pachinko:

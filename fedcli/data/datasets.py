@@ -1,0 +1,202 @@
+"""The data sets that are known by name, and what each of them is once it is in memory.
+
+``fedcli data`` prints this registry. Third parties add to it by an entry point of the group
+``fedtide.data``: a function from a :class:`Source` to a :class:`Dataset`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.longtail import IntArray
+from fedmodels.errors import ConfigError, DataError, suggestion
+from fedmodels.scenario import Data
+
+Inputs = NDArray[np.uint8] | NDArray[np.float32]
+GROUP = "fedtide.data"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set in memory.
+
+    Inputs are raw: a net sees ``(x / scale - mean) / std``, per channel.
+    """
+
+    name: str
+    train_x: Inputs  # images (n, C, H, W) uint8, sensor windows (n, 128, 6) float32
+    train_y: IntArray  # (n,)
+    test_x: Inputs
+    test_y: IntArray
+    num_classes: int
+    scale: float
+    mean: tuple[float, ...]
+    """One number per channel, or a single one."""
+    std: tuple[float, ...]
+    class_names: tuple[str, ...]
+    groups_train: IntArray | None = None  # (n,) natural client of each example
+    groups_test: IntArray | None = None
+    group_names: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    """Device model of each natural client, where the data set has several."""
+    coarse: IntArray | None = None  # (K,) coarse class of each class
+    variant: str = "full"
+    """What this copy is, where it is not the whole published set."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return tuple(self.train_x.shape[1:])
+
+    @property
+    def groups(self) -> IntArray | None:
+        """(n + m,) natural client of each training, then of each test example."""
+        if self.groups_train is None or self.groups_test is None:
+            return None
+        return np.concatenate([self.groups_train, self.groups_test])
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a loader may look, and where it may write."""
+
+    roots: tuple[Path, ...]
+    """Directories to read, in this order; never written to, but for the cache, the last one."""
+    data: Data = field(default_factory=lambda: Data(name=""))
+
+    @property
+    def cache(self) -> Path:
+        """The directory for what is unpacked or downloaded."""
+        return self.roots[-1]
+
+    def find(self, *names: str) -> Path | None:
+        """Return the first of these files or directories that one of the roots holds."""
+        for root in self.roots:
+            for name in names:
+                if (root / name).exists():
+                    return root / name
+        return None
+
+    def missing(self, what: str, advice: str) -> DataError:
+        """Return the error that says what is missing, where it was looked for, what to do."""
+        places = ", ".join(str(root) for root in self.roots)
+        return DataError(f"{self.data.name}: {what} is in none of {places}; {advice}")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A data set of the registry."""
+
+    loader: str
+    """``module:function``, imported only when it is used."""
+    about: str
+    files: tuple[str, ...]
+    """Files or directories of which one must lie in a root; none if the set is embedded."""
+    advice: str
+    """How to get it."""
+
+
+_IMAGES, _HAR, _OWN = "fedcli.data.images", "fedcli.data.har", "fedcli.data.directory"
+_FETCHED = "downloaded on first use"
+_BY_HAND = "put the publisher's files in $FEDTIDE_DATA: "
+
+DATASETS: dict[str, Known] = {
+    "digits": Known(f"{_IMAGES}:digits", "1797 digits of 8x8", (), "comes with scikit-learn"),
+    "mnist": Known(f"{_IMAGES}:mnist", "70 000 digits of 28x28", ("MNIST/raw",), _FETCHED),
+    "fashion-mnist": Known(
+        f"{_IMAGES}:fashion_mnist", "70 000 garments of 28x28", ("FashionMNIST/raw",), _FETCHED
+    ),
+    "emnist-byclass": Known(
+        f"{_IMAGES}:emnist_byclass",
+        "814 255 characters of 28x28, 62 classes",
+        ("EMNIST/raw", "emnist_byclass_subset.npz"),
+        _FETCHED,
+    ),
+    "cifar10": Known(
+        f"{_IMAGES}:cifar10",
+        "60 000 photographs of 32x32, 10 classes",
+        ("cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar10_subset.npz"),
+        _FETCHED,
+    ),
+    "cifar100": Known(
+        f"{_IMAGES}:cifar100",
+        "60 000 photographs of 32x32, 100 classes",
+        ("cifar-100-python", "cifar-100-python.tar.gz", "cifar100_subset.npz"),
+        _FETCHED,
+    ),
+    "uci-har": Known(
+        f"{_HAR}:uci_har",
+        "sensor windows of a phone on the waist, 6 activities",
+        ("uci_har.npz",),
+        f"{_BY_HAND}uci_har.npz",
+    ),
+    "motionsense": Known(
+        f"{_HAR}:motionsense",
+        "sensor windows of a phone in the pocket, 6 activities",
+        ("motionsense.npz",),
+        f"{_BY_HAND}motionsense.npz",
+    ),
+    "wisdm": Known(
+        f"{_HAR}:wisdm",
+        "sensor windows of phones and watches, 6 activities",
+        ("wisdm.npz",),
+        f"{_BY_HAND}wisdm.npz",
+    ),
+    "directory": Known(
+        f"{_OWN}:directory", "one's own arrays or class folders", (), "set [data] root"
+    ),
+}
+"""Every data set that comes with fedtide, by the name it has in a config."""
+
+
+def names() -> list[str]:
+    """Return the names of all data sets, those of third parties included."""
+    return sorted({*DATASETS, *(point.name for point in entry_points(group=GROUP))})
+
+
+def cache_dir() -> Path:
+    """Return the directory for what is unpacked or downloaded."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "fedtide"
+
+
+def source_of(data: Data) -> Source:
+    """Return where the data set of a config is looked for: root, ``$FEDTIDE_DATA``, the cache."""
+    places = [data.root, os.environ.get("FEDTIDE_DATA")]
+    roots = [Path(place).expanduser() for place in places if place]
+    return Source((*dict.fromkeys(roots), cache_dir()), data)
+
+
+def load(data: Data) -> Dataset:
+    """Load the data set that ``[data]`` names.
+
+    Raises:
+        ConfigError: no such data set is known, or it has no coarse labels.
+        DataError: it is missing, and cannot be fetched.
+    """
+    if data.labels == "coarse" and data.name != "cifar100":
+        raise ConfigError(f"[data] labels = 'coarse' belongs to cifar100, not to {data.name}")
+    return _loader(data.name)(source_of(data))
+
+
+def _loader(name: str) -> Callable[[Source], Dataset]:
+    """Return the function that loads a data set."""
+    if name in DATASETS:
+        module, _, function = DATASETS[name].loader.partition(":")
+        loader: Callable[[Source], Dataset] = getattr(importlib.import_module(module), function)
+        return loader
+    for point in entry_points(group=GROUP, name=name):
+        loaded: Callable[[Source], Dataset] = point.load()
+        return loaded
+    raise ConfigError(
+        f"[data] name = {name!r} is not known.{suggestion(name, names())} "
+        f"Known are: {', '.join(names())}"
+    )
