@@ -1,0 +1,248 @@
+"""What a run directory says of its run: read leniently, since a run may be in progress or killed.
+
+Every quantity of a report is a mapping from keys to numbers (``{round: accuracy}``, ``{client:
+accuracy}``, ``{(learnt task, task): accuracy}``), so that runs which differ only in their seed
+merge in one way, :func:`merged`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, TypeVar
+
+from fedmodels.errors import ArchiveError
+
+K = TypeVar("K", bound=Hashable)
+
+VIEWS = ("global", "after_local", "after_downlink")
+"""The models of a client that are scored, in the order in which reports show them."""
+
+_NOT_COMPARED = ("seed", "evaluate.reference", "tracking.tensorboard", "data.root")
+"""Config keys in which two runs may differ and still be the same experiment."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and population standard deviation over the runs of a group, and how many had it."""
+
+    mean: float
+    std: float
+    n: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run directory, as far as it is written."""
+
+    path: Path
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    """One object per interaction, in order."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run ended and summed itself up."""
+        return bool(self.summary)
+
+    @property
+    def method(self) -> str:
+        """Return the method's name, or the directory's where the run does not say."""
+        return str(self.summary.get("method") or self.setting("method.name") or self.path.name)
+
+    @property
+    def seed(self) -> object:
+        """Return the run's seed, or ``None`` where the run does not say."""
+        return self.summary.get("seed", self.config.get("seed"))
+
+    @property
+    def rounds(self) -> int:
+        """Return how many rounds are committed."""
+        stated = number(self.summary.get("rounds"))
+        return len(self.curve(lambda row: 0.0)) if stated is None else int(stated)
+
+    def setting(self, key: str) -> object:
+        """Return the value of a dotted key of the config, or ``None``."""
+        value: object = self.config
+        for part in key.split("."):
+            value = table(value).get(part)
+        return value
+
+    def title(self) -> str:
+        """Return one line that says what this run is."""
+        data = self.summary.get("data") or self.setting("data.name")
+        scenario = self.summary.get("scenario") or self.setting("scenario.kind")
+        where = f"{self.method} on {data}" if data else self.method
+        return f"{where}, {scenario}" if scenario else where
+
+    def metrics(self) -> dict[str, float]:
+        """Return the summary's metrics, or the last value of each while the run is going on."""
+        if self.is_finished:
+            return numbers(self.summary.get("metrics"))
+        latest: dict[str, float] = {}
+        for row in self.rows:
+            latest.update(numbers(row.get("metrics")))
+        return latest
+
+    def totals(self, part: str) -> dict[str, float]:
+        """Return what was spent over the whole run; ``part`` is ``bytes`` or ``seconds``."""
+        stated = numbers(self.summary.get(part))
+        if stated:
+            return stated
+        sums: Counter[str] = Counter()  # adds floats as well as it counts
+        for row in self.rows:
+            sums.update(numbers(row.get(part)))
+        return {name: float(value) for name, value in sums.items()}
+
+    def curve(self, value_of: Callable[[Mapping[str, Any]], float | None]) -> dict[int, float]:
+        """Return ``{round: value}``, the last value of each round that has one."""
+        out: dict[int, float] = {}
+        for index, row in enumerate(self.rows):
+            value = value_of(row)
+            if value is not None:
+                out[int(number(row.get("round"), index))] = value
+        return out
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run directory.
+
+    Raises:
+        ArchiveError: it is not one, or one of its files is damaged.
+    """
+    if not path.is_dir():
+        raise ArchiveError(f"{path} is not a run directory: there is no such directory")
+    names = ("config.toml", "summary.json", "rounds.jsonl")
+    texts = {name: _text(path / name) for name in names}
+    if all(text is None for text in texts.values()):
+        raise ArchiveError(f"{path} is not a run directory: it holds none of {', '.join(names)}")
+    try:
+        config = tomllib.loads(texts["config.toml"] or "")
+    except tomllib.TOMLDecodeError as error:
+        raise ArchiveError(f"{path / 'config.toml'} is damaged: {error}") from None
+    summary = texts["summary.json"]
+    return RunRecord(
+        path,
+        config,
+        {} if summary is None else _object(summary, str(path / "summary.json")),
+        list(_rows(texts["rounds.jsonl"] or "", path / "rounds.jsonl")),
+    )
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ArchiveError(f"{path} cannot be read: {reason}") from None
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ArchiveError(f"{where} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise ArchiveError(f"{where} is damaged: it holds no object")
+    return value
+
+
+def _rows(text: str, path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of lines; a last line that is not ended was cut by a kill."""
+    lines = text.split("\n")
+    for index, line in enumerate(lines[:-1], start=1):
+        if line.strip():
+            yield _object(line, f"{path} line {index}")
+
+
+def table(value: object) -> Mapping[str, Any]:
+    """Return a JSON object as it is, and anything else as an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(value: object, default: Any = None) -> Any:
+    """Return a finite number as a float, and anything else as ``default``."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return default
+
+
+def numbers(value: object) -> dict[str, float]:
+    """Return the finite numbers of a JSON object."""
+    found = {str(key): number(item) for key, item in table(value).items()}
+    return {key: item for key, item in found.items() if item is not None}
+
+
+def merged(runs: Iterable[Mapping[K, float]]) -> dict[K, Spread]:
+    """Merge one mapping per run, key by key, over the runs that have the key."""
+    values: dict[K, list[float]] = {}
+    for run in runs:
+        for key, value in run.items():
+            values.setdefault(key, []).append(value)
+    return {key: Spread(fmean(v), pstdev(v), len(v)) for key, v in values.items()}
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """Runs of one experiment that differ only in their seed."""
+
+    label: str
+    runs: tuple[RunRecord, ...]
+
+    def merge(self, quantity: Callable[[RunRecord], Mapping[K, float]]) -> dict[K, Spread]:
+        """Merge one quantity over the runs of the group."""
+        return merged(quantity(run) for run in self.runs)
+
+
+def group_runs(runs: Iterable[RunRecord]) -> list[SeedGroup]:
+    """Group runs that differ only in their seed, in the order in which they come."""
+    groups: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(_experiment_of(run), sort_keys=True), []).append(run)
+    members = list(groups.values())
+    return [
+        SeedGroup(label, tuple(own)) for label, own in zip(_labels(members), members, strict=True)
+    ]
+
+
+def _experiment_of(run: RunRecord) -> dict[str, str]:
+    """Return the settings that make the experiment, by dotted key."""
+    stated = run.config or {
+        key: run.summary.get(key) for key in ("method", "data", "scenario", "rounds")
+    }
+    return {key: value for key, value in _leaves(stated) if key not in _NOT_COMPARED}
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, json.dumps(value, default=str)
+
+
+def _labels(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """Name groups by their method, and by what sets them apart where methods repeat."""
+    experiments = [_experiment_of(group[0]) for group in groups]
+    labels = []
+    for group, own in zip(groups, experiments, strict=True):
+        method = group[0].method
+        twins = [e for g, e in zip(groups, experiments, strict=True) if g[0].method == method]
+        keys = sorted({key for twin in twins for key in twin.keys() | own.keys()})
+        apart = [key for key in keys if len({twin.get(key) for twin in twins}) > 1]
+        said = [f"{key.removeprefix('method.')}={own[key]}" for key in apart if key in own]
+        labels.append(method + (f" ({', '.join(said)})" if said else ""))
+    repeated = {label for label, count in Counter(labels).items() if count > 1}
+    return [
+        f"{label} [{group[0].path.name}]" if label in repeated else label
+        for label, group in zip(labels, groups, strict=True)
+    ]

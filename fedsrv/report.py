@@ -1,0 +1,186 @@
+"""Tables of one run or of several side by side; seeds merged as mean ± standard deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedmodels.errors import ConfigError
+from fedsrv.quantities import is_percentage, is_smaller_better
+from fedsrv.record import RunRecord, SeedGroup, Spread, group_runs, read_run
+
+MOST_COLUMNS = 4
+"""Beyond this many groups a comparison has one line, not one column, for each."""
+
+SPENT = {
+    "bytes": {
+        "down": "bytes down",
+        "up": "bytes up",
+        "wire_down": "wire bytes down",
+        "wire_up": "wire bytes up",
+    },
+    "seconds": {"train": "seconds training", "server": "seconds server", "wall": "seconds wall"},
+}
+"""What a run costs, and how a table calls it."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The cells of a comparison: one line per quantity, one column per group of runs."""
+
+    groups: list[str]
+    notes: list[str]
+    """How many seeds stand behind each group, and whether some run is not finished."""
+    lines: dict[str, list[str]]
+    """By quantity; a dash where a group has no value."""
+    best: dict[str, int]
+    """Index of the best group, for quantities that have a better and a worse."""
+
+
+def report_command(runs: list[Path], html: Path | None) -> None:
+    """Print the tables of these run directories; write a page too where ``html`` says so.
+
+    Raises:
+        ConfigError: no run is given, or the page cannot be written.
+        ArchiveError: a directory is no run's, or a file in it is damaged.
+    """
+    if not runs:
+        raise ConfigError("fedsrv report needs at least one run directory")
+    records = [read_run(path) for path in dict.fromkeys(path.resolve() for path in runs)]
+    console = Console()
+    console.print(final_table(records[0]) if len(records) == 1 else compare(records))
+    if html is not None:
+        write_html(records, html)
+        console.print(f"report written to {html}")
+
+
+def final_table(run: RunRecord) -> Table:
+    """Return the result of one run: its metrics, and what it cost."""
+    seed = "" if run.seed is None else f", seed {run.seed}"
+    state = "" if run.is_finished else ", not finished"
+    title = Text(f"{run.title()}{seed}: {run.rounds} rounds{state}")
+    out = Table(title=title, title_justify="left", min_width=len(title))
+    out.add_column("metric")
+    out.add_column("value", justify="right")
+    for name, value in run.metrics().items():
+        out.add_row(Text(metric_label(name)), metric_text(name, Spread(value, 0.0, 1)))
+    out.add_section()
+    for part, names in SPENT.items():
+        totals = run.totals(part)
+        for name, label in names.items():
+            if name in totals:
+                out.add_row(label, cost_text(part, totals[name]))
+    return out
+
+
+def compare(runs: Sequence[RunRecord]) -> Table:
+    """Return runs side by side; runs that differ only in their seed stand in one column.
+
+    With more than a few groups the table is turned: one line for each.
+    """
+    groups = group_runs(runs)
+    cells = comparison(groups)
+    is_merged = any(len(group.runs) > 1 for group in groups)
+    out = Table(caption="± is the population standard deviation over runs" if is_merged else None)
+    heads = [
+        Text(f"{group}\n{note}") for group, note in zip(cells.groups, cells.notes, strict=True)
+    ]
+    body = [_styled(values, cells.best.get(name)) for name, values in cells.lines.items()]
+    grid = [[Text(""), *heads]]
+    grid += [[Text(name), *line] for name, line in zip(cells.lines, body, strict=True)]
+    if len(heads) > MOST_COLUMNS:
+        grid = [list(column) for column in zip(*grid, strict=True)]
+    for index, head in enumerate(grid[0]):
+        out.add_column(head, justify="right" if index else "left")
+    for line in grid[1:]:
+        out.add_row(*line)
+    return out
+
+
+def write_html(runs: Sequence[RunRecord], path: Path) -> None:
+    """Write one self-contained page about these runs.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from fedsrv.page import page  # draws with matplotlib: only when a page is wanted
+
+    groups = group_runs(runs)
+    text = page(groups, comparison(groups))
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {path} cannot be written: {error.strerror}") from None
+
+
+def comparison(groups: Sequence[SeedGroup]) -> Comparison:
+    """Return the cells of a comparison of groups of runs."""
+    lines: dict[str, list[str]] = {}
+    best: dict[str, int] = {}
+    merged = [group.merge(RunRecord.metrics) for group in groups]
+    for name in dict.fromkeys(name for values in merged for name in values):
+        label = metric_label(name)
+        spreads = [values.get(name) for values in merged]
+        lines[label] = [metric_text(name, spread) for spread in spreads]
+        if is_percentage(name) and sum(spread is not None for spread in spreads) > 1:
+            best[label] = _best(spreads, is_smaller_better(name))
+    for part, names in SPENT.items():
+        totals = [group.merge(lambda run, part=part: run.totals(part)) for group in groups]  # type: ignore[misc]
+        for name, label in names.items():
+            if any(name in values for values in totals):
+                found = [values.get(name) for values in totals]
+                lines[label] = [cost_text(part, s.mean) if s else "–" for s in found]
+    return Comparison([g.label for g in groups], [_note(g) for g in groups], lines, best)
+
+
+def metric_label(name: str) -> str:
+    """Return how a table calls a metric."""
+    return f"{name} %" if is_percentage(name) else name
+
+
+def metric_text(name: str, spread: Spread | None) -> str:
+    """Return a metric's value: percentages with two decimals, ``±`` where seeds are merged."""
+    if spread is None:
+        return "–"
+    scale, form = (100, ".2f") if is_percentage(name) else (1, ".4g")
+    text = f"{scale * spread.mean:{form}}"
+    return f"{text} ± {scale * spread.std:{form}}" if spread.n > 1 else text
+
+
+def cost_text(part: str, value: float) -> str:
+    """Return bytes in the unit that suits them, or seconds."""
+    if part == "seconds":
+        return f"{value:.1f} s"
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.4g} {unit}"
+        value /= 1000
+    return f"{value:.4g} TB"
+
+
+def _best(spreads: Sequence[Spread | None], smaller: bool) -> int:
+    sign = -1 if smaller else 1
+    ranked = [(sign * s.mean, -index) for index, s in enumerate(spreads) if s is not None]
+    return -max(ranked)[1]
+
+
+def _styled(values: Sequence[str], best: int | None) -> list[Text]:
+    return [Text(value, "bold" if index == best else "") for index, value in enumerate(values)]
+
+
+def _note(group: SeedGroup) -> str:
+    seeds = [run.seed for run in group.runs]
+    count = len(seeds)
+    if count == 1:
+        note = "" if seeds[0] is None else f"seed {seeds[0]}"
+    else:
+        note = f"{count} {'seeds' if len(set(map(str, seeds))) == count else 'runs'}"
+    going_on = sum(not run.is_finished for run in group.runs)
+    if going_on:
+        note += ", not finished" if count == 1 else f", {going_on} not finished"
+    return note.removeprefix(", ")
