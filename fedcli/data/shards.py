@@ -55,7 +55,13 @@ def label_rows(
             f"{num_classes} classes: shards * pairs must be at least the number of classes"
         )
     if width != shards:
-        log.warning("%d shards a pair do not come out even: each gets %d", shards, width)
+        log.warning(
+            "%d classes do not divide %d label shards: each (client, task) gets %d, not %d",
+            num_classes,
+            shards * num_pairs,
+            width,
+            shards,
+        )
     labels = rng.permutation(np.repeat(np.arange(num_classes), per_class))
     rows = labels[: num_pairs * width].reshape(num_pairs, width)
     return _without_repeats(rows, num_classes, rng) if distinct_labels else rows

@@ -1,0 +1,124 @@
+"""What ``fedcli partition`` and ``fedcli data`` do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedcli.data.datasets import DATASETS, Dataset, load, names, source_of
+from fedcli.data.longtail import keep_per_class
+from fedcli.data.partition import partition
+from fedcli.data.seeds import rng_of
+from fedcli.data.store import TABLE, write_partition
+from fedmodels.scenario import Data, ScenarioTable
+
+MAX_ROWS = 40
+"""Pairs (client, task) printed; ``partition.json`` holds all of them."""
+MAX_CLASSES = 12
+"""Classes printed of one task."""
+
+
+def run_partition(
+    experiment_data: Data,
+    experiment_scenario: ScenarioTable,
+    num_clients: int,
+    seed: int,
+    out: Path,
+    console: Console | None = None,
+) -> str:
+    """Deal a data set out into one directory for each client, and print who holds what.
+
+    Args:
+        experiment_data: ``[data]``.
+        experiment_scenario: ``[scenario]``.
+        num_clients: ``[schedule] clients``.
+        seed: the run's seed.
+        out: the partition's root; reused if it holds the same partition already.
+        console: where to print; standard output by default.
+
+    Returns:
+        The path of the root.
+
+    Raises:
+        ConfigError: the scenario does not fit.
+        DataError: the data set is missing, or ``out`` holds something else.
+    """
+    console = console or Console()
+    dataset = thinned(load(experiment_data), experiment_data.max_per_class, seed)
+    config = {
+        "data": experiment_data.model_dump(mode="json", exclude={"root"}),
+        "variant": dataset.variant,
+        "scenario": experiment_scenario.model_dump(mode="json"),
+        "clients": num_clients,
+        "seed": seed,
+    }
+    made = partition(
+        experiment_scenario,
+        dataset.train_y,
+        dataset.test_y,
+        dataset.num_classes,
+        num_clients,
+        seed,
+        dataset.groups,
+        coarse=dataset.coarse,
+    )
+    written = write_partition(out, dataset, made, config)
+    console.print(_holdings(json.loads((out / TABLE).read_bytes())))
+    done = "written to" if written else "the same partition is already in"
+    console.print(f"{done} {out}", markup=False, highlight=False, soft_wrap=True)
+    return str(out)
+
+
+def thinned(dataset: Dataset, max_per_class: int | None, seed: int) -> Dataset:
+    """Return the data set with at most so many training examples of each class."""
+    if max_per_class is None:
+        return dataset
+    counts = np.full(dataset.num_classes, max_per_class, dtype=np.int64)
+    kept = keep_per_class(dataset.train_y, counts, rng_of(seed, "max_per_class"))
+    groups = dataset.groups_train
+    return replace(
+        dataset,
+        train_x=dataset.train_x[kept],
+        train_y=dataset.train_y[kept],
+        groups_train=None if groups is None else groups[kept],
+    )
+
+
+def _holdings(content: dict[str, Any]) -> Table:
+    """Return the table of who holds what."""
+    table = Table(title=Text(f"{content['dataset']} ({content['variant']})"), title_justify="left")
+    for column in ("client", "task", "train", "test", "training examples per class"):
+        table.add_column(column, justify="left" if "per class" in column else "right")
+    rows = [(i, m, task) for i, c in enumerate(content["clients"]) for m, task in enumerate(c)]
+    for i, m, task in rows[:MAX_ROWS]:
+        held = [(k, n) for k, n in enumerate(task["train"]) if n]
+        text = "  ".join(f"{k}:{n}" for k, n in held[:MAX_CLASSES])
+        more = f"  and {len(held) - MAX_CLASSES} more" if len(held) > MAX_CLASSES else ""
+        sizes = (str(sum(task["train"])), str(sum(task["test"])))
+        table.add_row(str(i), str(m), *sizes, text + more)
+    if len(rows) > MAX_ROWS:
+        table.caption = f"{len(rows) - MAX_ROWS} more rows: {TABLE} holds all of them"
+    return table
+
+
+def list_datasets(console: Console | None = None) -> None:
+    """Print which data sets are known, and where they lie or how to get them."""
+    console = console or Console()
+    table = Table("name", "what", "where, or how to get it")
+    for name in names():
+        known = DATASETS.get(name)
+        if known is None:
+            table.add_row(name, "from another package", "")
+            continue
+        found = source_of(Data(name=name)).find(*known.files) if known.files else None
+        table.add_row(
+            name, known.about, Text(str(found) if found else known.advice, overflow="fold")
+        )
+    console.print(table)
