@@ -89,6 +89,8 @@ class Evaluate(Table):
     reference: str | None = None
     """Run directory against which the average forgetting measure is taken."""
     batch_size: Annotated[int, Field(ge=1)] = 256
+    generalization: bool = False
+    """Score clients' models on the global test set too, where there is one: costly."""
 
 
 class Server(Table):

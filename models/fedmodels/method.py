@@ -172,12 +172,18 @@ class Method(ABC):
 
     name: ClassVar[str]
     citation: ClassVar[str]
-    views: ClassVar[tuple[str, ...]] = ("global", "after_local")
-    """Models it has: ``after_downlink`` only where clients hold one of their own."""
-    local_view: ClassVar[str] = "after_local"
-    """The view that ``a_loc`` is taken from."""
     keeps_history: ClassVar[bool] = False
     """Whether clients may look at the training data of earlier tasks."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Return the models it has; ``after_downlink`` only where clients hold their own."""
+        return ("global", "after_local")
+
+    @property
+    def local_view(self) -> str:
+        """Return the view that ``a_loc`` is taken from."""
+        return "after_downlink" if "after_downlink" in self.views else "after_local"
 
     def hyper_parameters(self) -> dict[str, Any]:
         """Return the fields under their names; ``make(name, **…)`` gives this method again."""
@@ -220,6 +226,10 @@ class Method(ABC):
         """Optimise on the server, after the reduction; return the state to commit, and metrics."""
 
     # --- client half ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def keeps_state(self, run: Run) -> bool:
+        """Tell whether clients hold a private state that must survive interactions."""
 
     @abstractmethod
     def init_client(self, run: Run, client: int) -> Bundle:

@@ -14,7 +14,7 @@ archive and the digest are made::
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -302,12 +302,19 @@ def check_finite(bundle: Bundle) -> None:
                 raise PayloadError(f"tensor {key!r} holds NaN or infinite values")
 
 
-def state_digest(bundles: Iterator[tuple[str, Bundle]] | list[tuple[str, Bundle]]) -> str:
-    """Return the sha256 over (key, dtype, shape, bytes) of named bundles, each sorted by key."""
+def state_digest(named: Sequence[tuple[str, Bundle]], further: Iterable[str] = ()) -> str:
+    """Return the sha256 over (key, dtype, shape, bytes) of named bundles, each sorted by key.
+
+    Args:
+        named: bundles in the order they count in.
+        further: digests of other parties that count after them, such as the clients'.
+    """
     sha = hashlib.sha256()
-    for name, bundle in bundles:
+    for name, bundle in named:
         for key, tensor in bundle.flat().items():
             head = f"{name}/{key}\0{DTYPE_NAMES[tensor.dtype]}\0{list(tensor.shape)}\0"
             sha.update(head.encode())
             sha.update(tensor_bytes(tensor))
+    for digest in further:
+        sha.update(digest.encode())
     return sha.hexdigest()

@@ -50,18 +50,14 @@ class JoinReply(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., experiment_json: _Optional[str] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("client_id", "token", "durable", "announce", "announce_payload")
+    __slots__ = ("client_id", "token", "durable")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
-    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
-    ANNOUNCE_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
     durable: int
-    announce: _bundle_pb2.BundleHeader
-    announce_payload: bytes
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., durable: _Optional[int] = ..., announce: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., announce_payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., durable: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("waiting", "held")
@@ -72,7 +68,7 @@ class PullRequest(_message.Message):
     def __init__(self, waiting: _Optional[_Iterable[_Union[Waiting, _Mapping]]] = ..., held: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test")
+    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "base")
     KIND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +80,7 @@ class Order(_message.Message):
     TASKS_SEEN_FIELD_NUMBER: _ClassVar[int]
     TRIP_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_TEST_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     client_id: str
     interaction: int
@@ -95,7 +92,8 @@ class Order(_message.Message):
     tasks_seen: int
     trip: int
     global_test: bool
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ...) -> None: ...
+    base: int
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., base: _Optional[int] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("role", "digest", "bundle", "held")

@@ -29,11 +29,13 @@ class Centralized(FedAvg):
 
     citation: ClassVar[str] = "upper bound"
     keeps_history: ClassVar[bool] = True
-    views: ClassVar[tuple[str, ...]] = ("global", "after_local", "after_downlink")
-    local_view: ClassVar[str] = "after_downlink"
 
     data: Literal["pooled", "own"] = "pooled"
     """The union of all clients' data in one place, or each client's own history."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("global",) if self.data == "pooled" else ("after_local", "after_downlink")
 
     def shares(self, name: str) -> bool:
         return self.data == "pooled"

@@ -94,6 +94,9 @@ class FedAvg(Method):
 
     # --- client half ---------------------------------------------------------------------------
 
+    def keeps_state(self, run: Run) -> bool:
+        return not all(map(self.shares, run.initial_weights))
+
     def init_client(self, run: Run, client: int) -> Bundle:
         weights = run.initial_weights
         return Bundle(weights={k: v for k, v in weights.items() if not self.shares(k)})

@@ -18,8 +18,10 @@ class Local(FedAvg):
     """No aggregation: a client's model is its private state."""
 
     citation: ClassVar[str] = "baseline"
-    views: ClassVar[tuple[str, ...]] = ("after_local", "after_downlink")
-    local_view: ClassVar[str] = "after_downlink"
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("after_local", "after_downlink")
 
     def shares(self, name: str) -> bool:
         return False

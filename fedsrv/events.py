@@ -1,0 +1,72 @@
+"""What happens in a run, told to whoever listens: the log, the launcher, a monitor."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened."""
+
+    kind: str
+    client: str = ""
+    interaction: int = -1
+    round: int = -1
+    detail: dict[str, Any] = field(default_factory=dict)
+    unix_time: float = 0.0
+
+    def to_json(self) -> str:
+        """Return the event as one line."""
+        return json.dumps(self.__dict__)
+
+
+class EventLog:
+    """Remembers the last events and hands new ones to every listener; safe between threads."""
+
+    KEPT = 1000
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: deque[Event] = deque(maxlen=self.KEPT)
+        self._listeners: set[queue.SimpleQueue[Event | None]] = set()
+        self._closed = False
+
+    def tell(self, kind: str, client: object = "", **facts: Any) -> None:
+        """Tell that something happened; ``interaction`` and ``round`` are fields of their own."""
+        place = {key: facts.pop(key) for key in ("interaction", "round") if key in facts}
+        event = Event(kind, str(client), detail=facts, unix_time=time.time(), **place)
+        with self._lock:
+            self._kept.append(event)
+            for listener in self._listeners:
+                listener.put(event)
+
+    def listen(self, from_start: bool = False) -> Iterator[Event]:
+        """Yield events as they come, until the log is closed."""
+        box: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        with self._lock:
+            for event in self._kept if from_start else ():
+                box.put(event)
+            if self._closed:
+                box.put(None)
+            self._listeners.add(box)
+        try:
+            while (event := box.get()) is not None:
+                yield event
+        finally:
+            with self._lock:
+                self._listeners.discard(box)
+
+    def close(self) -> None:
+        """End every listener's iteration."""
+        with self._lock:
+            self._closed = True
+            for listener in self._listeners:
+                listener.put(None)

@@ -1,0 +1,179 @@
+"""From the counts clients report to the metrics of a round and of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedmodels.errors import PayloadError
+from fedmodels.metrics import Counts
+from fedmodels.types import EVALUATOR, ClientId
+from fedpb import coordinator_pb2 as rpc
+from fedsrv.cohort import Result
+from fedsrv.profile import Profile
+
+GLOBAL_TEST = "global-test"
+VIEWS = ("global", "after_local", "after_downlink")
+MAX_COUNTS = 100_000
+
+
+def check_report(report: rpc.Report, num_classes: int) -> None:
+    """Check what a client reports beside its upload.
+
+    Raises:
+        PayloadError: counts of unknown views, of another number of classes, or impossible ones.
+    """
+    if len(report.counts) > MAX_COUNTS or len(report.extra) > 1000:
+        raise PayloadError("the report holds too many entries")
+    if report.num_examples < 0 or report.seconds < 0:
+        raise PayloadError("the report holds negative numbers")
+    for counts in report.counts:
+        if counts.view not in VIEWS:
+            raise PayloadError(f"the report scores an unknown view {counts.view!r}")
+        arrays = (counts.support, counts.predicted, counts.correct)
+        if any(len(values) != num_classes for values in arrays):
+            raise PayloadError(f"the report counts other than {num_classes} classes")
+        total = sum(counts.support)
+        sane = all(0 <= c <= min(s, p) for s, p, c in zip(*arrays, strict=True))
+        if not sane or sum(counts.predicted) != total or total > 2**40:
+            raise PayloadError("the report's counts contradict each other")
+
+
+@dataclass
+class Scores:
+    """The counts of one interaction: (client, view, rule) to counts by test set."""
+
+    counts: dict[tuple[ClientId, str, str], dict[str, Counts]] = field(default_factory=dict)
+
+    def add(self, results: Mapping[ClientId, Result]) -> None:
+        """Take in what a trip brought back."""
+        for client, result in results.items():
+            for c in result.report.counts:
+                found = Counts(
+                    np.array(c.support), np.array(c.predicted), np.array(c.correct), c.loss_sum
+                )
+                self.counts.setdefault((client, c.view, c.rule), {})[c.test_set] = found
+
+    def to_json(self) -> str:
+        """Return everything as text that a crash does not lose."""
+        rows = [
+            [client, view, rule, name, c.support.tolist(), c.predicted.tolist(), c.correct.tolist(), c.loss_sum]
+            for (client, view, rule), sets in self.counts.items()
+            for name, c in sets.items()
+        ]
+        return json.dumps(rows)
+
+    @classmethod
+    def from_json(cls, text: str) -> Scores:
+        """Rebuild what :meth:`to_json` wrote."""
+        scores = cls()
+        for client, view, rule, name, support, predicted, correct, loss in json.loads(text):
+            found = Counts(np.array(support), np.array(predicted), np.array(correct), loss)
+            scores.counts.setdefault((client, view, rule), {})[name] = found
+        return scores
+
+    def of(self, view: str, rule: str | None = None) -> dict[int, dict[str, Counts]]:
+        """Return the counts of every client by test set, for one view and rule."""
+        out: dict[int, dict[str, Counts]] = {}
+        for (client, v, r), sets in self.counts.items():
+            if isinstance(client, int) and v == view and rule in (None, r):
+                out.setdefault(client, sets)  # a method's own rule comes first
+        return out
+
+    def rules(self) -> list[str]:
+        """Return every prediction rule that was scored, the method's own first."""
+        return list(dict.fromkeys(rule for _, _, rule in self.counts))
+
+
+def own_test(sets: Mapping[str, Counts]) -> Counts | None:
+    """Return the counts over a client's own test data of all tasks it has met; None without any."""
+    tasks = [counts for name, counts in sets.items() if name.startswith("task/")]
+    total = sum(tasks[1:], tasks[0]) if tasks else None
+    return total if total is not None and total.support.sum() else None
+
+
+def mean_accuracy(found: Iterable[Counts | None]) -> float | None:
+    """Return the unweighted mean of the clients' accuracies; None when nobody has test data."""
+    values = [c.accuracy() for c in found if c is not None and c.support.sum()]
+    return float(np.mean(values)) if values else None
+
+
+def round_metrics(
+    scores: Scores, local_view: str, minority: Sequence[int], profiles: Mapping[int, Profile], tasks_seen: int
+) -> dict[str, float]:
+    """Return the metrics of one scored round (metrics of GLDP, FedMLP, pFedGRP and FedAli).
+
+    Args:
+        scores: counts of the round.
+        local_view: view that stands for "the client's model".
+        minority: classes of the minority variants.
+        profiles: the clients' descriptions; training examples met so far weigh ``iaa``.
+        tasks_seen: how many tasks the clients have met.
+    """
+    out: dict[str, float | None] = {}
+    for key, view in (("a_glo", "global"), ("a_loc", local_view)):
+        own = {c: own_test(sets) for c, sets in scores.of(view).items()}
+        rare = [counts.subset(minority) for counts in own.values() if counts]
+        out[key], out[f"{key}_minority"] = mean_accuracy(own.values()), mean_accuracy(rare)
+        for rule in scores.rules()[1:]:
+            other = (own_test(sets) for sets in scores.of(view, rule).values())
+            out[f"{key}_{rule}"] = mean_accuracy(other)
+    out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)
+    out |= _f1(scores, "after_local" if scores.of("after_local") else "after_downlink")
+    return {key: value for key, value in out.items() if value is not None and math.isfinite(value)}
+
+
+def _weighted_accuracy(
+    scores: Scores, local_view: str, profiles: Mapping[int, Profile], tasks_seen: int
+) -> float | None:
+    """Return IAA: accuracy of the model a client holds after the downlink, weighted by examples met."""
+    view = "after_downlink" if local_view == "after_downlink" else "global"
+    own = {c: own_test(sets) for c, sets in scores.of(view).items()}
+    met = {c: int(profiles[c].train[:tasks_seen].sum()) for c, counts in own.items() if counts}
+    if not sum(met.values()):
+        return None
+    return sum(n * own[c].accuracy() for c, n in met.items()) / sum(met.values())  # type: ignore[union-attr]
+
+
+def _f1(scores: Scores, view: str) -> dict[str, float | None]:
+    """Return Personalization, Generalization and Global as FedAli defines them."""
+    found = scores.of(view)
+    out: dict[str, float | None] = {}
+    own = [counts.macro_f1() for sets in found.values() if (counts := own_test(sets))]
+    union = [sets[GLOBAL_TEST].macro_f1() for sets in found.values() if GLOBAL_TEST in sets]
+    for key, values in (("personalization", own), ("generalization", union)):
+        if values:
+            out[key], out[f"{key}_std"] = float(np.mean(values)), float(np.std(values))
+    for (client, v, _), sets in scores.counts.items():
+        if client == EVALUATOR and v == "global" and GLOBAL_TEST in sets:
+            out.setdefault("global_f1", sets[GLOBAL_TEST].macro_f1())
+            out.setdefault("global_acc", sets[GLOBAL_TEST].accuracy())
+    return out
+
+
+def client_rows(scores: Scores) -> dict[str, dict[str, Any]]:
+    """Return every client's accuracies by view: overall, per task and per class."""
+    out: dict[str, dict[str, Any]] = {}
+    for (client, view, rule), sets in scores.counts.items():
+        views = out.setdefault(str(client), {}).setdefault("views", {})
+        name = view if view not in views or rule == "classifier" else f"{view}:{rule}"
+        total = own_test(sets) or sets.get(GLOBAL_TEST)
+        if total is None:
+            continue
+        last = max((int(n.partition("/")[2]) for n in sets if n.startswith("task/")), default=-1)
+        views[name] = {
+            "accuracy": total.accuracy(),
+            "loss": total.loss_sum / max(int(total.support.sum()), 1),
+            "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(last + 1)],
+            "classes": [None if math.isnan(a) else float(a) for a in total.per_class()],
+        }
+    return out
+
+
+def _accuracy(counts: Counts | None) -> float | None:
+    return counts.accuracy() if counts is not None and counts.support.sum() else None

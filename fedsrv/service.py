@@ -1,0 +1,337 @@
+"""The gRPC face of the coordinator: every call is checked here and answered by the cohort.
+
+A synchronous server: each call has a thread of its own while it lasts, so there are always more
+threads than processes can have calls under way. Payload messages pass as raw bytes; the codec reads
+and writes them without a copy through protobuf.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from fedmodels.errors import PayloadError, PayloadTooLarge, RunFailed
+from fedmodels.types import ClientId
+from fedpb import coordinator_pb2 as rpc
+from fedpb.codec import RawFrame, Receiver, read_chunk
+from fedsrv.cohort import (
+    AlreadyConnected,
+    Member,
+    OpenTrip,
+    RemoteCohort,
+    Result,
+    Superseded,
+    UnknownSession,
+    client_id_of,
+)
+from fedsrv.certs import covers
+from fedsrv.events import EventLog
+from fedsrv.scores import check_report
+from fedsrv.tls import peer_identity
+
+PROTOCOL = 1
+BEAT_EVERY_S = 2.0
+SERVICE = rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
+log = logging.getLogger(__name__)
+
+
+class WrongRun(Exception):
+    """The caller belongs to another run, or does not fit this one."""
+
+
+class NotYours(Exception):
+    """The caller's certificate does not cover this client id."""
+
+
+_CODES: dict[type[Exception], grpc.StatusCode] = {
+    PayloadTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    PayloadError: grpc.StatusCode.INVALID_ARGUMENT,
+    WrongRun: grpc.StatusCode.FAILED_PRECONDITION,
+    NotYours: grpc.StatusCode.PERMISSION_DENIED,
+    UnknownSession: grpc.StatusCode.UNAUTHENTICATED,
+    AlreadyConnected: grpc.StatusCode.ALREADY_EXISTS,
+    Superseded: grpc.StatusCode.ABORTED,
+}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _refuse(context: grpc.ServicerContext, error: Exception) -> None:
+    """End a call with the code and the line of an error."""
+    code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+    log.warning("%s: %s", code.name, error)
+    context.abort(code, str(error))
+
+
+def _coded(call: F) -> F:
+    """Answer the errors a caller can cause with their gRPC codes."""
+
+    @functools.wraps(call)
+    def answered(self: Service, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return call(self, request, context)
+        except tuple(_CODES) as error:
+            return _refuse(context, error)
+
+    return answered  # type: ignore[return-value]
+
+
+class Service:
+    """The calls of ``service Coordinator``."""
+
+    def __init__(
+        self,
+        run_id: str,
+        experiment_json: str,
+        cohort: RemoteCohort,
+        events: EventLog,
+        *,
+        requires_identity: bool = False,
+    ) -> None:
+        self.run_id, self.experiment_json = run_id, experiment_json
+        self.cohort, self.events = cohort, events
+        self.requires_identity = requires_identity
+
+    # --- who calls --------------------------------------------------------------------------------
+
+    def _client(self, text: str, context: grpc.ServicerContext) -> ClientId:
+        """Read the client id and check that the certificate, if any, covers it."""
+        client = client_id_of(text, self.cohort.num_clients)
+        identity = peer_identity(context)
+        if self.requires_identity and (identity is None or not covers(identity, client)):
+            raise NotYours(f"the certificate of {identity or 'nobody'} does not cover {client}")
+        return client
+
+    def _session(self, text: str, token: bytes, context: grpc.ServicerContext) -> tuple[ClientId, Member]:
+        client = self._client(text, context)
+        return client, self.cohort.member(client, token)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    @_coded
+    def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinReply:
+        """Admit a client to the run."""
+        client = self._client(request.client_id, context)
+        if request.protocol != PROTOCOL:
+            raise WrongRun(f"this server speaks protocol {PROTOCOL}, the client {request.protocol}")
+        if request.run_id and request.run_id != self.run_id:
+            raise WrongRun(
+                f"client {client}'s state directory belongs to run {request.run_id[:8]}, this is "
+                f"run {self.run_id[:8]}; give it another --state-dir"
+            )
+        token = self.cohort.join(client, request.client_json, request.token, request.versions)
+        return rpc.JoinReply(
+            run_id=self.run_id,
+            token=token,
+            experiment_json=self.experiment_json,
+            committed=self.cohort.committed,
+            beat_every_s=BEAT_EVERY_S,
+        )
+
+    def pull(self, request: rpc.PullRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Wait for the next order of the caller's clients, then stream it."""
+        try:
+            waiting: dict[ClientId, Member] = {}
+            for one in request.waiting:
+                client, member = self._session(one.client_id, one.token, context)
+                member.durable = one.durable
+                waiting[client] = member
+            if not waiting:
+                raise PayloadError("a Pull must name at least one waiting client")
+            if not context.add_callback(self.cohort.wake):
+                return
+            found = self.cohort.next_order(waiting, context.is_active)
+        except tuple(_CODES) as error:
+            _refuse(context, error)
+            return
+        if found is not None:
+            yield from self._order(*found, set(request.held))
+
+    def _order(self, order: rpc.Order, trip: OpenTrip, held: set[bytes]) -> Iterator[bytes]:
+        """Stream an order and the parts of its payload the caller does not hold."""
+        facts = {"interaction": order.interaction, "round": order.round, "order": order.kind}
+        self.events.tell("order", order.client_id, **facts)
+        yield rpc.PullChunk(order=order).SerializeToString()
+        parts = [("common", trip.common)]
+        if order.client_id.isdigit() and int(order.client_id) in trip.personal:
+            parts.append(("personal", trip.personal[int(order.client_id)]))
+        for role, encoded in parts:
+            part = rpc.PartHeader(role=role, digest=encoded.digest, held=encoded.digest in held)
+            if not part.held:
+                part.bundle.CopyFrom(encoded.header)
+            head = rpc.PullChunk(part=part).SerializeToString()
+            trip.wire_down += len(head)
+            yield head
+            if not part.held:
+                trip.wire_down += encoded.wire_bytes
+                yield from encoded.chunks
+
+    def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushReply:
+        """Take the result of one order."""
+        try:
+            first = read_chunk(next(stream, b""), rpc.PushChunk.FromString)
+            if isinstance(first, RawFrame) or first.WhichOneof("chunk") != "header":
+                raise PayloadError("a Push must begin with its header")
+            header: rpc.PushHeader = first.header
+            client, member = self._session(header.client_id, header.token, context)
+            member.durable = max(member.durable, header.report.durable)
+            trip = self.cohort.begin_result(client, header)
+            if trip is not None:
+                self._receive(client, trip, header, stream, first.ByteSize())
+            return rpc.PushReply(repeated_upload=trip is None, committed=self.cohort.committed)
+        except tuple(_CODES) as error:
+            _refuse(context, error)
+            raise AssertionError("abort raises") from error
+
+    def _receive(
+        self, client: ClientId, trip: OpenTrip, header: rpc.PushHeader, stream: Iterator[bytes], wire: int
+    ) -> None:
+        """Take the upload behind a header; a refused one makes the client failed for this trip."""
+        buffers: list[memoryview] = []
+
+        def allocate(size: int) -> memoryview:
+            buffers.append(self.cohort.spool.allocate(size))
+            return buffers[-1]
+
+        outcome: Result | str | None = None
+        try:
+            if header.failure:
+                outcome = header.failure
+            else:
+                check_report(header.report, self.cohort.num_classes)
+                receiver = Receiver(header.bundle, trip.trip.spec, allocate)
+                for data in stream:
+                    wire += len(data)
+                    frame = read_chunk(data, rpc.PushChunk.FromString)
+                    if not isinstance(frame, RawFrame):
+                        raise PayloadError("a Push has one header only")
+                    receiver.feed(frame)
+                upload = receiver.finish()
+                buffer = buffers[0] if buffers else None
+                outcome = Result(upload, header.report, upload.num_bytes(), 0, wire, buffer)
+        except PayloadError as error:
+            outcome = f"its upload was refused: {error}"
+            raise
+        finally:  # a connection that broke leaves no outcome: the client will push again
+            taken = outcome is not None and self.cohort.end_result(client, trip, outcome)
+            if not (taken and isinstance(outcome, Result)):
+                for buffer in buffers:
+                    self.cohort.spool.release(buffer)
+        if isinstance(outcome, Result) and not taken:
+            raise Superseded(f"interaction {header.interaction} closed without client {client}")
+
+    @_coded
+    def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatReply:
+        """Take a sign of life."""
+        client, member = self._session(request.client_id, request.token, context)
+        member.durable = max(member.durable, request.durable)
+        if request.epoch >= 0:
+            facts = {"epoch": request.epoch, "batch": request.batch, "loss": request.loss}
+            self.events.tell("beat", client, interaction=request.interaction, **facts)
+        return rpc.BeatReply(
+            committed=self.cohort.committed,
+            durable=self.cohort.watermark,
+            superseded=request.interaction <= self.cohort.committed,
+        )
+
+    @_coded
+    def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveReply:
+        """Give a session back."""
+        client, _ = self._session(request.client_id, request.token, context)
+        self.cohort.leave(client, request.reason)
+        return rpc.LeaveReply()
+
+    def watch(self, request: rpc.WatchRequest, context: grpc.ServicerContext) -> Iterator[rpc.Event]:
+        """Stream what happens in the run."""
+        for event in self.events.listen(from_start=request.from_start):
+            if not context.is_active():
+                return
+            yield rpc.Event(
+                kind=event.kind,
+                client_id=event.client,
+                interaction=event.interaction,
+                round=event.round,
+                unix_time=event.unix_time,
+                detail_json=json.dumps(event.detail),
+            )
+
+
+def _handlers(service: Service) -> grpc.GenericRpcHandler:
+    """Return the service's handlers; payload streams pass raw bytes."""
+
+    def unary(call: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(
+            call, request.FromString, reply.SerializeToString
+        )
+
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            "Join": unary(service.join, rpc.JoinRequest, rpc.JoinReply),
+            "Beat": unary(service.beat, rpc.BeatRequest, rpc.BeatReply),
+            "Leave": unary(service.leave, rpc.LeaveRequest, rpc.LeaveReply),
+            "Pull": grpc.unary_stream_rpc_method_handler(service.pull, rpc.PullRequest.FromString),
+            "Push": grpc.stream_unary_rpc_method_handler(
+                service.push, None, rpc.PushReply.SerializeToString
+            ),
+            "Watch": grpc.unary_stream_rpc_method_handler(
+                service.watch, rpc.WatchRequest.FromString, rpc.Event.SerializeToString
+            ),
+        },
+    )
+
+
+def start_server(
+    service: Service, address: str, credentials: grpc.ServerCredentials | None
+) -> tuple[grpc.Server, int]:
+    """Start listening; return the server and the port it got.
+
+    Raises:
+        RunFailed: the address cannot be listened on.
+    """
+    threads = 2 * service.cohort.num_clients + 32
+    server = grpc.server(
+        ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
+        options=[
+            ("grpc.so_reuseport", 0),  # else a busy port would be shared in silence
+            ("grpc.max_receive_message_length", 4 << 20),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+        ],
+        maximum_concurrent_rpcs=threads,
+    )
+    server.add_generic_rpc_handlers((_handlers(service),))
+    checks = health.HealthServicer(experimental_non_blocking=False)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    for name in ("", SERVICE):
+        checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection(
+        (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    try:
+        add = server.add_secure_port if credentials else server.add_insecure_port
+        port = add(address, credentials) if credentials else add(address)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise RunFailed(
+            f"cannot listen on {address}: the port is busy or the address is not this machine's; "
+            "give another --listen"
+        )
+    server.start()
+    return server, port
+
+
+def stop_server(server: grpc.Server, grace_s: float = 1.0) -> None:
+    """Let calls under way end, then stop."""
+    done: threading.Event = server.stop(grace_s)
+    done.wait()

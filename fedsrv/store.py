@@ -1,0 +1,276 @@
+"""The run directory: what is committed, and how a run is taken up again.
+
+An interaction is committed by one rename (the new server state) and one SQLite record; the record
+is the commit. Scores of the committed models are added to the record when they are known. A state
+file without a record, or the other way round, is no commit and is computed again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedmodels.archive import load_named, save_named
+from fedmodels.config import Experiment, difference
+from fedmodels.errors import ArchiveError, ConfigError, RunFailed
+from fedmodels.method import ServerState
+from fedmodels.types import Bundle
+
+FORMAT = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS clients (id INTEGER PRIMARY KEY, client_json TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS interactions (
+    interaction INTEGER PRIMARY KEY, scored INTEGER NOT NULL, record TEXT NOT NULL,
+    counts TEXT NOT NULL);
+"""
+
+Record = dict[str, Any]
+
+
+class Store:
+    """One run directory, locked while it is open; used by the engine's thread only."""
+
+    def __init__(self, path: Path, experiment: Experiment, resume: bool) -> None:
+        """Create the directory, or take up the run it holds.
+
+        Raises:
+            ConfigError: it exists and ``resume`` was not asked for, or holds another experiment.
+            RunFailed: another process uses it.
+        """
+        self.path = path
+        self.experiment = experiment
+        self.strict = experiment.server.durability == "strict"
+        if (path / "run.db").exists() and not resume:
+            raise ConfigError(
+                f"{path} already holds a run; give --resume to go on with it, or another --out"
+            )
+        self.states = path / "server"
+        self.states.mkdir(parents=True, exist_ok=True)
+        self._lock_file = self._lock()
+        self._db = sqlite3.connect(path / "run.db", isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute(f"PRAGMA synchronous={'FULL' if self.strict else 'NORMAL'}")
+        self._db.executescript(_SCHEMA)
+        self.run_id = self._identity()
+        self._drop_unusable()
+        self.rewrite_lines()
+
+    def _lock(self) -> int:
+        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise RunFailed(f"{self.path} is in use by another process") from None
+        return handle
+
+    def _identity(self) -> str:
+        """Return the run's id; compare the stored experiment with this one."""
+        from fedmodels.config import experiment_of
+
+        text = json.dumps(self.experiment.to_dict(), sort_keys=True)
+        stored = dict(self._db.execute("SELECT key, value FROM meta"))
+        if "experiment" in stored:
+            before = experiment_of(json.loads(stored["experiment"]), str(self.path / "run.db"))
+            changed = [
+                key for key in difference(before, self.experiment) if not self._may_grow(key, before)
+            ]
+            if changed:
+                raise ConfigError(
+                    f"{self.path} was begun with another config; it differs in "
+                    f"{', '.join(changed)}. Resume with the config in {self.path / 'config.toml'}"
+                )
+        values = {"experiment": text, "run_id": stored.get("run_id", uuid.uuid4().hex)}
+        self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+        return values["run_id"]
+
+    def _may_grow(self, key: str, before: Experiment) -> bool:
+        """Only more rounds may be asked for, and only where they come after all others."""
+        now = self.experiment.schedule
+        return (
+            key == "schedule.rounds"
+            and now.rounds >= before.schedule.rounds
+            and (now.order == "rounds_outer" or self.experiment.scenario.tasks == 1)
+        )
+
+    # --- what is committed ------------------------------------------------------------------------
+
+    @property
+    def committed(self) -> int:
+        """Return the last committed interaction; -1 before the first."""
+        found = self._db.execute("SELECT MAX(interaction) FROM interactions").fetchone()[0]
+        return -1 if found is None else int(found)
+
+    def records(self) -> list[tuple[Record, bool]]:
+        """Return every committed record and whether its scores are in."""
+        rows = self._db.execute("SELECT record, scored FROM interactions ORDER BY interaction")
+        return [(json.loads(record), bool(scored)) for record, scored in rows]
+
+    def state(self, interaction: int) -> ServerState:
+        """Return the committed state after an interaction."""
+        named, _ = load_named(self._file(interaction))
+        clients = {
+            int(name.partition("/")[2]): bundle
+            for name, bundle in named.items()
+            if name.startswith("clients/")
+        }
+        return ServerState(named.get("common", Bundle()), named.get("own", Bundle()), clients)
+
+    def has_state(self, interaction: int) -> bool:
+        """Tell whether the state after an interaction can be taken up; -1 always can."""
+        return interaction == -1 or self._file(interaction).exists()
+
+    def pending(self) -> tuple[Record, str] | None:
+        """Return the last record, and the counts its training trip brought, if it waits for scores."""
+        rows = self._db.execute("SELECT record, counts FROM interactions WHERE scored = 0")
+        found = rows.fetchone()
+        return (json.loads(found[0]), found[1]) if found else None
+
+    def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
+        """Make an interaction count; with ``counts``, its scores are still to come."""
+        number = record["interaction"]
+        save_named(self._file(number), dict(state.named()), {"run": self.run_id}, fsync=self.strict)
+        self._db.execute(
+            "INSERT INTO interactions VALUES (?, ?, ?, ?)",
+            (number, counts is None, json.dumps(record), counts or ""),
+        )
+        if counts is None:
+            self._append(record)
+
+    def add_scores(self, record: Record) -> None:
+        """Complete a committed record with its scores."""
+        self._db.execute(
+            "UPDATE interactions SET scored = 1, counts = '', record = ? WHERE interaction = ?",
+            (json.dumps(record), record["interaction"]),
+        )
+        self._append(record)
+
+    def roll_back(self, interaction: int) -> None:
+        """Forget every commit after an interaction."""
+        self._db.execute("DELETE FROM interactions WHERE interaction > ?", (interaction,))
+        for file in self._state_files():
+            if int(file.stem.partition("-")[2]) > interaction:
+                file.unlink()
+        self.rewrite_lines()
+
+    def prune(self, watermark: int) -> None:
+        """Delete states that no power loss can roll back to any more."""
+        keep = min(watermark, self.committed)
+        for file in self._state_files():
+            if int(file.stem.partition("-")[2]) < keep:
+                file.unlink(missing_ok=True)
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def profiles(self) -> dict[int, str]:
+        """Return the description every client gave when it first joined."""
+        rows = self._db.execute("SELECT id, client_json FROM clients ORDER BY id")
+        return {int(client): text for client, text in rows}
+
+    def add_profile(self, client: int, client_json: str) -> None:
+        """Remember a client's description."""
+        self._db.execute("INSERT OR REPLACE INTO clients VALUES (?, ?)", (client, client_json))
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def _file(self, interaction: int) -> Path:
+        return self.states / f"state-{interaction:08d}.safetensors"
+
+    def _state_files(self) -> list[Path]:
+        return sorted(self.states.glob("state-*.safetensors"))
+
+    def _drop_unusable(self) -> None:
+        """After a crash: forget records whose state is damaged or gone, and states without one."""
+        last = self.committed
+        while last >= 0:
+            try:
+                self.state(last)
+                break
+            except ArchiveError:
+                last -= 1
+        self.roll_back(last)
+
+    def rewrite_lines(self) -> None:
+        """Write ``rounds.jsonl`` anew from what is committed."""
+        lines = [json.dumps(record) + "\n" for record, scored in self.records() if scored]
+        write_atomically(self.path / "rounds.jsonl", "".join(lines))
+
+    def _append(self, record: Record) -> None:
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def sync(self, interaction: int) -> None:
+        """Put the state after an interaction, and its record, safely on the disk."""
+        for path in (self._file(interaction), self.states, self.path / "run.db-wal"):
+            if path.exists():
+                sync_path(path)
+
+    def close(self) -> None:
+        """Give the directory back."""
+        self._db.close()
+        os.close(self._lock_file)
+
+
+class Syncer:
+    """Syncs committed states in the background and knows the newest one that is safe."""
+
+    def __init__(self, sync: Callable[[int], None]) -> None:
+        self._sync = sync
+        self._wanted = -1
+        self.durable = -1
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="syncer", daemon=True)
+        self._thread.start()
+
+    def want(self, interaction: int) -> None:
+        """Ask for everything up to an interaction to be made safe."""
+        with self._changed:
+            self._wanted = interaction
+            self.durable = min(self.durable, interaction)
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._wanted > self.durable)
+                if self._closed:
+                    return
+                target = self._wanted
+            self._sync(target)
+            with self._changed:
+                self.durable = min(target, self._wanted)
+
+    def close(self) -> None:
+        """Stop after the sync under way."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+
+def sync_path(path: Path) -> None:
+    """Fsync a file or a directory; one that is gone meanwhile is no loss."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small text file so that a reader sees the old or the new one, never half of one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)

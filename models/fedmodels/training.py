@@ -1,0 +1,153 @@
+"""The stock loop: one client's local training, and the scoring of a model.
+
+Shapes: B batch, n training set, d features, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+
+from fedmodels.config import Training
+from fedmodels.method import Batch, ClientContext, LocalResult, Method, Output, Phase
+from fedmodels.metrics import Counts
+from fedmodels.nets.split import SplitNet
+from fedmodels.randomness import seeded
+from fedmodels.types import Bundle
+
+TestSets = Mapping[str, tuple[Tensor, Tensor]]
+
+
+def train_locally(
+    method: Method, ctx: ClientContext, payload: Bundle, state: Bundle
+) -> LocalResult:
+    """Run one client's half of an interaction.
+
+    Args:
+        method: whose functions are called, in the order they stand in :class:`Method`.
+        ctx: where in the run; its net is overwritten.
+        payload: what the server sent, common and personal parts merged.
+        state: the client's private state of its last interaction.
+    """
+    with seeded(ctx.seed("dropout")):  # layers with randomness of their own draw from here
+        method.load(ctx, payload, state)
+        refs = method.prepare(ctx, payload, state)
+        x, y = method.training_data(ctx)
+        loss = run_phases(method, ctx, x, y, refs)
+        new_state = method.after_local(ctx, payload, state, refs)
+        upload = method.uplink(ctx, new_state, refs)
+    return LocalResult(upload, new_state, loss, len(y))
+
+
+def run_phases(method: Method, ctx: ClientContext, x: Tensor, y: Tensor, refs: Any) -> float:
+    """Run every phase of local training; return the mean loss of the last epoch."""
+    training = ctx.run.experiment.training
+    order, augment = ctx.generator("order"), ctx.generator("augment")
+    mean_loss, epoch = float("nan"), 0
+    for phase in method.phases(ctx):
+        optimizer = begin_phase(ctx.net, phase, training)
+        for _ in range(phase.epochs):
+            losses = []
+            for number, index in enumerate(batches(len(y), ctx.net, training, order)):
+                index = index.to(x.device)
+                inputs = augmented(x[index], training, augment)
+                batch = Batch(inputs, y[index], index)
+                features = ctx.net.features(inputs)
+                out = Output(features, ctx.net.head(features))
+                loss = method.loss(ctx, batch, out, refs)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+                method.after_step(ctx, batch, refs)
+                losses.append(loss.detach())
+                ctx.tick(epoch, number, losses[-1])
+            mean_loss = float(torch.stack(losses).mean()) if losses else float("nan")
+            epoch += 1
+    for parameter in ctx.net.parameters():
+        parameter.requires_grad_(True)
+    return mean_loss
+
+
+def begin_phase(net: SplitNet, phase: Phase, training: Training) -> torch.optim.Optimizer:
+    """Freeze what the phase does not train, set modes, and return a fresh optimiser for the rest."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for key, parameter in net.named_parameters():
+        name = key.replace(".", "/", 1)
+        trains = name.startswith(phase.trains)
+        parameter.requires_grad_(trains)
+        if trains:
+            decay = training.weight_decay
+            for prefix, value in phase.weight_decay.items():
+                decay = value if name.startswith(prefix) else decay
+            groups.setdefault(decay, []).append(parameter)
+    net.train()
+    if phase.bn_of_frozen == "eval":
+        for role, module in (("base/", net.base), ("head/", net.head)):
+            if not any(role.startswith(p) or p.startswith(role) for p in phase.trains):
+                module.eval()
+    return optimizer_of(
+        [{"params": ps, "weight_decay": decay} for decay, ps in groups.items()],
+        training,
+        phase.lr or training.lr,
+    )
+
+
+def optimizer_of(
+    groups: list[dict[str, Any]], training: Training, lr: float
+) -> torch.optim.Optimizer:
+    """Return the run's optimiser over parameter groups; its state lives for one phase."""
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=training.momentum)
+    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return kind(groups, lr=lr)
+
+
+def batches(
+    n: int, net: nn.Module, training: Training, order: torch.Generator
+) -> Iterator[Tensor]:
+    """Yield the index tensors of one shuffled epoch; the last batch is kept.
+
+    A batch of one is skipped when the net normalises over the batch, which needs two examples.
+    """
+    smallest = 2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()) else 1
+    for index in torch.randperm(n, generator=order).split(training.batch_size):
+        if len(index) >= smallest:
+            yield index
+
+
+def augmented(x: Tensor, training: Training, generator: torch.Generator) -> Tensor:
+    """Return the batch with each image (B, C, H, W) cropped from a 4-pixel border and maybe flipped."""
+    if training.augment == "none" or x.dim() != 4:
+        return x
+    count, height, width = len(x), x.shape[2], x.shape[3]
+    shift = torch.randint(0, 9, (2, count), generator=generator).to(x.device)
+    flip = (torch.rand(count, generator=generator) < 0.5).to(x.device)
+    rows = shift[0, :, None] + torch.arange(height, device=x.device)  # (B, H)
+    columns = shift[1, :, None] + torch.arange(width, device=x.device)  # (B, W)
+    columns = torch.where(flip[:, None], columns.flip(1), columns)
+    image = torch.arange(count, device=x.device)[:, None, None]
+    padded = pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
+    return padded[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+@torch.no_grad()
+def score(
+    method: Method, ctx: ClientContext, state: Bundle, sets: TestSets
+) -> dict[tuple[str, str], Counts]:
+    """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set)."""
+    classes = ctx.run.problem.num_classes
+    size = ctx.run.experiment.evaluate.batch_size
+    ctx.net.eval()
+    out: dict[tuple[str, str], Counts] = {}
+    with seeded(ctx.seed("evaluate")):
+        for name, (x, y) in sets.items():
+            for xs, ys in zip(x.split(size), y.split(size), strict=True):
+                for rule, scores in method.predict(ctx, state, xs).items():
+                    loss = cross_entropy(scores.float(), ys, reduction="sum")
+                    counts = Counts.of(scores.argmax(1), ys, classes, loss_sum=float(loss))
+                    out[rule, name] = out[rule, name] + counts if (rule, name) in out else counts
+    return out

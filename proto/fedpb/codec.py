@@ -1,0 +1,405 @@
+"""Bundles to frames and back.
+
+A payload is the bytes of a bundle's tensors, each at a multiple of 64, in the order of the header.
+It travels in frames of about 1 MiB. A frame is a valid message of the schema whose last field is
+the bytes, so it is laid out here by hand around a view of the tensor, and read back without a copy;
+anything laid out otherwise goes through the generated parser.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from google.protobuf.message import DecodeError
+from torch import Tensor
+
+from fedmodels.errors import PayloadError, PayloadTooLarge
+from fedmodels.types import DTYPE_NAMES, DTYPES, Bundle, BundleSpec, check_finite, tensor_bytes
+from fedpb import bundle_pb2 as pb
+from fedpb import coordinator_pb2 as rpc
+
+FRAME_BYTES = 1 << 20
+ALIGNMENT = 64
+MAX_DIMS = 16
+_CHUNK_TAG, _OFFSET_TAG, _CRC_TAG, _PAYLOAD_TAG = 0x7A, 0x08, 0x15, 0x7A
+_PAD = bytes(ALIGNMENT)
+_DTYPE_OF = {
+    number: DTYPES[name.removeprefix("DTYPE_").lower()] for name, number in pb.DType.items() if number
+}
+
+Facts = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+
+# --- headers ------------------------------------------------------------------------------------
+
+
+def header_of(bundle: Bundle) -> pb.BundleHeader:
+    """State every tensor of a bundle: key, dtype, shape and place in the payload."""
+    header = pb.BundleHeader()
+    place = 0
+
+    def state(target: pb.TensorHeader, name: str, tensor: Tensor) -> None:
+        nonlocal place
+        target.name = name
+        target.dtype = pb.DType.Value(f"DTYPE_{DTYPE_NAMES[tensor.dtype].upper()}")
+        target.shape.extend(tensor.shape)
+        target.offset = place
+        place += aligned(tensor.numel() * tensor.element_size())
+
+    for name in sorted(bundle.weights):
+        state(header.weights.tensors.add(), name, bundle.weights[name])
+    for level in sorted(bundle.prototypes):
+        rows, target = bundle.prototypes[level], header.prototypes.add(level=level)
+        state(target.vectors, "vectors", rows.vectors)
+        state(target.labels, "labels", rows.labels)
+        state(target.counts, "counts", rows.counts)
+    for key in sorted(bundle.generators):
+        generator = bundle.generators[key]
+        update = header.generators.add(key=key, version=generator.version)
+        for name in sorted(generator.tensors):
+            state(update.tensors.add(), name, generator.tensors[name])
+    if bundle.histogram is not None:
+        state(header.histogram.round, "round", bundle.histogram.round)
+        state(header.histogram.total, "total", bundle.histogram.total)
+    for name, value in bundle.scalars.items():
+        header.scalars[name] = value
+    header.payload_bytes = place
+    return header
+
+
+def _stated(header: pb.BundleHeader) -> Iterator[tuple[str, pb.TensorHeader]]:
+    """Yield (flat key, tensor header) in the order of the payload."""
+    for tensor in header.weights.tensors:
+        yield f"weights/{tensor.name}", tensor
+    for rows in header.prototypes:
+        yield f"prototypes/{rows.level}/vectors", rows.vectors
+        yield f"prototypes/{rows.level}/labels", rows.labels
+        yield f"prototypes/{rows.level}/counts", rows.counts
+    for generator in header.generators:
+        for tensor in generator.tensors:
+            yield f"generators/{generator.key}/tensors/{tensor.name}", tensor
+    if header.HasField("histogram"):
+        yield "histogram/round", header.histogram.round
+        yield "histogram/total", header.histogram.total
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one tensor lies in a payload."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+def places_of(header: pb.BundleHeader) -> list[Place]:
+    """Read what a header states, and check that it states one payload without gaps or overlaps.
+
+    Raises:
+        PayloadError: an unknown dtype, a key twice, or places that do not fit.
+    """
+    places: list[Place] = []
+    seen: set[str] = set()
+    end = 0
+    for key, stated in _stated(header):
+        dtype = _DTYPE_OF.get(stated.dtype)
+        if dtype is None:
+            raise PayloadError(f"tensor {key!r} has an unknown dtype")
+        if key in seen:
+            raise PayloadError(f"tensor {key!r} is stated twice")
+        if len(stated.shape) > MAX_DIMS:
+            raise PayloadError(f"tensor {key!r} has {len(stated.shape)} axes")
+        if stated.offset != end:
+            raise PayloadError(f"tensor {key!r} lies at {stated.offset}, expected {end}")
+        count = dtype.itemsize
+        for size in stated.shape:
+            count *= size
+        seen.add(key)
+        places.append(Place(key, dtype, tuple(stated.shape), end, count))
+        end += aligned(count)
+    if header.payload_bytes != end:
+        raise PayloadError(f"the header claims {header.payload_bytes} bytes, its tensors need {end}")
+    return places
+
+
+def checked_places(header: pb.BundleHeader, spec: BundleSpec) -> list[Place]:
+    """Check a header against what its receiver expects, before anything is allocated.
+
+    Raises:
+        PayloadTooLarge: it claims more bytes than the spec can hold.
+        PayloadError: it states anything else that is not expected.
+    """
+    limit = spec.max_bytes() + ALIGNMENT * (len(spec.required) + len(spec.optional))
+    if header.payload_bytes > limit:
+        raise PayloadTooLarge(
+            f"the header claims {header.payload_bytes} bytes; at most {limit} are expected"
+        )
+    places = places_of(header)
+    facts: Facts = {place.key: (place.dtype, place.shape) for place in places}
+    facts |= {f"scalars/{name}": (torch.float64, ()) for name in header.scalars}
+    facts |= {f"generators/{g.key}/version": (torch.int64, ()) for g in header.generators}
+    spec.check(facts)
+    return places
+
+
+def aligned(num_bytes: int) -> int:
+    """Return ``num_bytes`` rounded up to the alignment."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+# --- sending ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A bundle ready to travel: its header, and its frames as chunks any stream can send."""
+
+    header: pb.BundleHeader
+    chunks: list[bytes]
+    digest: bytes
+    """Identifies the content: sha256 over the header and the frames' checksums."""
+    num_bytes: int
+    """Logical size: what the tensors hold, without padding and framing."""
+
+    @property
+    def wire_bytes(self) -> int:
+        """Return what really crosses, without HTTP/2 framing."""
+        return self.header.ByteSize() + sum(map(len, self.chunks))
+
+
+def encode(bundle: Bundle) -> Encoded:
+    """Encode a bundle once; the chunks may be sent to any number of receivers."""
+    header = header_of(bundle)
+    sha = hashlib.sha256(header.SerializeToString(deterministic=True))
+    chunks = []
+    for chunk, checksum in _frames(bundle):
+        chunks.append(chunk)
+        sha.update(checksum.to_bytes(4, "little"))
+    return Encoded(header, chunks, sha.digest(), bundle.num_bytes())
+
+
+def _frames(bundle: Bundle) -> Iterator[tuple[bytes, int]]:
+    """Yield (chunk, crc32) for every frame of the payload."""
+    pieces: list[memoryview | bytes] = []
+    size = offset = 0
+    for view in _payload(bundle):
+        while len(view):
+            take = min(len(view), FRAME_BYTES - size)
+            pieces.append(view[:take])
+            view = view[take:]
+            size += take
+            if size == FRAME_BYTES:
+                yield _chunk(offset, pieces)
+                offset += size
+                pieces, size = [], 0
+    if size:
+        yield _chunk(offset, pieces)
+
+
+def _payload(bundle: Bundle) -> Iterator[memoryview]:
+    """Yield the bytes of every tensor, in the header's order, each followed by its padding."""
+    tensors = [bundle.weights[name] for name in sorted(bundle.weights)]
+    for level in sorted(bundle.prototypes):
+        rows = bundle.prototypes[level]
+        tensors += [rows.vectors, rows.labels, rows.counts]
+    for key in sorted(bundle.generators):
+        held = bundle.generators[key].tensors
+        tensors += [held[name] for name in sorted(held)]
+    if bundle.histogram is not None:
+        tensors += [bundle.histogram.round, bundle.histogram.total]
+    for tensor in tensors:
+        view = tensor_bytes(tensor)
+        yield view
+        yield memoryview(_PAD)[: aligned(len(view)) - len(view)]
+
+
+def _chunk(offset: int, pieces: list[memoryview | bytes]) -> tuple[bytes, int]:
+    """Lay out a PullChunk or PushChunk (field 15 of both is the frame) around payload pieces."""
+    checksum, size = 0, 0
+    for piece in pieces:
+        checksum = zlib.crc32(piece, checksum)
+        size += len(piece)
+    head = bytearray()
+    if offset:
+        head.append(_OFFSET_TAG)
+        head += _varint(offset)
+    if checksum:
+        head.append(_CRC_TAG)
+        head += checksum.to_bytes(4, "little")
+    head.append(_PAYLOAD_TAG)
+    head += _varint(size)
+    outer = bytes([_CHUNK_TAG]) + _varint(len(head) + size)
+    return b"".join([outer, head, *pieces]), checksum
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+# --- receiving ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RawFrame:
+    """A frame as it arrived; the payload is a view of the received message."""
+
+    offset: int
+    crc32: int
+    payload: memoryview
+
+
+def read_chunk(
+    data: bytes, parse: Callable[[bytes], rpc.PullChunk | rpc.PushChunk]
+) -> RawFrame | rpc.PullChunk | rpc.PushChunk:
+    """Read one message of a stream: a frame without a copy, anything else by its parser.
+
+    Raises:
+        PayloadError: the bytes are no message of the schema.
+    """
+    frame = _read_frame(data)
+    if frame is not None:
+        return frame
+    try:
+        chunk = parse(data)
+    except DecodeError as error:
+        raise PayloadError(f"a message of the stream cannot be parsed: {error}") from None
+    if chunk.WhichOneof("chunk") == "frame":
+        found = chunk.frame
+        return RawFrame(found.offset, found.crc32, memoryview(found.payload))
+    return chunk
+
+
+def _read_frame(data: bytes) -> RawFrame | None:
+    """Read the layout that ``_chunk`` writes; None for every other one."""
+    view = memoryview(data)
+    try:
+        if view[0] != _CHUNK_TAG:
+            return None
+        size, at = _read_varint(view, 1)
+        if at + size != len(view):
+            return None
+        offset = checksum = 0
+        if view[at] == _OFFSET_TAG:
+            offset, at = _read_varint(view, at + 1)
+        if view[at] == _CRC_TAG:
+            checksum = int.from_bytes(view[at + 1 : at + 5], "little")
+            at += 5
+        if view[at] != _PAYLOAD_TAG:
+            return None
+        size, at = _read_varint(view, at + 1)
+        return RawFrame(offset, checksum, view[at:]) if at + size == len(view) else None
+    except IndexError:
+        return None
+
+
+def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = view[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+
+
+class Receiver:
+    """Takes the frames of one bundle straight into a buffer that was checked for first."""
+
+    def __init__(
+        self,
+        header: pb.BundleHeader,
+        spec: BundleSpec,
+        allocate: Callable[[int], memoryview] | None = None,
+    ) -> None:
+        """Check the header, then allocate.
+
+        Args:
+            header: what the sender states.
+            spec: what is expected.
+            allocate: gives a writable buffer of so many bytes; plain memory unless given.
+        """
+        self.places = checked_places(header, spec)
+        self.header = header
+        self.received = 0
+        self._sha = hashlib.sha256(header.SerializeToString(deterministic=True))
+        size = header.payload_bytes
+        self.buffer = allocate(size) if allocate else memoryview(bytearray(size))
+
+    def feed(self, frame: RawFrame) -> None:
+        """Take the next frame.
+
+        Raises:
+            PayloadError: it is out of place or damaged.
+            PayloadTooLarge: it goes beyond what the header claimed.
+        """
+        if frame.offset != self.received:
+            raise PayloadError(f"a frame begins at {frame.offset}, expected {self.received}")
+        end = frame.offset + len(frame.payload)
+        if end > self.header.payload_bytes:
+            raise PayloadTooLarge(f"frames go beyond the {self.header.payload_bytes} bytes claimed")
+        if zlib.crc32(frame.payload) != frame.crc32:
+            raise PayloadError(f"the frame at {frame.offset} is damaged (checksum)")
+        self.buffer[frame.offset : end] = frame.payload
+        self._sha.update(frame.crc32.to_bytes(4, "little"))
+        self.received = end
+
+    def finish(self) -> Bundle:
+        """Return the bundle; its tensors are views of the buffer.
+
+        Raises:
+            PayloadError: bytes are missing, or a tensor holds NaN or infinite values.
+        """
+        if self.received != self.header.payload_bytes:
+            raise PayloadError(
+                f"the stream ended after {self.received} of {self.header.payload_bytes} bytes"
+            )
+        bundle = bundle_of(self.header, self.places, self.buffer)
+        check_finite(bundle)
+        return bundle
+
+    @property
+    def digest(self) -> bytes:
+        """Return the digest of what arrived so far."""
+        return self._sha.digest()
+
+
+def bundle_of(header: pb.BundleHeader, places: list[Place], buffer: memoryview) -> Bundle:
+    """Return the bundle whose tensors lie in ``buffer``, without copying them."""
+    flat: dict[str, Tensor] = {
+        place.key: _view(buffer, place) for place in places
+    }
+    flat |= {
+        f"scalars/{name}": torch.tensor(value, dtype=torch.float64)
+        for name, value in header.scalars.items()
+    }
+    flat |= {f"generators/{g.key}/version": torch.tensor(g.version) for g in header.generators}
+    return Bundle.from_flat(flat)
+
+
+def _view(buffer: memoryview, place: Place) -> Tensor:
+    if not place.num_bytes:
+        return torch.empty(place.shape, dtype=place.dtype)
+    count = place.num_bytes // place.dtype.itemsize
+    flat = torch.frombuffer(buffer, dtype=place.dtype, count=count, offset=place.offset)
+    return flat.reshape(place.shape)
+
+
+def merged(parts: Mapping[str, Bundle]) -> Bundle:
+    """Return one payload of the common and the personal part; the personal one wins."""
+    flat: dict[str, Tensor] = {}
+    for role in ("common", "personal"):
+        if role in parts:
+            flat |= parts[role].flat()
+    return Bundle.from_flat(flat)
