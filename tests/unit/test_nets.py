@@ -7,6 +7,9 @@ from torch import Tensor
 
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.nets import SplitNet, load_weights, make_net, net_names, spec_of, weights_of
+from fedmodels.nets.alp import alp_layers
+from fedmodels.nets.hart import LiteConv
+from fedmodels.nets.transformer import DropPath
 from fedmodels.randomness import seeded
 
 RGB, GRAY, DIGIT, INERTIAL = (3, 32, 32), (1, 28, 28), (1, 8, 8), (128, 6)
@@ -27,9 +30,15 @@ COUNTS = [
     ("resnet20", GRAY, 62, 268_784, 4_030, 1_376, 19),
     ("resnet20-b", RGB, 10, 271_824, 650, 1_568, 21),
     ("resnet20-b", GRAY, 62, 271_536, 4_030, 1_568, 21),
+    ("vit-tiny", RGB, 10, 2_691_648, 1_930, 0, 0),
+    ("vit-tiny", RGB, 100, 2_691_648, 19_300, 0, 0),
+    ("hart", INERTIAL, 6, 1_439_768, 6_150, 0, 0),
+    ("hart", INERTIAL, 8, 1_439_768, 8_200, 0, 0),
+    ("hart", INERTIAL, 9, 1_439_768, 9_225, 0, 0),
 ]
 SMALL = [("digits-cnn", DIGIT), ("mlp", DIGIT), ("cnn5", GRAY), ("resnet20", GRAY)]
 SMALL += [("resnet20-b", RGB), ("resnet18-imagenet", RGB), ("resnet18", RGB)]
+SMALL += [("vit-tiny", RGB), ("hart", INERTIAL)]
 
 
 def build(
@@ -196,3 +205,81 @@ def test_importing_nets_and_algebra_stays_light():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"sklearn", "scipy", "ot", "torchvision", "grpc", "typer"}
+
+
+@pytest.mark.parametrize(("name", "shape"), [("vit-tiny", RGB), ("hart", INERTIAL)])
+def test_alignment_layers(name, shape):
+    plain, aligned = build(name, shape), build(name, shape, alp=True)
+    layers = alp_layers(aligned)
+    assert [len(layer.local_prototypes) for layer in layers] == [2048, 1024, 512, 256, 128, 64]
+    assert count(list(aligned.parameters())) - count(list(plain.parameters())) == 444_672
+    assert count(list(aligned.buffers())) == 2 * 774_144
+    assert not alp_layers(plain)
+    small = build(name, shape, alp=True, prototypes=[4] * 6, alignment={"beta": 0.5, "glu": False})
+    assert [layer.beta for layer in alp_layers(small)] == [0.5] * 6
+    small(torch.randn(2, *shape)).sum().backward()
+
+
+def test_sizes_of_fedali():
+    # models.md, section 4; fedali.md, section 6
+    assert count(list(build("vit-tiny", RGB, mlp_ratio=2).parameters())) == 1_806_538
+    assert count(list(build("vit-tiny", RGB, 100, mlp_ratio=2).parameters())) == 1_823_908
+    weights = weights_of(build("hart", INERTIAL, 6, alp=True), clone=False)
+    assert sum(t.numel() * t.element_size() for t in weights.values()) == 13_755_512
+
+
+def test_options_of_the_transformers():
+    with pytest.raises(ConfigError, match="do not tile"):
+        build("vit-tiny", (1, 30, 30))
+    with pytest.raises(ConfigError, match="pool='max'"):
+        build("vit-tiny", RGB, pool="max")
+    with pytest.raises(ConfigError, match="6 blocks"):
+        build("vit-tiny", RGB, alp=True, prototypes=[3])
+    with pytest.raises(ConfigError, match="Did you mean 'gamma'"):
+        build("hart", INERTIAL, alp=True, alignment={"gama": 1.0})
+    with pytest.raises(ConfigError, match="set alp = true"):
+        build("hart", INERTIAL, alignment={"gamma": 1.0})
+    with pytest.raises(ConfigError, match="takes windows"):
+        build("hart", (100, 6))
+    with pytest.raises(ConfigError, match="lite_conv='flat'"):
+        build("hart", INERTIAL, lite_conv="flat")
+
+
+def test_hart_treats_samples_apart():
+    x = torch.randn(8, *INERTIAL)
+    net = build("hart", INERTIAL, 6).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(net(x)[3:4], net(x[3:4]), rtol=1e-4, atol=1e-5)
+
+
+def test_lite_conv_along_time():
+    conv = LiteConv(3, "time")
+    with torch.no_grad():
+        conv.kernel.copy_(torch.tensor([[0.25, 0.5, 0.25]]).log().expand(4, 3))
+    x = torch.zeros(1, 8, 96)
+    x[0, 2, 5] = 4.0
+    y = torch.zeros(1, 8, 96)
+    y[0, 1:4, 5] = torch.tensor([1.0, 2.0, 1.0])
+    torch.testing.assert_close(conv(x), y)
+
+
+def test_lite_conv_of_the_official_code_mixes_samples():
+    # fedali.md, section 16 (a): of 8 samples, output 0 holds 0 to 3 and output 3 holds 4 to 7
+    conv = LiteConv(3, "official_flat")
+    base = conv(torch.zeros(8, 8, 96))
+    touched = []
+    for sample in range(8):
+        x = torch.zeros(8, 8, 96)
+        x[sample] = 1
+        touched.append([bool((conv(x)[out] != base[out]).any()) for out in (0, 3)])
+    assert touched == [[True, False]] * 4 + [[False, True]] * 4
+
+
+def test_drop_path_keeps_the_mean_and_whole_samples():
+    drop = DropPath(0.25)
+    with seeded(0):
+        y = drop(torch.ones(4000, 3))
+    assert bool((y == y[:, :1]).all())
+    assert y.unique().tolist() == pytest.approx([0, 4 / 3])
+    assert float(y.mean()) == pytest.approx(1, abs=0.05)
+    assert torch.equal(drop.eval()(y), y)

@@ -1,0 +1,189 @@
+"""The alignment layer of FedAli: tokens are drawn towards prototypes.
+
+Ek, Wang, Portet, Lalanda, Cao, FedAli: Personalized Federated Learning with Aligned Prototypes
+through Optimal Transport, section 4. https://arxiv.org/abs/2411.10595
+
+    paper          here                       paper      here
+    P_L, P_G       local_, global_prototypes  beta       beta: weight of the prototype in the mix
+    gamma          gamma: decay of the EMA    epsilon    epsilon: temperature of the matching
+
+Shapes: B batch, Z tokens, d width, N = B Z, G prototypes.
+
+Matching, moving average and output are float32 whatever autocast says: e^(1/epsilon) overflows half
+precision.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedmodels.algebra import sinkhorn_plan
+from fedmodels.errors import ConfigError
+
+_CHOICES = {
+    "sets": ("both", "local_only", "global_only"),
+    "match": ("ot", "cosine", "euclidean"),
+    "last": ("prototypes", "samples"),
+    "ema_features": ("raw", "normalised"),
+    "ema_weights": ("normalised", "raw"),
+    "update": ("soft", "single"),
+}
+
+
+class ALP(nn.Module):
+    """Alignment with prototypes: (B, Z, d) -> (B, Z, d), unit vectors.
+
+    In training mode tokens are matched to both sets of prototypes, drawn towards the nearest global
+    one, and the local ones follow the tokens by a moving average, one step per forward. In
+    evaluation mode tokens are drawn towards local prototypes and no buffer changes; the result then
+    depends on the whole batch, as the plan does.
+
+    Args:
+        dim: d.
+        num_prototypes: G.
+        beta: weight of the prototype in the output; 0 leaves the normalised input.
+        gamma: decay of the moving average; 1 freezes the local prototypes.
+        epsilon: temperature of the optimal transport.
+        iterations: of Sinkhorn.
+        glu: pass the prototype through a gated linear unit first.
+        sets: ``"local_only"`` matches and aligns to local prototypes in training too;
+            ``"global_only"`` to global ones in evaluation too, and the local ones only collect.
+        match: optimal transport, or each token's nearest prototype by ``"cosine"`` or
+            ``"euclidean"`` distance.
+        last: which sums of the plan are exact, see :func:`fedmodels.algebra.sinkhorn_plan`.
+        topk: tokens that move one prototype: ``"paper"`` ceil(N / G), ``"official"``
+            max(1, B // G), or a number.
+        ema_features: what the prototypes follow, the tokens or the normalised tokens.
+        ema_weights: whether the plan's entries are divided by their sum over the top k.
+        update: ``"soft"``, equation 5, or ``"single"``: the mean of the tokens assigned to it.
+        skip_cls: leave the first token alone (it is normalised as the others are).
+
+    Attributes:
+        local_prototypes: (G, d) buffer, P_L.
+        global_prototypes: (G, d) buffer, P_G; never changed here.
+
+    Raises:
+        ConfigError: a switch has an unknown value.
+    """
+
+    local_prototypes: Tensor
+    global_prototypes: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        num_prototypes: int,
+        *,
+        beta: float = 0.2,
+        gamma: float = 0.999,
+        epsilon: float = 0.05,
+        iterations: int = 3,
+        glu: bool = True,
+        sets: str = "both",
+        match: str = "ot",
+        last: str = "prototypes",
+        topk: str | int = "paper",
+        ema_features: str = "raw",
+        ema_weights: str = "normalised",
+        update: str = "soft",
+        skip_cls: bool = False,
+    ) -> None:
+        super().__init__()
+        self.beta, self.gamma, self.epsilon, self.iterations = beta, gamma, epsilon, iterations
+        self.sets, self.match, self.last, self.topk = sets, match, last, topk
+        self.ema_features, self.ema_weights, self.update = ema_features, ema_weights, update
+        self.skip_cls = skip_cls
+        for switch, choices in _CHOICES.items():
+            if getattr(self, switch) not in choices:
+                raise ConfigError(
+                    f"alp {switch}={getattr(self, switch)!r} must be one of {', '.join(choices)}"
+                )
+        if topk not in ("paper", "official") and not (isinstance(topk, int) and topk > 0):
+            raise ConfigError(f"alp topk={topk!r} must be 'paper', 'official' or a number above 0")
+        self.glu = nn.Linear(dim, 2 * dim) if glu else None
+        noise = torch.randn(num_prototypes, dim)  # N(0, 1) on the server, the same for all clients
+        self.register_buffer("global_prototypes", noise)
+        self.register_buffer("local_prototypes", noise.clone())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Draw tokens (B, Z, d) towards their prototypes; return unit vectors (B, Z, d)."""
+        with torch.autocast(tokens.device.type, enabled=False):
+            x = tokens.float()
+            seen = x[:, 1:] if self.skip_cls else x
+            drawn = self._align(seen.flatten(0, 1), len(x)).view_as(seen)
+            if self.skip_cls:
+                drawn = torch.cat([x[:, :1], drawn], 1)
+            return F.normalize(drawn, dim=-1)  # eq. 7
+
+    def _align(self, x: Tensor, batch: int) -> Tensor:
+        """Return the mix of tokens and prototypes (N, d); in training, move the prototypes."""
+        with torch.no_grad():
+            prototypes, g = self._matched(), len(self.local_prototypes)
+            scores = self._scores(x, prototypes)  # (N, P)
+            # Tokens align to the last set and move the first; often that is one set.
+            m = prototypes[-g:][scores[:, -g:].argmax(1)]
+            if self.training:
+                self._follow(x, scores[:, :g], batch)
+        if self.glu is not None:
+            m = F.glu(self.glu(m))
+        return self.beta * m + (1 - self.beta) * x  # eq. 6
+
+    def _matched(self) -> Tensor:
+        """Return the prototypes that tokens are matched to (P, d): one set, or both."""
+        if self.sets == "global_only":
+            return self.global_prototypes
+        if self.sets == "both" and self.training:  # both compete for mass
+            return torch.cat([self.local_prototypes, self.global_prototypes])
+        return self.local_prototypes
+
+    def _scores(self, x: Tensor, prototypes: Tensor) -> Tensor:
+        """Return how well tokens and prototypes match (N, P): the plan, or a similarity."""
+        if self.match == "euclidean":
+            return -torch.cdist(x, prototypes)
+        similarity = F.normalize(x, dim=-1) @ F.normalize(prototypes, dim=-1).T
+        if self.match == "cosine":
+            return similarity
+        return sinkhorn_plan(similarity, self.epsilon, self.iterations, last=self.last)  # eq. 4
+
+    def _follow(self, x: Tensor, scores: Tensor, batch: int) -> None:
+        """Move the local prototypes towards their tokens, eq. 5; ``scores`` is (N, G)."""
+        features = F.normalize(x, dim=-1) if self.ema_features == "normalised" else x
+        if self.update == "single":
+            onehot = F.one_hot(scores.argmax(1), scores.shape[1]).to(x.dtype)  # (N, G)
+            counts = onehot.sum(0)
+            target = (onehot.T @ features) / counts.clamp_min(1)[:, None]
+            target = torch.where(counts[:, None] > 0, target, self.local_prototypes)
+        else:
+            top, index = scores.topk(self._k(len(x), batch, scores.shape[1]), dim=0)  # (k, G)
+            target = (self._ema_weights(top)[..., None] * features[index]).sum(0)  # (G, d)
+        self.local_prototypes.mul_(self.gamma).add_(target, alpha=1 - self.gamma)
+
+    def _ema_weights(self, top: Tensor) -> Tensor:
+        """Return the weights (k, G) of the k tokens each prototype follows."""
+        k = len(top)
+        if self.match == "euclidean":  # distances would favour the farthest of the k
+            return torch.full_like(top, 1 / k)
+        top = top.clamp_min(0)
+        if self.ema_weights == "raw":
+            return top
+        mass = top.sum(0, keepdim=True)
+        return torch.where(mass > 0, top / mass.clamp_min(1e-30), 1 / k)
+
+    def _k(self, tokens: int, batch: int, prototypes: int) -> int:
+        """Return how many tokens move one prototype, at most all of them."""
+        if isinstance(self.topk, int):
+            return min(self.topk, tokens)
+        return (
+            max(1, batch // prototypes)
+            if self.topk == "official"
+            else math.ceil(tokens / prototypes)
+        )
+
+
+def alp_layers(net: nn.Module) -> list[ALP]:
+    """Return the alignment layers of a net, from the input to the output."""
+    return [module for module in net.modules() if isinstance(module, ALP)]
