@@ -1,0 +1,82 @@
+# Every target sets itself up: `make test` in a fresh clone is all it takes.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON := $(BIN)/python
+PYTEST := $(PYTHON) -m pytest
+STAMP := $(VENV)/.set-up
+
+PROTOS := $(wildcard proto/fedpb/*.proto)
+SERVICES := $(shell grep -l '^service ' $(PROTOS))
+STUBS ?= proto
+RUNS ?= demo-run
+HTML ?= report.html
+
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup proto proto-check format lint types test test-unit test-loopback test-gpu \
+	golden docs-check demo bench report build clean check
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## make .venv and install everything into it; again only when pyproject.toml changes
+
+$(STAMP): pyproject.toml
+	test -x $(PYTHON) || python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --editable '.[dev]' && touch $@
+
+proto: $(STAMP)  ## write the stubs of the schema
+	$(PYTHON) -m grpc_tools.protoc -I proto --python_out=$(STUBS) --pyi_out=$(STUBS) $(PROTOS)
+	$(PYTHON) -m grpc_tools.protoc -I proto --grpc_python_out=$(STUBS) $(SERVICES)
+
+proto-check: $(STAMP)  ## fail when the committed stubs are not what the schema gives
+	rm -rf build/stubs && mkdir -p build/stubs/new build/stubs/old && cp proto/fedpb/*_pb2* build/stubs/old
+	@$(MAKE) --no-print-directory proto STUBS=build/stubs/new && diff -ru build/stubs/old build/stubs/new/fedpb
+
+format: $(STAMP)  ## put the code into its form, and mend what can be mended
+	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+lint: $(STAMP)  ## check form, imports, docstrings and spelling
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+types: $(STAMP)  ## check types, strictly
+	$(BIN)/mypy
+
+test: test-unit test-loopback  ## run all tests: what needs one process, then what starts many
+
+test-unit: $(STAMP)  ## run the tests that need no port
+	$(PYTEST) -n 2 -m "not loopback and not gpu"
+
+test-loopback: $(STAMP)  ## run the tests that talk gRPC over loopback
+	$(PYTEST) -m "loopback and not gpu"
+
+test-gpu: $(STAMP)  ## run the tests that need a CUDA device
+	$(PYTEST) -m gpu
+
+golden: $(STAMP)  ## write the golden traces anew; review the diff
+	FEDTIDE_REWRITE_GOLDEN=1 $(PYTEST) tests/golden
+
+docs-check: $(STAMP)  ## check what the pages link to
+	$(PYTEST) tests/test_docs.py
+
+demo: $(STAMP)  ## run the quick experiment: a coordinator and its clients as local processes
+	rm -rf demo-run && $(BIN)/fedsrv launch examples/quickstart.toml --out demo-run
+
+bench: $(STAMP)  ## measure transport, rounds and memory on this machine
+	$(PYTHON) -m benchmarks
+
+report: $(STAMP)  ## tables and a page of RUNS="run …" (HTML=report.html)
+	$(BIN)/fedsrv report $(RUNS) --html $(HTML)
+
+build: $(STAMP)  ## build the wheel and the source archive into dist/
+	$(PYTHON) -m build
+
+check: proto-check lint types test docs-check  ## everything a change must pass
+
+clean:  ## remove what was built or cached; runs and .venv stay
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
