@@ -49,10 +49,10 @@ def label_rows(
     """
     per_class = shards * num_pairs // num_classes
     width = per_class * num_classes // num_pairs
-    if per_class < 1 or width < 1:
+    if width < 1:
         raise ConfigError(
-            f"[scenario] {shards} shards for each of {num_pairs} (client, task) pairs cannot cover "
-            f"{num_classes} classes: shards * pairs must be at least the number of classes"
+            f"[scenario] {shards * num_pairs} label shards cannot be cut evenly from {num_classes} "
+            f"classes for {num_pairs} (client, task) pairs: raise shards"
         )
     if width != shards:
         log.warning(
