@@ -39,7 +39,9 @@ def test_authority_may_sign_and_nothing_else(authority: Path) -> None:
     assert not usage.digital_signature
     basic = extension(authority / "ca.pem", x509.BasicConstraints)
     assert (basic.ca, basic.path_length) == (True, 0)
-    assert isinstance(load(authority / "ca.pem").public_key().curve, ec.SECP256R1)
+    key = load(authority / "ca.pem").public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    assert isinstance(key.curve, ec.SECP256R1)
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o000])
