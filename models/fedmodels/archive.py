@@ -1,0 +1,161 @@
+"""Bundles on disk: safetensors plus a small JSON header. No other module of fedmodels opens a file.
+
+    metadata["fedtide"] = {"format": 1, "crc32": …, "header": {…}}
+
+A file appears whole or not at all: it is written beside its place and moved there. Tensors are read
+through a memory map; a private one, so that writing to a tensor never reaches the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedmodels.errors import ArchiveError, PayloadError
+from fedmodels.types import DTYPE_NAMES, Bundle, tensor_bytes
+
+FORMAT = 1
+_KEY = "fedtide"
+
+
+def save(
+    path: str | os.PathLike[str], bundle: Bundle, header: Mapping[str, Any], *, fsync: bool = False
+) -> None:
+    """Write a bundle and its header to ``path``, atomically.
+
+    Args:
+        path: the file; what it held before is replaced at once, in the end.
+        bundle: any tensors of the dtypes that may travel.
+        header: small, of JSON values.
+        fsync: wait until the file and its name would survive a power loss.
+
+    Raises:
+        ArchiveError: the header is no JSON, a dtype may not travel, or the file cannot be written.
+    """
+    save_named(path, {"": bundle}, header, fsync=fsync)
+
+
+def save_named(
+    path: str | os.PathLike[str],
+    bundles: Mapping[str, Bundle],
+    header: Mapping[str, Any],
+    *,
+    fsync: bool = False,
+) -> None:
+    """Write several bundles to one file; as :func:`save`, with names that hold no colon."""
+    target = Path(path)
+    flat = {f"{name}:{k}": t for name, bundle in bundles.items() for k, t in bundle.flat().items()}
+    tensors = _separate(target, flat)
+    facts = {"format": FORMAT, "crc32": _checksum(tensors), "header": dict(header)}
+    try:
+        metadata = {_KEY: json.dumps(facts, sort_keys=True, allow_nan=False)}
+    except (TypeError, ValueError) as error:
+        raise ArchiveError(f"the header of {target} is no JSON: {error}") from None
+    temporary: Path | None = None
+    try:
+        with NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+            temporary = Path(file.name)
+        save_file(tensors, temporary, metadata)
+        if fsync:
+            _sync(temporary)
+        os.replace(temporary, target)
+        if fsync:
+            _sync(target.parent)
+    except (OSError, SafetensorError) as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise ArchiveError(f"cannot write {target}: {_line(error)}") from None
+
+
+def load(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Bundle, dict[str, Any]]:
+    """Read a bundle and its header.
+
+    Args:
+        path: a file that :func:`save` wrote.
+        verify: compare the checksum of all tensors, which reads the file once; ``False`` leaves
+            the tensors to be paged in as they are used.
+
+    Returns:
+        The bundle, on memory-mapped tensors, and the header.
+
+    Raises:
+        ArchiveError: the file is missing, damaged, or no archive of ours.
+    """
+    bundles, header = load_named(path, verify=verify)
+    return bundles.get("", Bundle()), header
+
+
+def load_named(
+    path: str | os.PathLike[str], *, verify: bool = True
+) -> tuple[dict[str, Bundle], dict[str, Any]]:
+    """Read what :func:`save_named` wrote; bundles that held nothing are absent."""
+    source = Path(path)
+    if not source.is_file():
+        raise ArchiveError(f"{source} is missing")
+    try:
+        with safe_open(source, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})[_KEY])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        kind, header, checksum = facts["format"], facts["header"], facts["crc32"]
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            name, _, flat_key = key.partition(":")
+            parts.setdefault(name, {})[flat_key] = tensor
+        bundles = {name: Bundle.from_flat(flat) for name, flat in parts.items()}
+    except (OSError, SafetensorError, PayloadError, KeyError, TypeError, ValueError) as error:
+        raise ArchiveError(f"{source} is damaged, or no archive: {_line(error)}") from None
+    if kind != FORMAT:
+        raise ArchiveError(f"{source} has format {kind}; this version reads format {FORMAT}")
+    if verify and checksum != _checksum(tensors):
+        raise ArchiveError(f"{source} is damaged: its checksum does not match")
+    return bundles, header
+
+
+def _separate(target: Path, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous CPU tensors that share no memory, as safetensors wants them."""
+    separate: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for key, tensor in flat.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise ArchiveError(
+                f"tensor {key!r} for {target} is {tensor.dtype}, which may not travel"
+            )
+        whole = tensor.detach().cpu().contiguous()
+        storage = whole.untyped_storage()
+        if storage.data_ptr() in taken or storage.nbytes() != whole.nbytes:
+            whole = whole.clone()
+        taken.add(whole.untyped_storage().data_ptr())
+        separate[key] = whole
+    return separate
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    """Return the CRC-32 over the tensors' bytes, by key."""
+    crc = 0
+    for key in sorted(tensors):
+        crc = zlib.crc32(tensor_bytes(tensors[key]), zlib.crc32(key.encode(), crc))
+    return crc
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _line(error: BaseException) -> str:
+    """Return an error's message on one line."""
+    text = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return " ".join(text.split()) or type(error).__name__
