@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedcli.data.directory import Labelled, read_array, read_class_folders
+from fedcli.data.arrays import read_array
+from fedcli.data.directory import Labelled, read_class_folders
 from fedcli.data.longtail import IntArray
 from fedmodels.errors import DataError
 from fedmodels.types import Problem

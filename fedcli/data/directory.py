@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.arrays import read_array
 from fedcli.data.datasets import Dataset, Inputs, Source
 from fedcli.data.longtail import IntArray
 from fedmodels.errors import DataError
@@ -89,21 +90,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{path} must hold an object")
     return content
-
-
-def read_array(path: Path, mmap: bool = False) -> NDArray[Any]:
-    """Read an ``.npy`` file, never a pickle.
-
-    Raises:
-        DataError: it is missing or damaged.
-    """
-    try:
-        out: NDArray[Any] = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    return out
 
 
 def _read_arrays(root: Path, part: str) -> Labelled:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.arrays import read_npz
 from fedcli.data.datasets import DATASETS, Dataset, Source
 from fedmodels.errors import DataError
 
@@ -37,16 +38,15 @@ def _windows(source: Source, file: str) -> Dataset:
     path = source.find(file)
     if path is None:
         raise source.missing(file, DATASETS[source.data.name].advice)
-    try:
-        with np.load(path, allow_pickle=False) as z:
-            arrays = {key: z[key] for key in z.files}
-        x = arrays["X"].astype(np.float32)
-        y, subject = arrays["y"].astype(np.int64), arrays["subject"].astype(np.int64)
-        device = arrays["device"].astype(np.int64)
-        names = tuple(str(name) for name in arrays["label_names"])
-        device_names = tuple(str(name) for name in arrays["device_names"])
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+    arrays = read_npz(path)
+    absent = {"X", "y", "subject", "device", "label_names", "device_names"} - set(arrays)
+    if absent:
+        raise DataError(f"{path} holds no {', '.join(sorted(absent))}")
+    x = arrays["X"].astype(np.float32)
+    y, subject = arrays["y"].astype(np.int64), arrays["subject"].astype(np.int64)
+    device = arrays["device"].astype(np.int64)
+    names = tuple(str(name) for name in arrays["label_names"])
+    device_names = tuple(str(name) for name in arrays["device_names"])
     test = arrays["official_test"] == 1 if "official_test" in arrays else every_fifth(subject)
     return windows_dataset(
         source.data.name,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.archives import torchvision_pair
+from fedcli.data.arrays import read_npz
 from fedcli.data.class_names import (
     CIFAR10,
     CIFAR100,
@@ -153,10 +154,9 @@ def _subset(
 
 def _read_npz(path: Path, part: str) -> tuple[NDArray[np.uint8], IntArray]:
     """Read images (n, C, H, W) uint8 and labels (n,) of one part of a subset."""
-    try:
-        with np.load(path, allow_pickle=False) as z:
-            x, y = z[f"x_{part}"], z[f"y_{part}"].astype(np.int64)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+    arrays = read_npz(path)
+    if not {f"x_{part}", f"y_{part}"} <= set(arrays):
+        raise DataError(f"{path} holds no x_{part} and y_{part}")
+    x, y = arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64)
     x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
     return np.ascontiguousarray(x), y
