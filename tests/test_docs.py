@@ -1,0 +1,52 @@
+"""Pages: every link to a file leads somewhere, and every make target a page names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+@EVERY_PAGE
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert target.is_relative_to(ROOT), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@EVERY_PAGE
+def test_make_targets_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
+    named = re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), flags=re.MULTILINE)
+    assert set(named) <= targets
+
+
+def test_pages_were_found() -> None:
+    names = {page.name for page in PAGES}
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "glossary.md"} <= names
+
+
+def test_every_target_says_what_it_does() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    declared = re.search(r"^\.PHONY:((?:.*\\\n)*.*)$", makefile, flags=re.MULTILINE)
+    assert declared is not None
+    phony = set(declared[1].replace("\\", " ").split())
+    assert set(re.findall(r"^([a-z-]+):.*##", makefile, flags=re.MULTILINE)) == phony
