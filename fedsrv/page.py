@@ -183,7 +183,7 @@ def _curves(groups: Sequence[SeedGroup]) -> Iterator[Panel]:
         for name in dict.fromkeys(name for run in runs for name in q.metric_names(run))
     }
     for view in dict.fromkeys(view for run in runs for view in q.views_of(run)):
-        label = f"mean client accuracy, {VIEW_NAMES.get(view, view)}"
+        label = f"mean client accuracy, {view_name(view)}"
         quantities[label] = (partial(q.view_curve, view=view), True)
     quantities["mean training loss of the cohort"] = (q.training_loss, False)
     for name, (quantity, percent) in quantities.items():
@@ -244,9 +244,16 @@ def _cost_panels(group: SeedGroup) -> Iterator[Panel]:
         yield Panel("seconds of training per client", svg)
 
 
+def view_name(view: str) -> str:
+    """Return how a page calls a view; ``global:nearest`` is one scored by a rule of its own."""
+    model, _, rule = view.partition(":")
+    name = VIEW_NAMES.get(model, model)
+    return f"{name}, {rule}" if rule else name
+
+
 def _views(group: SeedGroup) -> Iterator[tuple[str, str]]:
     for view in dict.fromkeys(view for run in group.runs for view in q.views_of(run)):
-        yield view, VIEW_NAMES.get(view, view)
+        yield view, view_name(view)
 
 
 def _by_view(group: SeedGroup, quantity: ViewQuantity) -> dict[str, Mapping[int, Spread]]:

@@ -159,7 +159,8 @@ def views_of(run: RunRecord) -> list[str]:
         for _, client in _clients(row)
         for view in table(client.get("views"))
     }
-    return [*(v for v in VIEWS if v in found), *sorted(found - set(VIEWS))]
+    order = {view: index for index, view in enumerate(VIEWS)}
+    return sorted(found, key=lambda view: (order.get(view.partition(":")[0], len(VIEWS)), view))
 
 
 def interaction_of(row: Mapping[str, Any], index: int) -> int:

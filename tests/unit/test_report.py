@@ -21,6 +21,7 @@ from rich.table import Table
 
 from fedmodels.errors import ArchiveError, ConfigError
 from fedsrv import quantities, report
+from fedsrv.page import view_name
 from fedsrv.record import group_runs, read_run
 
 PARTS = {"metrics", "bytes", "seconds", "clients", "series", "task"}
@@ -275,6 +276,13 @@ def test_weights_carry_the_clients_they_belong_to(tmp_path: Path) -> None:
     )
     expected = {(2, 2): 0.9, (2, 5): 0.1, (5, 5): 1.0}
     assert quantities.aggregation_weights(matrix) == (expected, True)
+
+
+def test_views_come_in_the_order_of_a_round(tmp_path: Path) -> None:
+    views = ("other", "after_local", "global:nearest", "global")
+    run = hand_written(tmp_path / "run", {"clients": {"0": {"views": dict.fromkeys(views)}}})
+    assert quantities.views_of(run) == ["global", "global:nearest", "after_local", "other"]
+    assert view_name("global:nearest") == "global model, nearest"
 
 
 def test_costs_add_up_per_client_without_the_evaluator(tmp_path: Path) -> None:
