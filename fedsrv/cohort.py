@@ -19,6 +19,7 @@ from fedmodels.types import EVALUATOR, Bundle, BundleSpec, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, encode
 from fedsrv.events import EventLog
+from fedsrv.profile import Admission
 from fedsrv.spool import Spool
 
 
@@ -114,6 +115,8 @@ class Member:
     waiting: int = 0
     """Pulls that wait for it at this moment."""
     durable: int = -1
+    issue: int = 0
+    """Issue of the last order it says it got."""
     trained: int = -1
     """Last interaction it brought an upload for."""
 
@@ -127,7 +130,7 @@ class OpenTrip:
     personal: dict[int, Encoded]
     results: dict[ClientId, Result] = field(default_factory=dict)
     failed: dict[ClientId, str] = field(default_factory=dict)
-    receiving: set[ClientId] = field(default_factory=set)
+    issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
     wire_down: int = 0
 
     def answered(self, client: ClientId) -> bool:
@@ -152,12 +155,16 @@ class RemoteCohort:
         events: EventLog,
         *,
         deadline_s: float | None = None,
-        check_profile: Callable[[ClientId, str], None] = lambda client, text: None,
+        admission: Admission,
+        expects_evaluator: bool = False,
     ) -> None:
         self.num_clients = num_clients
         self.spool, self.events = spool, events
+        self.admission = admission
         self._deadline_s = deadline_s
-        self._check_profile = check_profile
+        self._expected: list[ClientId] = [*range(num_clients)]
+        if expects_evaluator:
+            self._expected.append(EVALUATOR)
         self._changed = threading.Condition()
         self._members: dict[ClientId, Member] = {}
         self._open: OpenTrip | None = None
@@ -178,10 +185,10 @@ class RemoteCohort:
                     self._members[client].trained = interaction
 
     def gather(self) -> Mapping[int, str]:
-        everyone = range(self.num_clients)
         with self._changed:
-            self._wait(lambda: all(c in self._members for c in everyone))
-            return {c: self._members[c].client_json for c in everyone if c in self._members}
+            self._wait(lambda: all(c in self._members for c in self._expected))
+            found = {c: m.client_json for c, m in self._members.items() if isinstance(c, int)}
+        return dict(sorted(found.items()))
 
     def has_evaluator(self) -> bool:
         with self._changed:
@@ -272,7 +279,7 @@ class RemoteCohort:
             AlreadyConnected: the id is connected, and the token is not its session's.
             PayloadError: its description does not fit the run.
         """
-        self._check_profile(client, client_json)
+        self.admission.check(client, client_json)
         with self._changed:
             known = self._members.get(client)
             takes_over = known is not None and secrets.compare_digest(token, known.token)
@@ -331,12 +338,20 @@ class RemoteCohort:
         for client, member in waiting.items():
             if self._members.get(client) is not member:
                 raise UnknownSession(f"another session took over client {client}")
-            if trip and client in trip.trip.orders and not trip.answered(client):
+            if trip is None or client not in trip.trip.orders:
+                continue
+            if member.issue != trip.issue and not trip.answered(client):
                 order = rpc.Order()
                 order.CopyFrom(trip.trip.orders[client])
+                order.issue = trip.issue
                 order.committed, order.durable = self.committed, self.watermark
                 return order, trip
         return None
+
+    def is_superseded(self, interaction: int) -> bool:
+        """Tell whether training for an interaction has become pointless."""
+        with self._changed:
+            return 0 <= interaction <= self.committed
 
     def wake(self) -> None:
         """Let every waiting caller look again whether it is still wanted."""
@@ -358,13 +373,11 @@ class RemoteCohort:
                 raise Superseded(f"interaction {header.interaction} is no longer wanted")
             if trip.answered(client):
                 return None
-            trip.receiving.add(client)
             return trip
 
     def end_result(self, client: ClientId, trip: OpenTrip, result: Result | str) -> bool:
         """Take a result, or the reason why there is none; False when another came first."""
         with self._changed:
-            trip.receiving.discard(client)
             first = not trip.answered(client) and self._open is trip
             if first and isinstance(result, str):
                 trip.failed[client] = result

@@ -89,13 +89,3 @@ class Admission:
     def num_classes(self) -> int:
         """Return the classes of the run's problem; 0 before anybody joined."""
         return self._problem.num_classes if self._problem else 0
-
-
-def minority_classes(profiles: Mapping[int, Profile]) -> list[int]:
-    """Return the lower half of the classes by training examples over all clients and tasks.
-
-    Of equal ones the larger class id is the rarer: a long tail ends with the last class (FedMLP).
-    """
-    total = sum(p.train.sum(axis=0) for p in profiles.values())
-    ascending = sorted(range(len(total)), key=lambda k: (total[k], -k))
-    return sorted(ascending[: len(ascending) // 2])

@@ -14,13 +14,14 @@ from fedmodels.config import Experiment
 from fedmodels.errors import RunFailed
 from fedmodels.method import Metrics, Run, ServerContext, ServerState
 from fedmodels.methods import make
+from fedmodels.metrics import minority_classes
 from fedmodels.types import EVALUATOR, BundleSpec, ClientId, state_digest
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.cohort import Cohort, Results, StateLost, Trip
 from fedsrv.events import EventLog
-from fedsrv.profile import Profile, minority_classes
+from fedsrv.profile import Profile
 from fedsrv.schedule import Step, steps
-from fedsrv.scores import Scores, client_rows, mean_accuracy, own_test, round_metrics
+from fedsrv.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.store import Record, Store, Syncer
 from fedsrv.summary import summarise
 
@@ -68,7 +69,8 @@ class Engine:
         self.run_facts = Run(self.experiment, next(iter(self.profiles.values())).problem)
         self.tasks = {c: p.num_tasks for c, p in self.profiles.items()}
         self.steps = steps(self.experiment, self.method.trainers(self.run_facts), self.tasks)
-        self.minority = minority_classes(self.profiles)
+        examples = sum(p.train.sum(axis=0) for p in self.profiles.values())
+        self.minority = minority_classes(examples)
         self.stateful = self.method.keeps_state(self.run_facts)
 
     def _take_up(self) -> None:
@@ -266,7 +268,7 @@ class Engine:
         """Put scores into a record."""
         view = self.method.local_view
         own = scores.of(view)
-        a_sel = mean_accuracy(own_test(own[c]) for c in record["cohort"] if c in own)
+        a_sel = accuracy_over(own_test(own[c]) for c in record["cohort"] if c in own)
         if a_sel is not None:
             record["metrics"]["a_sel"] = a_sel
         if step.ends_round:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedmodels.errors import PayloadError
-from fedmodels.metrics import Counts
+from fedmodels.metrics import Counts, iaa, mean_accuracy, mean_and_std
 from fedmodels.types import EVALUATOR, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.cohort import Result
@@ -94,13 +94,13 @@ def own_test(sets: Mapping[str, Counts]) -> Counts | None:
     """Return the counts over a client's own test data of all tasks it has met; None without any."""
     tasks = [counts for name, counts in sets.items() if name.startswith("task/")]
     total = sum(tasks[1:], tasks[0]) if tasks else None
-    return total if total is not None and total.support.sum() else None
+    return total if total is not None and total.total() else None
 
 
-def mean_accuracy(found: Iterable[Counts | None]) -> float | None:
+def accuracy_over(found: Iterable[Counts | None]) -> float | None:
     """Return the unweighted mean of the clients' accuracies; None when nobody has test data."""
-    values = [c.accuracy() for c in found if c is not None and c.support.sum()]
-    return float(np.mean(values)) if values else None
+    counts = [c for c in found if c is not None and c.total()]
+    return mean_accuracy(counts) if counts else None
 
 
 def round_metrics(
@@ -119,10 +119,10 @@ def round_metrics(
     for key, view in (("a_glo", "global"), ("a_loc", local_view)):
         own = {c: own_test(sets) for c, sets in scores.of(view).items()}
         rare = [counts.subset(minority) for counts in own.values() if counts]
-        out[key], out[f"{key}_minority"] = mean_accuracy(own.values()), mean_accuracy(rare)
+        out[key], out[f"{key}_minority"] = accuracy_over(own.values()), accuracy_over(rare)
         for rule in scores.rules()[1:]:
             other = (own_test(sets) for sets in scores.of(view, rule).values())
-            out[f"{key}_{rule}"] = mean_accuracy(other)
+            out[f"{key}_{rule}"] = accuracy_over(other)
     out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)
     out |= _f1(scores, "after_local" if scores.of("after_local") else "after_downlink")
     return {key: value for key, value in out.items() if value is not None and math.isfinite(value)}
@@ -137,7 +137,7 @@ def _weighted_accuracy(
     met = {c: int(profiles[c].train[:tasks_seen].sum()) for c, counts in own.items() if counts}
     if not sum(met.values()):
         return None
-    return sum(n * own[c].accuracy() for c, n in met.items()) / sum(met.values())  # type: ignore[union-attr]
+    return iaa([counts.accuracy() for counts in own.values() if counts], list(met.values()))
 
 
 def _f1(scores: Scores, view: str) -> dict[str, float | None]:
@@ -148,7 +148,7 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
     union = [sets[GLOBAL_TEST].macro_f1() for sets in found.values() if GLOBAL_TEST in sets]
     for key, values in (("personalization", own), ("generalization", union)):
         if values:
-            out[key], out[f"{key}_std"] = float(np.mean(values)), float(np.std(values))
+            out[key], out[f"{key}_std"] = mean_and_std(values)
     for (client, v, _), sets in scores.counts.items():
         if client == EVALUATOR and v == "global" and GLOBAL_TEST in sets:
             out.setdefault("global_f1", sets[GLOBAL_TEST].macro_f1())
@@ -168,7 +168,7 @@ def client_rows(scores: Scores) -> dict[str, dict[str, Any]]:
         last = max((int(n.partition("/")[2]) for n in sets if n.startswith("task/")), default=-1)
         views[name] = {
             "accuracy": total.accuracy(),
-            "loss": total.loss_sum / max(int(total.support.sum()), 1),
+            "loss": total.loss(),
             "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(last + 1)],
             "classes": [None if math.isnan(a) else float(a) for a in total.per_class()],
         }
@@ -176,4 +176,4 @@ def client_rows(scores: Scores) -> dict[str, dict[str, Any]]:
 
 
 def _accuracy(counts: Counts | None) -> float | None:
-    return counts.accuracy() if counts is not None and counts.support.sum() else None
+    return counts.accuracy() if counts is not None and counts.total() else None

@@ -143,10 +143,10 @@ class Service:
             waiting: dict[ClientId, Member] = {}
             for one in request.waiting:
                 client, member = self._session(one.client_id, one.token, context)
-                member.durable = one.durable
+                member.durable, member.issue = one.durable, one.issue
                 waiting[client] = member
             if not waiting:
-                raise PayloadError("a Pull must name at least one waiting client")
+                raise PayloadError("a Pull must name at least one client")
             if not context.add_callback(self.cohort.wake):
                 return
             found = self.cohort.next_order(waiting, context.is_active)
@@ -187,7 +187,7 @@ class Service:
             trip = self.cohort.begin_result(client, header)
             if trip is not None:
                 self._receive(client, trip, header, stream, first.ByteSize())
-            return rpc.PushReply(repeated_upload=trip is None, committed=self.cohort.committed)
+            return rpc.PushReply(repeated_upload=trip is None)
         except tuple(_CODES) as error:
             _refuse(context, error)
             raise AssertionError("abort raises") from error
@@ -207,7 +207,7 @@ class Service:
             if header.failure:
                 outcome = header.failure
             else:
-                check_report(header.report, self.cohort.num_classes)
+                check_report(header.report, self.cohort.admission.num_classes)
                 receiver = Receiver(header.bundle, trip.trip.spec, allocate)
                 for data in stream:
                     wire += len(data)
@@ -237,11 +237,7 @@ class Service:
         if request.epoch >= 0:
             facts = {"epoch": request.epoch, "batch": request.batch, "loss": request.loss}
             self.events.tell("beat", client, interaction=request.interaction, **facts)
-        return rpc.BeatReply(
-            committed=self.cohort.committed,
-            durable=self.cohort.watermark,
-            superseded=request.interaction <= self.cohort.committed,
-        )
+        return rpc.BeatReply(superseded=self.cohort.is_superseded(request.interaction))
 
     @_coded
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveReply:

@@ -48,10 +48,8 @@ class Store:
         self.path = path
         self.experiment = experiment
         self.strict = experiment.server.durability == "strict"
-        if (path / "run.db").exists() and not resume:
-            raise ConfigError(
-                f"{path} already holds a run; give --resume to go on with it, or another --out"
-            )
+        if not resume:
+            refuse_existing(path)
         self.states = path / "server"
         self.states.mkdir(parents=True, exist_ok=True)
         self._lock_file = self._lock()
@@ -274,3 +272,14 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     temporary.replace(path)
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse an output directory that holds something already.
+
+    Raises:
+        ConfigError: says how to go on.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        what = "already holds a run" if (path / "run.db").exists() else "exists and is not empty"
+        raise ConfigError(f"{path} {what}; give --resume to go on with it, or another --out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 from cryptography import x509
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fedmodels.errors import ConfigError
 
 IDENTITY_SCHEME = "fedtide:"
+Credentials: TypeAlias = grpc.ServerCredentials
 
 
 def server_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:

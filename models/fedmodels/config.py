@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.scenario import DataSource, Scenario
+from fedmodels.scenario import Data, Scenario
 
 View = Literal["global", "after_local", "after_downlink"]
 
@@ -117,7 +117,7 @@ class Experiment(Table):
     """A whole config file, resolved: every key has its value."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    data: DataSource
+    data: Data
     scenario: Scenario
     net: NetTable
     method: MethodTable

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import pad
 
 from fedmodels.config import Training
 from fedmodels.method import Batch, ClientContext, LocalResult, Method, Output, Phase
@@ -147,7 +147,6 @@ def score(
         for name, (x, y) in sets.items():
             for xs, ys in zip(x.split(size), y.split(size), strict=True):
                 for rule, scores in method.predict(ctx, state, xs).items():
-                    loss = cross_entropy(scores.float(), ys, reduction="sum")
-                    counts = Counts.of(scores.argmax(1), ys, classes, loss_sum=float(loss))
-                    out[rule, name] = out[rule, name] + counts if (rule, name) in out else counts
+                    counts = Counts.of(scores, ys, classes)
+                    out[rule, name] = out.get((rule, name), Counts.zeros(classes)) + counts
     return out

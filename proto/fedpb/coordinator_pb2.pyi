@@ -50,14 +50,16 @@ class JoinReply(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., experiment_json: _Optional[str] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("client_id", "token", "durable")
+    __slots__ = ("client_id", "token", "durable", "issue")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    ISSUE_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
     durable: int
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., durable: _Optional[int] = ...) -> None: ...
+    issue: int
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., durable: _Optional[int] = ..., issue: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("waiting", "held")
@@ -68,7 +70,7 @@ class PullRequest(_message.Message):
     def __init__(self, waiting: _Optional[_Iterable[_Union[Waiting, _Mapping]]] = ..., held: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "base")
+    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "base")
     KIND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +82,7 @@ class Order(_message.Message):
     TASKS_SEEN_FIELD_NUMBER: _ClassVar[int]
     TRIP_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_TEST_FIELD_NUMBER: _ClassVar[int]
+    ISSUE_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     client_id: str
@@ -92,8 +95,9 @@ class Order(_message.Message):
     tasks_seen: int
     trip: int
     global_test: bool
+    issue: int
     base: int
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., base: _Optional[int] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., base: _Optional[int] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("role", "digest", "bundle", "held")
@@ -189,12 +193,10 @@ class PushChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_bundle_pb2.Frame, _Mapping]] = ...) -> None: ...
 
 class PushReply(_message.Message):
-    __slots__ = ("repeated_upload", "committed")
+    __slots__ = ("repeated_upload",)
     REPEATED_UPLOAD_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
     repeated_upload: bool
-    committed: int
-    def __init__(self, repeated_upload: _Optional[bool] = ..., committed: _Optional[int] = ...) -> None: ...
+    def __init__(self, repeated_upload: _Optional[bool] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
     __slots__ = ("client_id", "token", "epoch", "batch", "loss", "durable", "interaction")
@@ -215,14 +217,10 @@ class BeatRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., loss: _Optional[float] = ..., durable: _Optional[int] = ..., interaction: _Optional[int] = ...) -> None: ...
 
 class BeatReply(_message.Message):
-    __slots__ = ("committed", "durable", "superseded")
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("superseded",)
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
-    committed: int
-    durable: int
     superseded: bool
-    def __init__(self, committed: _Optional[int] = ..., durable: _Optional[int] = ..., superseded: _Optional[bool] = ...) -> None: ...
+    def __init__(self, superseded: _Optional[bool] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("client_id", "token", "reason")

@@ -1,0 +1,130 @@
+"""``fedcli``: join a run, partition a data set. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedmodels.errors import ConfigError, FedtideError
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedmodels.types import ClientId
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A client of a federated run, and the data it needs.",
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; a user's mistake is one line, never a traceback."""
+    try:
+        app(arguments)
+    except FedtideError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@app.command()
+def join(
+    client_id: Annotated[str, typer.Option(help="An id, a range such as 0-24, or evaluator.")],
+    server: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
+    data: Annotated[Path, typer.Option(help="Partition root; DIR/<id> is opened, nothing else.")],
+    state_dir: Annotated[
+        Path, typer.Option(help="Where private states and the session are kept, by id.")
+    ] = Path("fedtide-state"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:K.")] = "auto",
+    give_up_after: Annotated[
+        float | None, typer.Option(help="Seconds without the server; never unless given.")
+    ] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="Authority of the server.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+) -> None:
+    """Take part in a run as one client, or as several hosted in this process."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    from fedpb.heap import keep_large_blocks
+
+    keep_large_blocks()
+    clients = clients_of(client_id)
+    if (tls_cert or tls_key) and not tls_ca:
+        raise ConfigError("--tls-cert and --tls-key need --tls-ca")
+    from fedcli.host import Host
+    from fedcli.link import Link
+    from fedcli.tls import channel_credentials
+
+    credentials = channel_credentials(tls_ca, tls_cert, tls_key) if tls_ca else None
+    host = Host(clients, Link(server, credentials, give_up_after), data, state_dir, _device(device))
+    host.run()
+
+
+def clients_of(text: str) -> list[ClientId]:
+    """Read ``--client-id``: one id, a range with both ends, or the evaluator.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if text == "evaluator":
+        return ["evaluator"]
+    found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if first > last:
+        raise ConfigError(f"--client-id {text!r} is no id, no range such as 0-24, not evaluator")
+    return list(range(first, last + 1))
+
+
+def _device(text: str) -> torch.device:
+    import torch
+
+    if text == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise ConfigError(f"--device {text!r} is not auto, cpu or cuda:K")
+    if text.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"--device {text}: this machine has no CUDA device; use --device cpu")
+    return torch.device(text)
+
+
+@app.command()
+def partition(
+    config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    out: Annotated[Path, typer.Option(help="One directory per client goes here.")],
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+    ] = None,
+) -> None:
+    """Cut a data set into one directory per client, and show who holds what."""
+    from fedcli.data.commands import run_partition
+    from fedmodels.config import parse_experiment
+
+    try:
+        text = config.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {config}: {error}") from None
+    experiment = parse_experiment(text, str(config), sets or ())
+    run_partition(
+        experiment.data, experiment.scenario, experiment.schedule.clients, experiment.seed, out
+    )
+
+
+@app.command("data")
+def list_data() -> None:
+    """Say which data sets are known, present, or how to get them."""
+    from fedcli.data.commands import list_datasets
+
+    list_datasets()

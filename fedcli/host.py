@@ -1,0 +1,208 @@
+"""One process that hosts one or several clients: training in turn, network beside it.
+
+Three threads: one pulls the next order, this one trains, one pushes results; a fourth sends
+heartbeats. At most one order is fetched ahead and one result waits to be sent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcli.data.client_data import ClientData
+from fedcli.link import Link, Member, SessionGone, Superseded
+from fedcli.state import Session, StateDirectory
+from fedcli.worker import Result, Worker, open_data
+from fedmodels.config import experiment_of
+from fedmodels.errors import FedtideError, LinkError
+from fedmodels.types import EVALUATOR, Bundle, BundleSpec, ClientId
+from fedpb import coordinator_pb2 as rpc
+
+PROTOCOL = 1
+log = logging.getLogger(__name__)
+
+
+class Host:
+    """The clients of this process."""
+
+    def __init__(
+        self, clients: Sequence[ClientId], link: Link, data: Path, states: Path, device: torch.device
+    ) -> None:
+        """Open every client's data and state, so that what is wrong with them shows at once."""
+        self.link, self.device = link, device
+        self.data: dict[ClientId, ClientData] = {c: open_data(data, c) for c in clients}
+        self.states = {c: StateDirectory(states / str(c)) for c in clients}
+        self.members: dict[ClientId, Member] = {}
+        self.workers: dict[ClientId, Worker] = {}
+        self._issues: dict[ClientId, int] = {}
+        self._orders: queue.Queue[tuple[rpc.Order, Bundle] | BaseException] = queue.Queue(1)
+        self._results: queue.Queue[Result | None] = queue.Queue(1)
+        self._failure: BaseException | None = None
+        self._closed = threading.Event()
+        self._rejoining = threading.Lock()
+
+    # --- joining ----------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Join the run with every client.
+
+        Raises:
+            LinkError: the server refused one of them.
+        """
+        for client in self.data:
+            reply = self._join(client)
+            self.beat_every_s = reply.beat_every_s
+            if client not in self.workers:
+                experiment = experiment_of(_tables(reply.experiment_json), "the server's experiment")
+                torch.set_num_threads(experiment.training.threads)
+                self.workers[client] = Worker(
+                    client, self.data[client], self.states[client], experiment, self.device
+                )
+
+    def _join(self, client: ClientId) -> rpc.JoinReply:
+        states = self.states[client]
+        session = states.session()
+        reply = self.link.join(
+            rpc.JoinRequest(
+                client_id=str(client),
+                client_json=self.data[client].announcement(),
+                run_id=session.run_id,
+                token=session.token,
+                versions=states.versions(),
+                protocol=PROTOCOL,
+            )
+        )
+        states.set_session(Session(reply.run_id, reply.token))
+        self.members[client] = Member(client, reply.run_id, reply.token)
+        return reply
+
+    def _rejoin(self, gone: Mapping[ClientId, Member]) -> None:
+        """Renew sessions the server no longer knows, unless another thread has done it."""
+        with self._rejoining:
+            for client, member in gone.items():
+                if self.members[client] is member:
+                    log.warning("client %s joins again", client)
+                    self._join(client)
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Do what the server orders until every client's run is over.
+
+        Raises:
+            LinkError: the server refused, or stayed away for longer than allowed.
+        """
+        self.join()
+        threads = [
+            threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True)
+            for work in (self._pull_forever, self._push_forever, self._beat_forever)
+        ]
+        for thread in threads:
+            thread.start()
+        unfinished = set(self.workers)
+        try:
+            while unfinished:
+                found = self._orders.get()
+                if isinstance(found, BaseException):
+                    raise found
+                order, payload = found
+                client = client_of(order)
+                result = self.workers[client].execute(order, payload)
+                del payload, found
+                if result is not None:
+                    self._results.put(result)
+                if order.kind == rpc.ORDER_FINISH and result is not None and not result.failure:
+                    unfinished.discard(client)
+            self._results.put(None)
+            threads[1].join()
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            self._closed.set()
+            for member in self.members.values() if not unfinished else ():
+                self.link.leave(member, "finished")
+            self.link.close()
+
+    def _pull_forever(self) -> None:
+        while not self._closed.is_set():
+            members = dict(self.members)
+            waiting = {
+                c: rpc.Waiting(
+                    client_id=str(c),
+                    token=m.token,
+                    durable=self.states[c].durable,
+                    issue=self._issues.get(c, 0),
+                )
+                for c, m in members.items()
+            }
+            try:
+                order, payload = self.link.pull(waiting, self._spec)
+                self._issues[client_of(order)] = order.issue
+                self._orders.put((order, payload))
+                del payload
+            except SessionGone:
+                if not self._renew(members):
+                    return
+            except FedtideError as error:
+                if not self._closed.is_set():
+                    self._orders.put(error)
+                return
+
+    def _renew(self, gone: Mapping[ClientId, Member]) -> bool:
+        """Join again; what goes wrong with that ends the process."""
+        try:
+            self._rejoin(gone)
+        except FedtideError as error:
+            self._orders.put(error)
+            return False
+        return True
+
+    def _spec(self, client: str) -> Mapping[str, BundleSpec]:
+        return next(iter(self.workers.values())).payload_spec()
+
+    def _push_forever(self) -> None:
+        while (result := self._results.get()) is not None:
+            client = client_of(result.order)
+            while True:
+                member = self.members[client]
+                try:
+                    self.link.push(member, result)
+                    break
+                except SessionGone:
+                    if not self._renew({client: member}):
+                        return
+                except Superseded as error:
+                    log.warning("client %s: %s", client, error)
+                    break
+                except LinkError as error:
+                    if "INVALID_ARGUMENT" in str(error) or "RESOURCE_EXHAUSTED" in str(error):
+                        log.error("%s", error)  # this upload is refused; the run may go on
+                        break
+                    self._failure = error
+                    self._orders.put(error)
+                    return
+
+    def _beat_forever(self) -> None:
+        while not self._closed.wait(self.beat_every_s):
+            for client, worker in self.workers.items():
+                if worker.progress.interaction >= 0:
+                    self.link.beat(
+                        self.members[client], worker.progress, self.states[client].durable
+                    )
+
+
+def client_of(order: rpc.Order) -> ClientId:
+    """Return the client an order is for."""
+    return EVALUATOR if order.client_id == EVALUATOR else int(order.client_id)
+
+
+def _tables(text: str) -> dict[str, Any]:
+    tables: dict[str, Any] = json.loads(text)
+    return tables

@@ -1,0 +1,242 @@
+"""The link to the server: one channel, calls that wait out a server that is gone for a while.
+
+Payloads pass as raw bytes; the codec reads frames without a copy. Common parts of payloads are kept
+by digest, so that clients of one process fetch them once.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from fedcli.worker import Progress, Result
+from fedmodels.errors import LinkError
+from fedmodels.types import Bundle, BundleSpec, ClientId
+from fedpb import coordinator_pb2 as rpc
+from fedpb.codec import Encoded, RawFrame, Receiver, encode, merged, read_chunk
+
+PROTOCOL = 1
+_SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
+_RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One client's place in the run."""
+
+    client: ClientId
+    run_id: str
+    token: bytes
+
+
+class SessionGone(Exception):
+    """The server does not know the session any more; joining again helps."""
+
+
+class Superseded(Exception):
+    """The server no longer wants this result."""
+
+
+class Link:
+    """The calls of the service, with patience."""
+
+    def __init__(
+        self,
+        address: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        give_up_after_s: float | None = None,
+    ) -> None:
+        options = [
+            ("grpc.max_receive_message_length", 4 << 20),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
+            ("grpc.enable_retries", 0),
+        ]
+        self.address = address
+        self._give_up_after_s = give_up_after_s
+        self._closed = threading.Event()
+        self._channel = (
+            grpc.secure_channel(address, credentials, options)
+            if credentials
+            else grpc.insecure_channel(address, options)
+        )
+        self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinReply)
+        self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatReply)
+        self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveReply)
+        self._pull = self._channel.unary_stream(
+            f"{_SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
+        )
+        self._push = self._channel.stream_unary(f"{_SERVICE}/Push", None, rpc.PushReply.FromString)
+        self._held: dict[bytes, Bundle] = {}
+        """The last common part by digest."""
+
+    def _unary(self, name: str, request: Any, reply: Any) -> Any:
+        return self._channel.unary_unary(
+            f"{_SERVICE}/{name}", request.SerializeToString, reply.FromString
+        )
+
+    # --- patience ---------------------------------------------------------------------------------
+
+    def _patiently(self, what: str, call: Callable[[], T]) -> T:
+        """Make a call until the server answers; say so when it is gone, and again each minute.
+
+        Raises:
+            LinkError: the server refused, or stayed away for longer than allowed.
+            SessionGone: the session has to be renewed.
+        """
+        lost_since = told = None
+        wait_s = 0.1
+        while True:
+            try:
+                return call()
+            except grpc.RpcError as error:
+                code = error.code()
+                if code == grpc.StatusCode.UNAUTHENTICATED:
+                    raise SessionGone(error.details()) from None
+                if code == grpc.StatusCode.ABORTED:
+                    raise Superseded(error.details()) from None
+                if code not in _RETRIED:
+                    raise LinkError(f"{what}: {error.details()} ({code.name})") from None
+                if self._closed.is_set():
+                    raise LinkError(f"{what}: the link is closed") from None
+                reason = error.details()
+            now = time.monotonic()
+            lost_since = lost_since or now
+            if self._give_up_after_s is not None and now - lost_since > self._give_up_after_s:
+                raise LinkError(
+                    f"the server at {self.address} was gone for {self._give_up_after_s:g} s: {reason}"
+                )
+            if told is None or now - told > 60:
+                log.warning("lost the server at %s, trying again: %s", self.address, reason)
+                told = now
+            if self._closed.wait(wait_s * random.uniform(0.5, 1.0)):
+                raise LinkError(f"{what}: the link is closed")
+            wait_s = min(2 * wait_s, 2.0)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def join(self, request: rpc.JoinRequest) -> rpc.JoinReply:
+        """Join the run as one client.
+
+        Raises:
+            LinkError: the server refused, with its line.
+        """
+        return self._patiently(f"client {request.client_id}", lambda: self._join(request))
+
+    def pull(
+        self, waiting: Mapping[ClientId, rpc.Waiting], specs: Callable[[str], Mapping[str, BundleSpec]]
+    ) -> tuple[rpc.Order, Bundle]:
+        """Wait for the next order of any of these clients; return it and its payload.
+
+        Raises:
+            LinkError, SessionGone: as :meth:`_patiently` says.
+            PayloadError: the payload is not what ``specs`` of the client says.
+        """
+
+        def once() -> tuple[rpc.Order, Bundle] | None:
+            request = rpc.PullRequest(waiting=waiting.values(), held=list(self._held))
+            return self._read_order(self._pull(request), specs)
+
+        while True:
+            found = self._patiently("pull", once)
+            if found is not None:
+                return found
+
+    def _read_order(
+        self, stream: Iterator[bytes], specs: Callable[[str], Mapping[str, BundleSpec]]
+    ) -> tuple[rpc.Order, Bundle] | None:
+        order: rpc.Order | None = None
+        parts: dict[str, Bundle] = {}
+        receiver: Receiver | None = None
+        role = ""
+        for data in stream:
+            chunk = read_chunk(data, rpc.PullChunk.FromString)
+            if isinstance(chunk, RawFrame):
+                if receiver is not None:
+                    receiver.feed(chunk)
+            elif chunk.WhichOneof("chunk") == "order":
+                order = chunk.order
+            elif order is not None:
+                self._end_part(parts, role, receiver)
+                part, role, receiver = chunk.part, chunk.part.role, None
+                if part.held:
+                    parts[role] = self._held[part.digest]
+                else:
+                    receiver = Receiver(part.bundle, specs(order.client_id)[role])
+        self._end_part(parts, role, receiver)
+        return (order, merged(parts)) if order is not None else None
+
+    def _end_part(self, parts: dict[str, Bundle], role: str, receiver: Receiver | None) -> None:
+        if receiver is not None:
+            parts[role] = receiver.finish()
+            if role == "common":
+                self._held = {receiver.digest: parts[role]}
+
+    def push(self, member: Member, result: Result) -> rpc.PushReply:
+        """Bring back the result of an order.
+
+        Raises:
+            LinkError, SessionGone, Superseded: as :meth:`_patiently` says.
+        """
+        order = result.order
+        header = rpc.PushHeader(
+            client_id=order.client_id,
+            token=member.token,
+            kind=order.kind,
+            interaction=order.interaction,
+            trip=order.trip,
+            report=result.report,
+            failure=result.failure,
+        )
+        encoded = encode(result.upload)
+        header.bundle.CopyFrom(encoded.header)
+        what = f"client {member.client}, interaction {order.interaction}"
+        return self._patiently(what, lambda: self._push(_chunks(header, encoded)))
+
+    def beat(self, member: Member, progress: Progress, durable: int) -> None:
+        """Give a sign of life; a server that is gone does not matter here."""
+        request = rpc.BeatRequest(
+            client_id=str(member.client),
+            token=member.token,
+            epoch=progress.epoch,
+            batch=progress.batch,
+            loss=float(progress.loss) if progress.loss is not None else 0.0,
+            durable=durable,
+            interaction=progress.interaction,
+        )
+        try:
+            if self._beat(request, timeout=5.0).superseded:
+                progress.superseded = True
+        except grpc.RpcError as error:
+            log.debug("beat: %s", error.details())
+
+    def leave(self, member: Member, reason: str) -> None:
+        """Give the session back, if the server is there."""
+        request = rpc.LeaveRequest(
+            client_id=str(member.client), token=member.token, reason=reason
+        )
+        try:
+            self._leave(request, timeout=2.0)
+        except grpc.RpcError as error:
+            log.debug("leave: %s", error.details())
+
+    def close(self) -> None:
+        """Close the channel; calls under way end."""
+        self._closed.set()
+        self._channel.close()
+
+
+def _chunks(header: rpc.PushHeader, encoded: Encoded) -> Iterator[bytes]:
+    yield rpc.PushChunk(header=header).SerializeToString()
+    yield from encoded.chunks

@@ -1,0 +1,145 @@
+"""A client's state directory: its session and its private state after each interaction.
+
+A state is written before the upload it belongs to is sent (temporary file, rename), so a crash at
+any moment leaves either the old or the new one. Nothing waits for the disk: a background thread
+syncs new states, and the newest synced one is reported as durable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmodels.archive import load, save
+from fedmodels.errors import ArchiveError
+from fedmodels.types import Bundle
+
+_NAME = "state-{:08d}.safetensors"
+PERSONAL = "personal.safetensors"
+
+
+@dataclass(frozen=True)
+class Session:
+    """Which run this directory belongs to, and the token that proves it."""
+
+    run_id: str = ""
+    token: bytes = b""
+
+
+class StateDirectory:
+    """The states of one client; used by the thread that trains."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a state directory, or make one.
+
+        Raises:
+            ArchiveError: it cannot be used.
+        """
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArchiveError(f"state directory {path}: {error.strerror}") from None
+        self._cached: tuple[int, Bundle] | None = None
+        self._syncing: deque[int] = deque()
+        self._sync_wanted = threading.Event()
+        self._durable = max(self.versions(), default=-1)
+        for leftover in path.glob("*.tmp"):
+            leftover.unlink()
+        threading.Thread(target=self._sync_forever, name="state-sync", daemon=True).start()
+
+    # --- session ----------------------------------------------------------------------------------
+
+    def session(self) -> Session:
+        """Return the session stored here, or an empty one."""
+        try:
+            facts = json.loads((self.path / "session.json").read_text())
+            return Session(facts["run_id"], bytes.fromhex(facts["token"]))
+        except FileNotFoundError:
+            return Session()
+        except (ValueError, KeyError):
+            raise ArchiveError(
+                f"{self.path / 'session.json'} is damaged; delete it to join afresh"
+            ) from None
+
+    def set_session(self, session: Session) -> None:
+        """Store a session, readable by its owner only."""
+        temporary = self.path / "session.json.tmp"
+        temporary.unlink(missing_ok=True)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            json.dump({"run_id": session.run_id, "token": session.token.hex()}, file)
+        temporary.replace(self.path / "session.json")
+
+    # --- private states ---------------------------------------------------------------------------
+
+    def versions(self) -> list[int]:
+        """Return the interactions after which a private state is held, ascending."""
+        return sorted(int(f.stem.partition("-")[2]) for f in self.path.glob("state-*.safetensors"))
+
+    @property
+    def durable(self) -> int:
+        """Return the newest state that is safe on the disk; -1 for none."""
+        return self._durable
+
+    def load(self, base: int, initial: Bundle) -> Bundle:
+        """Return the private state after interaction ``base``, or ``initial`` for -1.
+
+        Later states belong to interactions that did not count; they are deleted.
+
+        Raises:
+            ArchiveError: the state is gone or damaged.
+        """
+        for version in self.versions():
+            if version > base:
+                (self.path / _NAME.format(version)).unlink()
+        self._durable = min(self._durable, base)
+        if base < 0:
+            return initial
+        if self._cached is None or self._cached[0] != base:
+            self._cached = (base, load(self.path / _NAME.format(base))[0])
+        return self._cached[1]
+
+    def save(self, interaction: int, state: Bundle) -> None:
+        """Write the private state after an interaction."""
+        save(self.path / _NAME.format(interaction), state, {"interaction": str(interaction)})
+        self._cached = (interaction, state)
+        self._syncing.append(interaction)
+        self._sync_wanted.set()
+
+    def prune(self, watermark: int) -> None:
+        """Delete states that no roll-back to the watermark can ask for."""
+        versions = self.versions()
+        needed = max((v for v in versions if v <= watermark), default=-1)
+        for version in versions:
+            if version < needed:
+                (self.path / _NAME.format(version)).unlink(missing_ok=True)
+
+    def save_personal(self, weights: Bundle) -> None:
+        """Store the final personal model."""
+        save(self.path / PERSONAL, weights, {"kind": "personal model"})
+
+    def _sync_forever(self) -> None:
+        while True:
+            self._sync_wanted.wait()
+            self._sync_wanted.clear()
+            while self._syncing:
+                version = self._syncing.popleft()
+                if self._sync(self.path / _NAME.format(version)):
+                    self._durable = version
+
+    def _sync(self, path: Path) -> bool:
+        try:
+            for place in (path, self.path):
+                handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+        except FileNotFoundError:
+            return False
+        return True

@@ -1,0 +1,214 @@
+"""What one client does with an order: the client half of a method on its own data."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedcli.data.client_data import ClientData, ClientFile, GlobalTest, Normaliser
+from fedcli.data.stream import TaskStream
+from fedcli.state import StateDirectory
+from fedmodels.config import Experiment
+from fedmodels.errors import DataError, FedtideError
+from fedmodels.method import ClientContext, Run
+from fedmodels.methods import make
+from fedmodels.nets.split import weights_of
+from fedmodels.training import score, train_locally
+from fedmodels.types import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
+from fedpb import coordinator_pb2 as rpc
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """How far the training under way is; written by the worker, read by the heartbeat."""
+
+    interaction: int = -1
+    epoch: int = -1
+    batch: int = 0
+    loss: Tensor | None = None
+    superseded: bool = False
+    """Set by the heartbeat: nobody waits for this work any more."""
+
+
+class Abandoned(Exception):
+    """The work under way is no longer wanted."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What goes back to the server for one order."""
+
+    order: rpc.Order
+    upload: Bundle
+    report: rpc.Report
+    failure: str = ""
+
+
+@dataclass
+class Worker:
+    """One client of a run: its data, its private state, and a net to work with."""
+
+    client: ClientId
+    data: ClientData
+    states: StateDirectory
+    experiment: Experiment
+    device: torch.device
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        """Build the method, the net and the stream of tasks."""
+        table = self.experiment.method
+        self.method = make(table.name, **table.hyper_parameters())
+        self.run = Run(self.experiment, self.data.problem)
+        self.net = self.run.make_net().to(self.device)
+        self.stream = TaskStream(
+            self.data, self.device, keep_history=self.method.keeps_history
+        )
+        self.stateful = self.method.keeps_state(self.run)
+        self._held: Result | None = None
+
+    def payload_spec(self) -> Mapping[str, BundleSpec]:
+        """Return what the parts of an order's payload must hold."""
+        common, personal = self.method.payload_spec(self.run)
+        return {"common": common, "personal": personal}
+
+    def execute(self, order: rpc.Order, payload: Bundle) -> Result | None:
+        """Do what an order says; None when it was abandoned on the way.
+
+        What goes wrong here fails this client for this interaction, not the process.
+        """
+        if self.stateful:
+            self.states.prune(order.durable)
+        if self._held and self._held.order.interaction <= order.committed:
+            self._held = None
+        try:
+            if order.kind == rpc.ORDER_TRAIN:
+                return self._train(order, payload)
+            if order.kind == rpc.ORDER_EVALUATE:
+                return self._evaluate(order, payload)
+            return self._finish(order, payload)
+        except Abandoned:
+            return None
+        except FedtideError as error:
+            return Result(order, Bundle(), rpc.Report(), str(error))
+        except (RuntimeError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+            log.exception("client %s, interaction %d", self.client, order.interaction)
+            return Result(order, Bundle(), rpc.Report(), f"{type(error).__name__}: {error}")
+
+    def _context(self, order: rpc.Order) -> ClientContext:
+        self.progress = Progress(order.interaction)
+        return ClientContext(
+            self.run, self.client, order.interaction, order.round, order.task,
+            self.net, self.stream, self.device, self._tick,
+        )  # fmt: skip
+
+    def _tick(self, epoch: int, batch: int, loss: Tensor) -> None:
+        now = self.progress
+        if now.superseded:
+            raise Abandoned
+        now.epoch, now.batch, now.loss = epoch, batch, loss
+
+    def _state(self, order: rpc.Order) -> Bundle:
+        assert isinstance(self.client, int), "the evaluator has no private state"
+        initial = self.method.init_client(self.run, self.client)
+        return self.states.load(order.base, initial) if self.stateful else initial
+
+    def _train(self, order: rpc.Order, payload: Bundle) -> Result:
+        """Train, save the private state, and keep the upload until it is committed."""
+        if self._held is not None and self._held.order.interaction == order.interaction:
+            return Result(order, self._held.upload, self._held.report)
+        state = self._state(order)
+        self.stream.open(order.task)
+        begun = time.monotonic()
+        ctx = self._context(order)
+        done = train_locally(self.method, ctx, payload, state)
+        report = rpc.Report(
+            loss=done.loss if done.num_examples else 0.0,
+            seconds=time.monotonic() - begun,
+            num_examples=done.num_examples,
+            extra=done.extra,
+        )
+        if "after_local" in order.views:
+            self._add_counts(report, order, ctx, "after_local", done.state)
+        if self.stateful:
+            self.states.save(order.interaction, done.state)
+        report.durable = self.states.durable
+        self._held = Result(order, done.upload, report)
+        self.progress = Progress()
+        return self._held
+
+    def _evaluate(self, order: rpc.Order, payload: Bundle) -> Result:
+        """Score the models the order names."""
+        report = rpc.Report(durable=self.states.durable)
+        ctx = self._context(order)
+        state = Bundle() if self.client == EVALUATOR else self._state(order)
+        for view in order.views:
+            if view == "global":
+                self.method.load_global(ctx, payload)
+                self._add_counts(report, order, ctx, view, state)
+            elif self.client != EVALUATOR:
+                self.method.load(ctx, payload, state)
+                self._add_counts(report, order, ctx, view, state)
+        return Result(order, Bundle(), report)
+
+    def _finish(self, order: rpc.Order, payload: Bundle) -> Result:
+        """Store the final personal model and report the digest of the private state."""
+        if self.client == EVALUATOR:
+            return Result(order, Bundle(), rpc.Report())
+        state = self._state(order)
+        self.method.load(self._context(order), payload, state)
+        self.states.save_personal(Bundle(weights=weights_of(self.net)))
+        digest = state_digest([("client", state)])
+        return Result(order, Bundle(), rpc.Report(state_sha256=digest))
+
+    def _add_counts(
+        self, report: rpc.Report, order: rpc.Order, ctx: ClientContext, view: str, state: Bundle
+    ) -> None:
+        """Score the model in the net on the test sets of the order."""
+        for (rule, name), c in score(self.method, ctx, state, dict(self._sets(order))).items():
+            report.counts.append(
+                rpc.Counts(
+                    view=view, rule=rule, test_set=name, loss_sum=c.loss_sum,
+                    support=c.support, predicted=c.predicted, correct=c.correct,
+                )  # fmt: skip
+            )
+
+    def _sets(self, order: rpc.Order) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+        if self.client != EVALUATOR:
+            self.stream.meet(order.tasks_seen)
+            for task in range(min(order.tasks_seen, self.data.num_tasks)):
+                yield f"task/{task}", self.stream.test(task)
+        if self.client == EVALUATOR or order.global_test:
+            found = self.stream.global_test()
+            if found is not None:
+                yield "global-test", found
+
+
+class EvaluatorData(ClientData):
+    """The evaluator's data: the global test set and no task."""
+
+    def __init__(self, root: Path) -> None:
+        """Open ``root/global-test``.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        found = GlobalTest.find(root)
+        if found is None:
+            raise DataError(f"{root / 'global-test'} is not there: the evaluator has nothing to do")
+        self.directory = root / "global-test"
+        self.file = ClientFile(**found.problem.model_dump(), tasks=())
+        self.normaliser = Normaliser.of(self.file)
+
+
+def open_data(root: Path, client: ClientId) -> ClientData:
+    """Open a client's directory under a partition root; the evaluator's is the global test set."""
+    return EvaluatorData(root) if client == EVALUATOR else ClientData(root / str(client))

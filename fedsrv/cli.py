@@ -1,0 +1,220 @@
+"""``fedsrv``: serve, launch, report. Heavy imports happen inside the commands that need them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedmodels.errors import ConfigError, FedtideError
+
+if TYPE_CHECKING:
+    from fedmodels.config import Experiment
+    from fedsrv.coordinator import Listen
+    from fedsrv.events import EventLog
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="The coordinator of a federated run, and the launcher of local ones.",
+)
+certs_app = typer.Typer(no_args_is_help=True, help="Make an authority and certificates for TLS.")
+app.add_typer(certs_app, name="certs")
+
+Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one line, never a traceback."""
+    try:
+        app()
+    except FedtideError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
+    """Read and check a config file."""
+    from fedmodels.config import parse_experiment
+
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {path}: {error}") from None
+    return parse_experiment(text, str(path), overrides or ())
+
+
+def set_up(verbose: bool = False) -> None:
+    """Prepare the process: logging, one thread unless told otherwise, a heap for large payloads."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    from fedpb.heap import keep_large_blocks
+
+    keep_large_blocks()
+
+
+@app.command()
+def serve(
+    config: Config,
+    listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")] = "127.0.0.1:0",
+    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("run"),
+    resume: Resume = False,
+    sets: Sets = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option(help="Allow a reachable address without TLS.")
+    ] = False,
+    evaluator: Annotated[
+        bool, typer.Option(help="Wait for the evaluator before the first round.")
+    ] = False,
+    events: Annotated[
+        bool, typer.Option(hidden=True, help="Print events; end with standard input.")
+    ] = False,
+) -> None:
+    """Serve one run: the coordinator alone."""
+    set_up()
+    experiment = read_experiment(config, sets)
+    from fedsrv.coordinator import serve as serve_run
+
+    where = _listen(listen, tls_cert, tls_key, tls_client_ca, insecure)
+    if events:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+
+    def ready(address: str, log: EventLog) -> None:
+        typer.echo(f"listening on {address}")
+        sys.stdout.flush()
+        if events:
+            threading.Thread(target=_print_events, args=(log,), daemon=True).start()
+
+    summary = serve_run(
+        experiment, out, where, resume=resume, expects_evaluator=evaluator, on_ready=ready
+    )
+    if not events:
+        _show(out)
+    logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
+
+
+def _listen(
+    address: str, cert: Path | None, key: Path | None, client_ca: Path | None, insecure: bool
+) -> Listen:
+    from fedsrv.coordinator import Listen
+    from fedsrv.tls import server_credentials
+
+    if (cert is None) != (key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together; one of them is missing")
+    if client_ca is not None and cert is None:
+        raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
+    credentials = server_credentials(cert, key, client_ca) if cert and key else None
+    return Listen(address, credentials, client_ca is not None, insecure)
+
+
+def _end_with_stdin() -> None:
+    """End at once when the launcher is gone; what is not committed is computed again."""
+    while os.read(0, 4096):
+        pass
+    os._exit(130)
+
+
+def _print_events(log: EventLog) -> None:
+    for event in log.listen(from_start=True):
+        sys.stdout.write(event.to_json() + "\n")
+        sys.stdout.flush()
+
+
+def _show(out: Path) -> None:
+    from rich.console import Console
+
+    from fedsrv.report import final_table
+
+    Console().print(final_table(out))
+
+
+@app.command()
+def launch(
+    config: Config,
+    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("run"),
+    sets: Sets = None,
+    hosts: Annotated[
+        int | None, typer.Option(min=1, help="Client host processes; chosen unless given.")
+    ] = None,
+    resume: Resume = False,
+    data: Annotated[
+        Path | None, typer.Option(help="A partition made before; made in OUT/data unless given.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:K.")] = "auto",
+) -> None:
+    """Run coordinator and clients as local processes, with live progress and a final table."""
+    set_up()
+    experiment = read_experiment(config, sets)
+    from fedsrv.launcher import launch as launch_run
+
+    launch_run(experiment, out, hosts=hosts, resume=resume, data=data, device=device)
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, in detail.")] = None,
+) -> None:
+    """List every method; with NAME its hyper-parameters, defaults and paper."""
+    from rich.console import Console
+
+    from fedsrv.catalogue import method_table, methods_table
+
+    Console().print(method_table(name) if name else methods_table())
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    html: Annotated[Path | None, typer.Option(help="Write a page with figures as well.")] = None,
+) -> None:
+    """Compare runs; those that differ in the seed alone are merged as mean ± std."""
+    from fedsrv.report import report_command
+
+    report_command(runs, html)
+
+
+@certs_app.command("init")
+def certs_init(
+    directory: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path("certs"),
+) -> None:
+    """Make a certificate authority."""
+    from fedsrv.certs import init_authority
+
+    _print_paths(init_authority(directory))
+
+
+@certs_app.command("issue")
+def certs_issue(
+    identity: Annotated[str, typer.Argument(help="A client id, a range 0-24, evaluator or server.")],
+    directory: Annotated[Path, typer.Option("--dir", help="The authority's files.")] = Path("certs"),
+    host: Annotated[list[str] | None, typer.Option(help="A name the server is reached by.")] = None,
+) -> None:
+    """Issue a certificate and its key."""
+    from fedsrv.certs import issue
+
+    _print_paths(issue(directory, identity, host or ()))
+
+
+def _print_paths(paths: Any) -> None:
+    for path in paths if isinstance(paths, tuple | list) else vars(paths).values():
+        typer.echo(str(path))

@@ -1,0 +1,141 @@
+"""One coordinator: the parts of a served run put together, and taken down again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from fedmodels.config import Experiment
+from fedmodels.errors import ConfigError
+from fedsrv.cohort import RemoteCohort
+from fedsrv.events import EventLog
+from fedsrv.profile import Admission
+from fedsrv.rounds import Engine
+from fedsrv.service import Service, start_server, stop_server
+from fedsrv.spool import Spool
+from fedsrv.store import Store, write_atomically
+from fedsrv.tls import Credentials, is_loopback
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where and how the coordinator listens."""
+
+    address: str = "127.0.0.1:0"
+    credentials: Credentials | None = None
+    requires_identity: bool = False
+    """Whether clients show certificates that name them."""
+    insecure: bool = False
+    """Allow a reachable address without TLS."""
+
+    def check(self) -> None:
+        """Refuse to be reachable from elsewhere without TLS.
+
+        Raises:
+            ConfigError: says how to go on.
+        """
+        if self.credentials is None and not is_loopback(self.address) and not self.insecure:
+            raise ConfigError(
+                f"--listen {self.address} can be reached from other machines without TLS; give "
+                "--tls-cert and --tls-key (fedsrv certs makes them), or --insecure"
+            )
+
+
+def serve(
+    experiment: Experiment,
+    out: Path,
+    listen: Listen,
+    *,
+    resume: bool = False,
+    expects_evaluator: bool = False,
+    on_ready: Callable[[str, EventLog], None] = lambda address, events: None,
+) -> dict[str, Any]:
+    """Serve one run to its end and return its summary.
+
+    Args:
+        experiment: what to run.
+        out: the run directory.
+        listen: where.
+        resume: go on with the run in ``out``.
+        expects_evaluator: wait for the evaluator before the first round.
+        on_ready: told the address, once clients can join.
+
+    Raises:
+        FedtideError: the run could not start, or could not go on.
+    """
+    listen.check()
+    torch.set_num_threads(experiment.server.threads)
+    with ExitStack() as stack:
+        store = Store(out, experiment, resume)
+        stack.callback(store.close)
+        write_facts(out, experiment)
+        events = EventLog()
+        stack.callback(events.close)
+        spool = Spool(out / "server" / "spool", experiment.server.upload_memory_mb << 20)
+        cohort = RemoteCohort(
+            experiment.schedule.clients,
+            spool,
+            events,
+            deadline_s=experiment.server.deadline_s,
+            admission=Admission(store.profiles()),
+            expects_evaluator=expects_evaluator,
+        )
+        service = Service(
+            store.run_id,
+            json.dumps(experiment.to_dict()),
+            cohort,
+            events,
+            requires_identity=listen.requires_identity,
+        )
+        server, port = start_server(service, listen.address, listen.credentials)
+        stack.callback(stop_server, server)
+        stack.callback(cohort.stop, "the server is shutting down")
+        on_ready(f"{listen.address.rpartition(':')[0]}:{port}", events)
+        summary = Engine(experiment, cohort, store, events).run()
+        write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+        return summary
+
+
+def write_facts(out: Path, experiment: Experiment) -> None:
+    """Write the resolved config and what the run was made with."""
+    write_atomically(out / "config.toml", tomli_w.dumps(experiment.to_dict()))
+    facts = {
+        "fedtide": version("fedtide"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "grpcio": version("grpcio"),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "git_commit": _git_commit(),
+    }
+    write_atomically(out / "env.json", json.dumps(facts, indent=2) + "\n")
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the checkout this package runs from, if it is one."""
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

@@ -1,0 +1,123 @@
+"""A cohort without a network: the client halves run in this process, through codec and frames."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcli.state import StateDirectory
+from fedcli.worker import Worker, open_data
+from fedmodels.config import Experiment, experiment_of
+from fedmodels.types import EVALUATOR, Bundle, ClientId
+from fedpb import coordinator_pb2 as rpc
+from fedpb.codec import RawFrame, Receiver, encode, merged, read_chunk
+from fedsrv.cohort import Result, Results, Trip
+from fedsrv.events import EventLog
+from fedsrv.rounds import Engine
+from fedsrv.store import Store
+
+
+def transported(bundle: Bundle, spec: Any) -> Bundle:
+    """Send a bundle through the codec and back."""
+    encoded = encode(bundle)
+    receiver = Receiver(encoded.header, spec)
+    for chunk in encoded.chunks:
+        frame = read_chunk(chunk, rpc.PullChunk.FromString)
+        assert isinstance(frame, RawFrame)
+        receiver.feed(frame)
+    return receiver.finish()
+
+
+class InProcessCohort:
+    """Fulfils the engine's Cohort protocol with workers of this process."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: Path,
+        states: Path,
+        *,
+        evaluator: bool = False,
+        arrival: random.Random | None = None,
+        before: Callable[[rpc.Order], None] = lambda order: None,
+    ) -> None:
+        ids: list[ClientId] = [*range(experiment.schedule.clients)]
+        if evaluator:
+            ids.append(EVALUATOR)
+        self.workers: dict[ClientId, Worker] = {
+            c: Worker(
+                c, open_data(data, c), StateDirectory(states / str(c)), experiment,
+                torch.device("cpu"),
+            )
+            for c in ids
+        }  # fmt: skip
+        self.arrival, self.before = arrival, before
+        self.committed = self.watermark = -1
+
+    def gather(self) -> Mapping[int, str]:
+        return {c: w.data.announcement() for c, w in self.workers.items() if isinstance(c, int)}
+
+    def has_evaluator(self) -> bool:
+        return EVALUATOR in self.workers
+
+    def versions(self) -> Mapping[int, Sequence[int]]:
+        return {c: w.states.versions() for c, w in self.workers.items() if isinstance(c, int)}
+
+    def require(self, *_: object) -> None:
+        """Nobody loses a state here while the engine runs."""
+
+    def exchange(self, trip: Trip) -> Results:
+        found: dict[ClientId, Result] = {}
+        failed: dict[ClientId, str] = {}
+        for client in self._arrivals(trip.orders):
+            order = trip.orders[client]
+            order.committed, order.durable = self.committed, self.watermark
+            self.before(order)
+            worker = self.workers[client]
+            specs = worker.payload_spec()
+            parts = {"common": transported(trip.common, specs["common"])}
+            if client in trip.personal:
+                parts["personal"] = transported(trip.personal[int(client)], specs["personal"])
+            done = worker.execute(order, merged(parts))
+            assert done is not None
+            if done.failure:
+                failed[client] = done.failure
+                continue
+            upload = transported(done.upload, trip.spec)
+            down = sum(b.num_bytes() for b in parts.values())
+            found[client] = Result(upload, done.report, upload.num_bytes(), down)
+        assert not failed, failed
+        return Results(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), failed)
+
+    def _arrivals(self, orders: Iterable[ClientId]) -> list[ClientId]:
+        clients = list(orders)
+        if self.arrival is not None:
+            self.arrival.shuffle(clients)
+        return clients
+
+    def release(self, results: Results) -> None:
+        """Nothing was borrowed."""
+
+    def commit(self, interaction: int, watermark: int) -> None:
+        self.committed, self.watermark = interaction, watermark
+
+    def durable(self) -> int | None:
+        return None
+
+
+def run_in_process(
+    tables: Mapping[str, Any] | Experiment, data: Path, out: Path, **options: Any
+) -> dict[str, Any]:
+    """Run an experiment to its end without a network; return its summary."""
+    experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
+    resume = bool(options.pop("resume", False))
+    store = Store(out, experiment, resume)
+    try:
+        cohort = InProcessCohort(experiment, data, out / "clients", **options)
+        return Engine(experiment, cohort, store, EventLog()).run()
+    finally:
+        store.close()
