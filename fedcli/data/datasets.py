@@ -150,6 +150,33 @@ DATASETS: dict[str, Known] = {
         ("wisdm.npz",),
         f"{_BY_HAND}wisdm.npz",
     ),
+    "femnist": Known(
+        "fedcli.data.femnist:femnist",
+        "characters of 28x28 by 3500 writers, 62 classes",
+        ("femnist", "FEMNIST", "leaf/data/femnist"),
+        f"{_BY_HAND}LEAF's femnist/data/train/*.json and test/*.json",
+    ),
+    "tiny-imagenet": Known(
+        "fedcli.data.tiny_imagenet:tiny_imagenet",
+        "110 000 photographs of 64x64, 200 classes",
+        ("tiny-imagenet-200", "tiny-imagenet-200.zip"),
+        f"{_BY_HAND}tiny-imagenet-200.zip",
+    ),
+    "hhar": Known(
+        f"{_HAR}:hhar",
+        "sensor windows of four phone models, 6 activities",
+        ("hhar.npz", "Phones_accelerometer.csv", "Activity recognition exp"),
+        f"{_BY_HAND}Phones_accelerometer.csv and Phones_gyroscope.csv",
+    ),
+    "realworld": Known(
+        f"{_HAR}:realworld",
+        "sensor windows at seven body positions, 8 activities",
+        ("realworld.npz", "realworld2016_dataset", "realworld2016"),
+        f"{_BY_HAND}realworld2016_dataset/proband*/data/*.zip",
+    ),
+    "hhar+realworld": Known(
+        f"{_HAR}:hhar_realworld", "both, 9 activities", (), f"{_BY_HAND}those of both"
+    ),
     "directory": Known(
         f"{_OWN}:directory", "one's own arrays or class folders", (), "set [data] root"
     ),

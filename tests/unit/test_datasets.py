@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import logging
 import socket
 import struct
+import zipfile
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -19,7 +21,11 @@ from rich.console import Console
 from fedcli.data import archives, commands, datasets
 from fedcli.data.commands import list_datasets, run_partition, thinned
 from fedcli.data.datasets import DATASETS, Dataset, Source, load, names
+from fedcli.data.har import COMBINED, REALWORLD_LABELS
+from fedcli.data.hhar import ACTIVITIES as HHAR
+from fedcli.data.realworld import ACTIVITIES as REALWORLD
 from fedcli.data.store import ClientData
+from fedcli.data.windows import paired, window_starts, windows_of
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.scenario import Data, Iid, Natural
 
@@ -265,6 +271,217 @@ def test_official_test_subjects_are_kept(tmp_path: Path) -> None:
     official = np.isin(np.repeat(np.arange(1, 11), 12), [2, 4]).astype(np.uint8)
     sensor_file(tmp_path / "uci_har.npz", official_test=official)
     assert len(load(Data(name="uci-har", root=str(tmp_path))).test_y) == 24
+
+
+# --- the publishers' own formats
+
+
+def test_window_starts_include_the_last() -> None:
+    assert window_starts(256, 128, 64) == [0, 64, 128]
+    assert window_starts(256, 128, 64, legacy=True) == [0, 64]
+    assert window_starts(255, 128, 64) == [0, 64]
+    assert window_starts(127, 128, 64) == []
+
+
+def test_windows_are_decimated_without_aliases() -> None:
+    t = np.arange(512 * 3) / 200  # 200 Hz
+    slow, fast = np.sin(2 * np.pi * 2 * t), np.sin(2 * np.pi * 90 * t)
+    cut = windows_of(np.stack([slow, fast] * 3, axis=1), 4)
+    assert cut.shape == (5, 128, 6)
+    inner = cut[1, 20:-20]
+    assert inner[:, 0] == pytest.approx(slow[256 : 256 + 512 : 4][20:-20], abs=0.05)
+    assert np.abs(inner[:, 1]).max() < 0.05
+
+
+def test_the_longer_sensor_is_resampled_whichever_it_is() -> None:
+    ramp = np.linspace(0, 1, 400)[:, None] * np.ones(3)
+    short = np.linspace(0, 1, 200)[:, None] * np.ones(3)
+    for acc, gyro in ((ramp, short), (short, ramp)):
+        both = paired(acc, gyro)
+        assert both.shape == (200, 6)
+        assert np.allclose(both[:, :3], both[:, 3:])
+    assert paired(ramp[:350], ramp).shape == (350, 6)  # 50 samples: cut off, not resampled
+    assert np.allclose(paired(ramp[:350], ramp)[:, 3:], ramp[:350])
+
+
+def write_hhar(root: Path) -> None:
+    """Write two users with an s3mini (100 Hz) and one activity short for the second."""
+    root.mkdir(parents=True, exist_ok=True)
+    header = "Index,Arrival_Time,Creation_Time,x,y,z,User,Model,Device,gt\n"
+    for name, scale in (("accelerometer", 9.80665), ("gyroscope", 1.0)):
+        rows, clock = [], 1_424_696_633_908
+        for user in "ab":
+            for activity in (*HHAR, "null"):
+                if user == "b" and activity == "bike":
+                    continue
+                for _ in range(512):
+                    clock += 10
+                    xyz = f"{scale},{2 * scale},0.5"
+                    rows.append(
+                        f"0,{clock},{clock * 10**6},{xyz},{user},s3mini,s3mini_1,{activity}\n"
+                    )
+        (root / f"Phones_{name}.csv").write_text(header + "".join(rows))
+
+
+def test_hhar_is_cut_from_its_csv_files_once(tmp_path: Path) -> None:
+    write_hhar(tmp_path / "root" / "Activity recognition exp")
+    made = load(Data(name="hhar", root=str(tmp_path / "root")))
+    x = np.concatenate([made.train_x, made.test_x])
+    assert x.shape == (6 * 3, 128, 6)  # 512 samples at 100 Hz: three windows an activity
+    assert made.group_names == ("subject 0, s3mini",)  # user b has no bike ride
+    assert np.bincount(made.train_y).tolist() == [3] * 6
+    assert x[..., :2] == pytest.approx(np.tile([1.0, 2.0], (18, 128, 1)), abs=1e-3)  # in g
+    assert (tmp_path / "cache/fedtide/hhar.npz").exists()
+    again = load(Data(name="hhar"))  # now from the cache
+    assert np.array_equal(again.train_x, made.train_x)
+    legacy = load(Data(name="hhar", root=str(tmp_path / "root"), legacy_windows=True))
+    assert len(legacy.train_x) == 6 * 2
+
+
+def write_realworld(root: Path, subjects: int = 2) -> None:
+    """Write two positions of three activities, one recording in two parts."""
+    rng = np.random.default_rng(0)
+
+    def samples(n: int) -> str:
+        values = rng.normal(size=(n, 3))
+        rows = [f"{j},{1000 + 20 * j},{x},{y},{z}" for j, (x, y, z) in enumerate(values)]
+        return "id,attr_time,attr_x,attr_y,attr_z\n" + "\n".join(rows)
+
+    def zipped(files: dict[str, str | bytes]) -> bytes:
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+        return out.getvalue()
+
+    for subject in range(1, subjects + 1):
+        folder = root / "realworld2016_dataset" / f"proband{subject}" / "data"
+        folder.mkdir(parents=True)
+        for sensor, inner in (("acc", "acc"), ("gyr", "Gyroscope")):
+            for activity in ("walking", "lying", "jumping"):
+                files: dict[str, str | bytes] = {
+                    f"{inner}_{activity}_{position}.csv": samples(256)
+                    for position in ("chest", "forearm")
+                }
+                if activity == "walking":
+                    files = {f"{sensor}_walking_{k}_csv.zip": zipped(files) for k in (1, 2)}
+                (folder / f"{sensor}_{activity}_csv.zip").write_bytes(zipped(files))
+
+
+def test_realworld_is_cut_from_its_zips(tmp_path: Path) -> None:
+    write_realworld(tmp_path / "root")
+    made = load(Data(name="realworld", root=str(tmp_path / "root")))
+    assert made.group_names[:2] == ("subject 1, chest", "subject 1, forearm")
+    assert made.devices == ("phone", "watch") * 2
+    # three windows of 256 samples; walking comes in two parts
+    assert np.bincount(made.train_y, minlength=8).tolist() == [0, 0, 0, 0, 0, 24, 12, 12]
+    assert made.class_names[5:] == ("walk", "lie", "jump")
+
+
+def test_the_combined_set_aligns_the_labels(tmp_path: Path) -> None:
+    write_hhar(tmp_path / "root")
+    write_realworld(tmp_path / "root")
+    made = load(Data(name="hhar+realworld", root=str(tmp_path / "root")))
+    assert made.class_names == COMBINED
+    assert made.group_names[0] == "subject 0, s3mini"
+    assert made.group_names[-1] == "subject 102, forearm"
+    counts = np.bincount(np.concatenate([made.train_y, made.test_y]), minlength=9)
+    assert counts.tolist() == [3, 3, 3 + 24, 3, 3, 3, 0, 12, 12]
+
+
+def test_realworld_labels_of_the_card() -> None:
+    names = tuple(REALWORLD.values())
+    assert names == ("down", "up", "run", "sit", "stand", "walk", "lie", "jump")
+    assert [COMBINED[k] for k in REALWORLD_LABELS] == list(names)
+
+
+def write_femnist(folder: Path, writers: str, n: int) -> None:
+    folder.mkdir(parents=True)
+    held = {w: {"x": [[1.0] * 783 + [0.5]] * n, "y": [j % 62 for j in range(n)]} for w in writers}
+    content = {"users": list(writers), "num_samples": [n] * len(writers), "user_data": held}
+    (folder / "all_data_0.json").write_text(json.dumps(content))
+
+
+def test_femnist_of_leaf(tmp_path: Path) -> None:
+    write_femnist(tmp_path / "femnist/data/train", "fg", 70)
+    write_femnist(tmp_path / "femnist/data/test", "fg", 5)
+    made = load(Data(name="femnist", root=str(tmp_path)))
+    assert (made.train_x.shape, len(made.test_y)) == ((140, 1, 28, 28), 10)
+    assert made.train_x[0, 0, -1, -2:].tolist() == [255, 128]
+    assert made.group_names == ("writer f", "writer g")
+    assert made.groups is not None
+    assert np.bincount(made.groups).tolist() == [75, 75]
+
+
+def test_femnist_without_a_split(tmp_path: Path) -> None:
+    write_femnist(tmp_path / "femnist/data/all_data", "fg", 155)
+    made = load(Data(name="femnist", root=str(tmp_path)))
+    assert (len(made.train_y), len(made.test_y)) == (248, 62)
+
+
+def write_tiny_imagenet(root: Path) -> None:
+    ids = [f"n{k:08}" for k in range(3)]
+    (root / "val/images").mkdir(parents=True)
+    (root / "wnids.txt").write_text("\n".join(ids))
+    (root / "words.txt").write_text("".join(f"{name}\tthing {name}, other\n" for name in ids))
+    lines = []
+    for k, name in enumerate(ids):
+        (root / "train" / name / "images").mkdir(parents=True)
+        for j in range(2):
+            image = Image.new("RGB" if j else "L", (64, 64), color=k)
+            image.save(root / "train" / name / "images" / f"{name}_{j}.JPEG")
+        Image.new("RGB", (64, 64)).save(root / "val/images" / f"val_{k}.JPEG")
+        lines.append(f"val_{k}.JPEG\t{name}\t0\t0\t9\t9\n")
+    (root / "val/val_annotations.txt").write_text("".join(lines))
+
+
+def test_tiny_imagenet_zipped_or_not(tmp_path: Path) -> None:
+    write_tiny_imagenet(tmp_path / "plain/tiny-imagenet-200")
+    (tmp_path / "packed").mkdir()
+    with zipfile.ZipFile(tmp_path / "packed/tiny-imagenet-200.zip", "w") as archive:
+        for path in sorted((tmp_path / "plain").rglob("*")):
+            archive.write(path, path.relative_to(tmp_path / "plain"))
+    plain = load(Data(name="tiny-imagenet", root=str(tmp_path / "plain")))
+    packed = load(Data(name="tiny-imagenet", root=str(tmp_path / "packed")))
+    assert plain.train_x.shape == (6, 3, 64, 64)
+    assert plain.train_y.tolist() == [0, 0, 1, 1, 2, 2]
+    assert plain.class_names[0] == "thing n00000000"
+    assert np.array_equal(plain.train_x, packed.train_x)
+    assert np.array_equal(plain.test_y, packed.test_y)
+    (tmp_path / "packed/tiny-imagenet-200.zip").write_bytes(b"PK broken")
+    with pytest.raises(DataError, match=r"tiny-imagenet-200.zip cannot be read"):
+        load(Data(name="tiny-imagenet", root=str(tmp_path / "packed")))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("femnist", "femnist/data/train"),
+        ("tiny-imagenet", "cs231n.stanford.edu"),
+        ("hhar", "Phones_accelerometer.csv"),
+        ("realworld", "realworld2016_dataset"),
+        ("hhar+realworld", "Phones_accelerometer.csv"),
+    ],
+)
+def test_what_must_be_fetched_by_hand_is_named(name: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load(Data(name=name, root=str(tmp_path / "root")))
+    line = str(caught.value)
+    assert "\n" not in line
+    assert what in line
+    assert str(tmp_path / "root") in line
+
+
+def test_damaged_publishers_files_are_named(tmp_path: Path) -> None:
+    write_hhar(tmp_path)
+    (tmp_path / "Phones_gyroscope.csv").write_text("Index,x\n1,2\n")
+    with pytest.raises(DataError, match=r"Phones_gyroscope.csv cannot be read"):
+        load(Data(name="hhar", root=str(tmp_path)))
+    write_realworld(tmp_path, 1)
+    path = tmp_path / "realworld2016_dataset/proband1/data/acc_lying_csv.zip"
+    path.write_bytes(b"PK broken")
+    with pytest.raises(DataError, match=r"acc_lying_csv.zip cannot be read"):
+        load(Data(name="realworld", root=str(tmp_path)))
 
 
 # --- one's own
