@@ -59,8 +59,13 @@ def report_command(runs: list[Path], html: Path | None) -> None:
         console.print(f"report written to {html}")
 
 
-def final_table(run: RunRecord) -> Table:
-    """Return the result of one run: its metrics, and what it cost."""
+def final_table(run: RunRecord | Path) -> Table:
+    """Return the result of one run: its metrics, and what it cost.
+
+    Raises:
+        ArchiveError: ``run`` is a directory that is no run's, or a file in it is damaged.
+    """
+    run = read_run(run) if isinstance(run, Path) else run
     seed = "" if run.seed is None else f", seed {run.seed}"
     state = "" if run.is_finished else ", not finished"
     title = Text(f"{run.title()}{seed}: {run.rounds} rounds{state}")

@@ -144,7 +144,7 @@ def headings(page: str) -> list[str]:
 
 
 def test_final_table_shows_metrics_and_cost(tmp_path: Path) -> None:
-    text = text_of(report.final_table(read_run(write_run(tmp_path / "run", seed=3))))
+    text = text_of(report.final_table(write_run(tmp_path / "run", seed=3)))
     assert "gldp on digits, long_tail, seed 3: 4 rounds" in text
     assert line_of(text, "a_glo %") == ["83.00"]
     assert line_of(text, "afm %") == ["5.00"]
