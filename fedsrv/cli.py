@@ -143,9 +143,10 @@ def _print_events(log: EventLog) -> None:
 def _show(out: Path) -> None:
     from rich.console import Console
 
+    from fedsrv.record import read_run
     from fedsrv.report import final_table
 
-    Console().print(final_table(out))
+    Console().print(final_table(read_run(out)))
 
 
 @app.command()

@@ -26,13 +26,14 @@ from fedmodels.types import Problem
 
 FORMAT = 1
 Part = Literal["train", "test"]
+PARTS: tuple[Part, Part] = ("train", "test")
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 File = TypeVar("File", bound=_File)
@@ -232,13 +233,9 @@ class ClientData:
         """Count the examples of the tasks that are there, from ``task-0`` on."""
         tasks: list[TaskCounts] = []
         while (self.directory / f"task-{len(tasks)}").is_dir():
-            counts = {
-                part: np.bincount(
-                    self._read(len(tasks), part)[1], minlength=self.file.num_classes
-                ).tolist()
-                for part in ("train", "test")
-            }
-            tasks.append(TaskCounts.model_validate(counts))
+            labels = [self._read(len(tasks), part)[1] for part in PARTS]
+            train, test = (np.bincount(y, minlength=self.file.num_classes) for y in labels)
+            tasks.append(TaskCounts(train=tuple(train.tolist()), test=tuple(test.tolist())))
         if not tasks:
             raise DataError(f"{self.directory} holds no task-0")
         return tuple(tasks)

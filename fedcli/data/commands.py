@@ -15,6 +15,7 @@ from rich.text import Text
 from fedcli.data.datasets import DATASETS, Dataset, load, names, source_of
 from fedcli.data.longtail import keep_per_class
 from fedcli.data.partition import partition
+from fedcli.data.picture import draw_partition
 from fedcli.data.seeds import rng_of
 from fedcli.data.store import TABLE, write_partition
 from fedmodels.scenario import Data, ScenarioTable
@@ -70,6 +71,8 @@ def run_partition(
         coarse=dataset.coarse,
     )
     written = write_partition(out, dataset, made, config)
+    if written:
+        draw_partition(out)
     console.print(_holdings(json.loads((out / TABLE).read_bytes())))
     done = "written to" if written else "the same partition is already in"
     console.print(f"{done} {out}", markup=False, highlight=False, soft_wrap=True)

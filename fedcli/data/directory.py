@@ -46,7 +46,7 @@ def _made(
     root: Path, train: Labelled, test: Labelled, names: list[str], about: dict[str, Any]
 ) -> Dataset:
     """Put the parts together; what ``dataset.json`` leaves out is derived."""
-    scale = float(about.get("scale", 255.0 if train[0].dtype == np.uint8 else 1.0))
+    (scale,) = _numbers(root, about, "scale", (255.0 if train[0].dtype == np.uint8 else 1.0,))
     highest = max((int(y.max()) for _, y in (train, test) if len(y)), default=-1)
     num_classes = max(len(names), highest + 1)
     if names and highest >= len(names):
@@ -60,8 +60,8 @@ def _made(
         test_y=test[1],
         num_classes=num_classes,
         scale=scale,
-        mean=tuple(about.get("mean", mean)),
-        std=tuple(about.get("std", std)),
+        mean=_numbers(root, about, "mean", mean),
+        std=_numbers(root, about, "std", std),
         class_names=tuple(names) or tuple(str(k) for k in range(num_classes)),
         groups_train=_read_groups(root / "groups_train.npy", len(train[1])),
         groups_test=_read_groups(root / "groups_test.npy", len(test[1])),
@@ -80,6 +80,20 @@ def channel_moments(x: Inputs, scale: float) -> tuple[tuple[float, ...], tuple[f
     std = x.std(axis=others, dtype=np.float64) / scale
     std = np.where(std > 0, std, 1.0)
     return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _numbers(
+    root: Path, about: dict[str, Any], key: str, default: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Return one number, or as many as the default has, that ``dataset.json`` gives for a key."""
+    given = about.get(key, default)
+    values = given if isinstance(given, list | tuple) else [given]
+    fits = len(values) in (1, len(default)) and all(
+        isinstance(v, int | float) and np.isfinite(v) and (v > 0 or key == "mean") for v in values
+    )
+    if not fits:
+        raise DataError(f"{root / 'dataset.json'}: {key} must hold 1 or {len(default)} numbers")
+    return tuple(float(v) for v in values)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,0 +1,5 @@
+"""``python -m fedcli`` is the command ``fedcli``."""
+
+from fedcli.cli import main
+
+main()

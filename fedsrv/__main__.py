@@ -1,0 +1,5 @@
+"""``python -m fedsrv`` is the command ``fedsrv``."""
+
+from fedsrv.cli import main
+
+main()

@@ -1,0 +1,245 @@
+"""A run on one machine: coordinator and clients as processes, watched, restarted and cleaned up."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import tomli_w
+import torch
+
+from fedmodels.config import Experiment
+from fedmodels.errors import DataError, RunFailed
+from fedmodels.types import EVALUATOR
+from fedsrv.processes import (
+    Box,
+    Child,
+    Said,
+    coordinator_command,
+    error_in,
+    fork_server_command,
+)
+from fedsrv.progress import Display
+from fedsrv.record import read_run
+from fedsrv.report import final_table, write_html
+from fedsrv.store import refuse_existing
+
+MAX_RESTARTS = 3
+"""Restarts of one process without progress of the run, after which the run has failed."""
+CLIENT_BYTES = 200 << 20
+"""Memory a client process is reckoned with."""
+MOST_PROCESSES = 100
+PARTITION = "partition"
+log = logging.getLogger(__name__)
+
+
+def launch(
+    experiment: Experiment,
+    out: Path,
+    *,
+    hosts: int | None = None,
+    resume: bool = False,
+    data: Path | None = None,
+    device: str = "auto",
+) -> None:
+    """Run an experiment to its end; print the final table and write ``report.html``.
+
+    Args:
+        experiment: what to run.
+        out: the run directory.
+        hosts: client host processes; one per client, while the machine bears it, unless given.
+        resume: go on with the run in ``out``.
+        data: a partition root made before.
+        device: ``auto``, ``cpu`` or ``cuda:K``.
+
+    Raises:
+        FedtideError: the run failed; says why.
+        KeyboardInterrupt: the user stopped it; the run can be resumed.
+    """
+    if not resume:
+        refuse_existing(out)
+    if experiment.evaluate.reference:  # fail before the run, not after it
+        from fedsrv.summary import iaa_series
+
+        iaa_series(Path(experiment.evaluate.reference))
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    display = Display(f"{experiment.method.name} on {experiment.data.name}")
+    with Launch(experiment, out, data or out / "data", device, display) as run:
+        run.partition(made_before=data is not None)
+        try:
+            with display:
+                run.start(hosts or affordable_hosts(experiment.schedule.clients))
+                run.watch()
+        except KeyboardInterrupt:
+            display.say(f"stopped; add --resume to go on with the run in {out}")
+            raise
+    record = read_run(out)
+    write_html([record], out / "report.html")
+    display.console.print(final_table(record))
+    display.say(f"report: {out / 'report.html'}")
+
+
+def affordable_hosts(clients: int) -> int:
+    """Return how many client processes this machine bears."""
+    fits = int(psutil.virtual_memory().available * 0.7) // CLIENT_BYTES
+    return max(1, min(clients, fits, MOST_PROCESSES))
+
+
+def host_ranges(clients: int, hosts: int) -> list[str]:
+    """Return the client ids of each host as ``--client-id`` says them; never more than clients."""
+    hosts = min(hosts, clients)
+    bounds = [clients * i // hosts for i in range(hosts + 1)]
+    return [
+        str(a) if b - a == 1 else f"{a}-{b - 1}" for a, b in zip(bounds, bounds[1:], strict=False)
+    ]
+
+
+@dataclass
+class Launch:
+    """The processes of one launched run."""
+
+    experiment: Experiment
+    out: Path
+    data: Path
+    device: str
+    display: Display
+    box: Box = field(default_factory=Box)
+    address: str = "127.0.0.1:0"
+    clients: list[str] = field(default_factory=list)
+    """What each host is started with as ``--client-id``."""
+    ended: set[str] = field(default_factory=set)
+    restarts: dict[str, int] = field(default_factory=dict)
+    finished: bool = False
+
+    def __enter__(self) -> Launch:
+        """Start the fork server; it preloads while other things happen."""
+        self.config = self.out / "logs" / "launch.toml"
+        self.config.write_text(tomli_w.dumps(self.experiment.to_dict()))
+        self.fork_server = self._child("hosts", fork_server_command())
+        self.coordinator: Child | None = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End everything that was started."""
+        self.fork_server.end()
+        if self.coordinator is not None:
+            self.coordinator.end()
+
+    def _child(self, source: str, command: list[str]) -> Child:
+        return Child(source, command, self._log(source), self.box)
+
+    def _log(self, source: str) -> Path:
+        return self.out / "logs" / f"{source}.log"
+
+    # --- beginnings -------------------------------------------------------------------------------
+
+    def partition(self, made_before: bool) -> None:
+        """Cut the data set into client directories, unless that was done before.
+
+        Raises:
+            DataError: the data set is missing, or the partition is not there.
+        """
+        if made_before:
+            if not (self.data / "0").is_dir():
+                raise DataError(
+                    f"--data {self.data} holds no client directory 0; "
+                    "make one with: fedcli partition CONFIG --out DIR"
+                )
+            return
+        argv = ["partition", str(self.config), "--out", str(self.data)]
+        self.fork_server.tell({"id": PARTITION, "argv": argv, "log": str(self._log(PARTITION))})
+        while (said := self.box.get()).source == "hosts":
+            fact = {} if said.status is not None else json.loads(said.line)
+            if said.status is not None or fact.get("status", 0) != 0:
+                raise DataError(error_in(self._log("hosts" if said.status else PARTITION)))
+            if fact.get("id") == PARTITION and "status" in fact:
+                return
+
+    def start(self, hosts: int) -> None:
+        """Start the coordinator; the clients follow when it listens."""
+        self.clients = host_ranges(self.experiment.schedule.clients, hosts)
+        if (self.data / "global-test").is_dir():
+            self.clients.append(EVALUATOR)
+        self._start_coordinator()
+
+    def _start_coordinator(self) -> None:
+        command = coordinator_command(
+            self.config, self.out, self.address, EVALUATOR in self.clients
+        )
+        self.coordinator = self._child("server", command)
+
+    def _start_client(self, client: str) -> None:
+        argv = ["join", "--client-id", client, "--server", self.address]
+        argv += ["--data", str(self.data), "--state-dir", str(self.out / "clients")]
+        argv += ["--device", self._device_of(client)]
+        log = self._log(f"client-{client}")
+        self.fork_server.tell({"id": client, "argv": argv, "log": str(log)})
+
+    def _device_of(self, client: str) -> str:
+        """Spread hosts over the GPUs, where there are any."""
+        if self.device != "auto":
+            return self.device
+        gpus = torch.cuda.device_count()
+        return f"cuda:{self.clients.index(client) % gpus}" if gpus else "cpu"
+
+    # --- watching ---------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Follow the run to its end, restarting what dies.
+
+        Raises:
+            RunFailed: the run failed, or a process died again and again without progress.
+        """
+        while not (self.finished and self.ended >= set(self.clients)):
+            said = self.box.get()
+            if said.source == "server":
+                self._server_said(said)
+            elif said.status is not None:
+                self._restart("hosts", said.status)
+                self.fork_server = self._child("hosts", fork_server_command())
+                for client in self.clients:
+                    if client not in self.ended:
+                        self._start_client(client)
+            else:
+                self._client_said(json.loads(said.line))
+
+    def _server_said(self, said: Said) -> None:
+        if said.line.startswith("listening on "):
+            fresh = self.address.endswith(":0")
+            self.address = said.line.removeprefix("listening on ")
+            if fresh:
+                for client in self.clients:
+                    self._start_client(client)
+        elif said.line.startswith("{"):
+            event = json.loads(said.line)
+            if event["kind"] == "commit":
+                self.restarts.clear()
+            self.display.take(event)
+        elif said.status == 0:
+            self.finished = True
+        elif said.status is not None and said.status > 0:
+            raise RunFailed(error_in(self._log("server")))
+        elif said.status is not None:
+            self._restart("server", said.status)
+            self._start_coordinator()
+
+    def _client_said(self, fact: dict[str, object]) -> None:
+        client = str(fact.get("id", ""))
+        if "status" not in fact or client == PARTITION:
+            return
+        if fact["status"] == 0 or self.finished:
+            self.ended.add(client)
+            return
+        self._restart(f"client-{client}", int(str(fact["status"])))
+        self._start_client(client)
+
+    def _restart(self, source: str, status: int) -> None:
+        """Count a restart; three without progress are too many."""
+        self.restarts[source] = self.restarts.get(source, 0) + 1
+        why = error_in(self._log(source)) if status > 0 else f"killed by signal {-status}"
+        if self.restarts[source] > MAX_RESTARTS:
+            raise RunFailed(f"{source} died {MAX_RESTARTS + 1} times without progress: {why}")
+        self.display.say(f"{source} died ({why}); starting it again")

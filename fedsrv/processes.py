@@ -1,0 +1,98 @@
+"""The processes of a launched run: a coordinator and a fork server, each with a line protocol.
+
+Both end when their standard input does, so nothing outlives the launcher, however it dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Said:
+    """One line a process said, or the end of it."""
+
+    source: str
+    line: str
+    status: int | None = None
+    """Exit status, when the process has ended; negative for a signal."""
+
+
+Box = queue.SimpleQueue[Said]
+
+
+class Child:
+    """A process whose standard output comes line by line into a box."""
+
+    def __init__(self, source: str, command: Sequence[str], log: Path, box: Box) -> None:
+        self.source = source
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C is the launcher's business
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            )
+        threading.Thread(target=self._listen, args=(box,), daemon=True).start()
+
+    def _listen(self, box: Box) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                box.put(Said(self.source, line.decode(errors="replace").rstrip("\n")))
+        box.put(Said(self.source, "", self.process.wait()))
+
+    def tell(self, fact: dict[str, Any]) -> None:
+        """Send one JSON line; a process that is gone is noticed by its end, not here."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(fact).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+
+    def end(self, patience_s: float = 5.0) -> None:
+        """Close its standard input, wait, and kill it if that was not enough."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def coordinator_command(config: Path, out: Path, address: str, evaluator: bool) -> list[str]:
+    """Return the command of the coordinator; resuming an empty directory starts afresh."""
+    command = [sys.executable, "-m", "fedsrv", "serve", str(config), "--listen", address]
+    command += ["--out", str(out), "--resume", "--events"]
+    return [*command, "--evaluator"] if evaluator else command
+
+
+def fork_server_command() -> list[str]:
+    """Return the command of the fork server."""
+    return [sys.executable, "-m", "fedcli.hosts"]
+
+
+def error_in(log: Path) -> str:
+    """Return the last error line of a log, without its prefix; empty where there is none."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return errors[-1] if errors else (lines[-1] if lines else "")
