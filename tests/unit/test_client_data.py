@@ -190,6 +190,7 @@ def test_pooled_indices_reach_into_both_parts(tmp_path: Path) -> None:
         ({"format": 2}, r"client.json: format: Input should be 1"),
         ({"input_shape": None}, r"input_shape: Field required"),
         ({"num_classes": 0}, r"num_classes: "),
+        ({"num_classes": "3"}, r"num_classes: "),
         ({"std": [0.0]}, r"std.0: "),
         ({"mean": [0.1, 0.2]}, r"mean must hold 1 or 1 numbers"),
         ({"class_names": ["a"]}, r"class_names must hold 3 names"),

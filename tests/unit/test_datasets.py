@@ -498,6 +498,11 @@ def test_a_directory_of_arrays(tmp_path: Path) -> None:
     assert (made.num_classes, made.scale, len(made.mean)) == (3, 8.0, 3)
     assert made.groups is not None
     assert made.groups.shape == (18,)
+    for wrong in ('{"scale": "x"}', '{"std": [0, 1, 1]}', '{"mean": [1, 2]}', "[]", "{"):
+        (tmp_path / "dataset.json").write_text(wrong)
+        with pytest.raises(DataError, match=r"dataset.json"):
+            load(Data(name="directory", root=str(tmp_path)))
+    (tmp_path / "dataset.json").write_text('{"class_names": ["x", "y", "z"]}')
     np.save(tmp_path / "train_y.npy", np.arange(12) % 4)
     with pytest.raises(DataError, match="label 3 has no name among 3"):
         load(Data(name="directory", root=str(tmp_path)))
@@ -534,6 +539,8 @@ def test_run_partition_writes_and_prints(tmp_path: Path) -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "written to" in text
     assert "the same partition is already in" in text
+    with Image.open(tmp_path / "data" / "partition.png") as picture:
+        assert min(picture.size) >= 300
     assert [ClientData(tmp_path / "data" / str(i)).num_tasks for i in range(3)] == [1, 2, 1]
     with pytest.raises(DataError, match="another partition"):
         run_partition(data.model_copy(update={"max_per_class": 13}), scenario, 3, 0, Path(out))
