@@ -27,10 +27,12 @@ def is_percentage(metric: str) -> bool:
     return not {"round", "loss", "count"} & set(words) and bool(PERCENTAGES & set(words))
 
 
-def is_smaller_better(metric: str) -> bool:
-    """Tell whether the smaller value of a metric is the better one."""
+def direction(metric: str) -> int:
+    """Return 1 where more is better, -1 where less is, and 0 where neither is."""
     words = set(metric.split("_"))
-    return bool(SMALLER_IS_BETTER & words) and "paper" not in words
+    if not is_percentage(metric) or "std" in words:
+        return 0
+    return -1 if SMALLER_IS_BETTER & words and "paper" not in words else 1
 
 
 def metric_names(run: RunRecord) -> list[str]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmodels.errors import ConfigError
-from fedsrv.quantities import is_percentage, is_smaller_better
+from fedsrv.quantities import direction, is_percentage
 from fedsrv.record import RunRecord, SeedGroup, Spread, group_runs, read_run
 
 MOST_COLUMNS = 4
@@ -132,8 +132,8 @@ def comparison(groups: Sequence[SeedGroup]) -> Comparison:
         label = metric_label(name)
         spreads = [values.get(name) for values in merged]
         lines[label] = [metric_text(name, spread) for spread in spreads]
-        if is_percentage(name) and sum(spread is not None for spread in spreads) > 1:
-            best[label] = _best(spreads, is_smaller_better(name))
+        if direction(name) and sum(spread is not None for spread in spreads) > 1:
+            best[label] = _best(spreads, direction(name))
     for part, names in SPENT.items():
         totals = [group.merge(lambda run, part=part: run.totals(part)) for group in groups]  # type: ignore[misc]
         for name, label in names.items():
@@ -168,8 +168,7 @@ def cost_text(part: str, value: float) -> str:
     return f"{value:.4g} TB"
 
 
-def _best(spreads: Sequence[Spread | None], smaller: bool) -> int:
-    sign = -1 if smaller else 1
+def _best(spreads: Sequence[Spread | None], sign: int) -> int:
     ranked = [(sign * s.mean, -index) for index, s in enumerate(spreads) if s is not None]
     return -max(ranked)[1]
 

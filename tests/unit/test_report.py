@@ -227,6 +227,11 @@ def test_which_metrics_are_percentages(name: str, expected: bool) -> None:
     assert quantities.is_percentage(name) is expected
 
 
+def test_which_way_is_better() -> None:
+    names = ("a_glo", "afm", "forgetting", "afm_paper", "personalization_std", "fid")
+    assert [quantities.direction(name) for name in names] == [1, -1, -1, 1, 0, 0]
+
+
 # -- quantities -----------------------------------------------------------------------------------
 
 
