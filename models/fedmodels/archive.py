@@ -1,6 +1,8 @@
 """Bundles on disk: safetensors plus a small JSON header. No other module of fedmodels opens a file.
 
     metadata["fedtide"] = {"format": 1, "crc32": …, "header": {…}}
+    weights/head/bias              a tensor of a bundle saved alone, under its flat key
+    core:weights/head/bias         a tensor of the bundle named "core"
 
 A file appears whole or not at all: it is written beside its place and moved there. Tensors are read
 through a memory map; a private one, so that writing to a tensor never reaches the file.
@@ -12,6 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -25,6 +28,7 @@ from fedmodels.types import DTYPE_NAMES, Bundle, tensor_bytes
 
 FORMAT = 1
 _KEY = "fedtide"
+_FIELDS = {field.name for field in fields(Bundle)}
 
 
 def save(
@@ -53,8 +57,14 @@ def save_named(
 ) -> None:
     """Write several bundles to one file; as :func:`save`, with names that hold no colon."""
     target = Path(path)
-    flat = {f"{name}:{k}": t for name, bundle in bundles.items() for k, t in bundle.flat().items()}
-    tensors = _separate(target, flat)
+    tensors = _separate(
+        target,
+        {
+            f"{name}:{key}" if name else key: tensor
+            for name, bundle in bundles.items()
+            for key, tensor in bundle.flat().items()
+        },
+    )
     facts = {"format": FORMAT, "crc32": _checksum(tensors), "header": dict(header)}
     try:
         metadata = {_KEY: json.dumps(facts, sort_keys=True, allow_nan=False)}
@@ -108,7 +118,7 @@ def load_named(
         kind, header, checksum = facts["format"], facts["header"], facts["crc32"]
         parts: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
-            name, _, flat_key = key.partition(":")
+            name, flat_key = _split(key)
             parts.setdefault(name, {})[flat_key] = tensor
         bundles = {name: Bundle.from_flat(flat) for name, flat in parts.items()}
     except (OSError, SafetensorError, PayloadError, KeyError, TypeError, ValueError) as error:
@@ -118,6 +128,14 @@ def load_named(
     if verify and checksum != _checksum(tensors):
         raise ArchiveError(f"{source} is damaged: its checksum does not match")
     return bundles, header
+
+
+def _split(key: str) -> tuple[str, str]:
+    """Return the name of a tensor's bundle, empty if it was saved alone, and its flat key."""
+    if key.partition("/")[0] in _FIELDS:  # colons may follow in the names of weights
+        return "", key
+    name, _, flat_key = key.partition(":")
+    return name, flat_key
 
 
 def _separate(target: Path, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -72,6 +72,26 @@ def test_any_weights_round_trip(tmp_path, facts):
     assert_same_bits(Bundle(weights), archive.load(tmp_path / "a")[0])
 
 
+def test_several_bundles_in_one_file(tmp_path):
+    named = {"core": rich_bundle(), "client/3": Bundle({"a:b/c": torch.ones(2)}), "none": Bundle()}
+    archive.save_named(tmp_path / "a", named, {"n": 1})
+    bundles, header = archive.load_named(tmp_path / "a")
+    assert header == {"n": 1}
+    assert set(bundles) == {"core", "client/3"}
+    for name, bundle in bundles.items():
+        assert_same_bits(bundle, named[name])
+
+
+def test_the_keys_of_a_bundle_saved_alone_are_its_own(tmp_path):
+    from safetensors import safe_open
+
+    bundle = Bundle({"base:x/w": torch.ones(2)}, scalars={"loss": 1.0})
+    archive.save(tmp_path / "a", bundle, {})
+    with safe_open(tmp_path / "a", framework="pt") as file:
+        assert sorted(file.keys()) == ["scalars/loss", "weights/base:x/w"]
+    assert_same_bits(bundle, archive.load(tmp_path / "a")[0])
+
+
 def test_views_of_one_buffer(tmp_path):
     whole = torch.arange(12.0)
     shared = Bundle(

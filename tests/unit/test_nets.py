@@ -102,7 +102,7 @@ def test_keys_partition_the_weights(name, shape):
 
 @pytest.mark.parametrize(("name", "shape"), SMALL)
 def test_training_reaches_every_parameter(name, shape):
-    net = build(name, shape)
+    net = build(name, shape).eval()  # drop path may leave a branch out of a small batch
     net(torch.randn(4, *shape)).square().mean().backward()
     assert all(p.grad is not None and bool(p.grad.any()) for p in net.parameters())
 
@@ -190,6 +190,14 @@ def test_third_party_nets(monkeypatch):
     assert make_net("their-net", num_classes=2, input_shape=DIGIT, size=1).width == 64
 
 
+def test_he_initialisation_of_resnet18():
+    # fan out: 128 channels of 3x3, behind 64
+    conv = dict(build("resnet18", RGB).base.named_parameters())["layer2.0.conv1.weight"]
+    assert float(conv.detach().std()) == pytest.approx((2 / (128 * 9)) ** 0.5, rel=0.02)
+    bn = dict(build("resnet18", RGB).base.named_parameters())["stem.bn.weight"]
+    assert bool((bn == 1).all())
+
+
 def test_same_seed_same_net():
     first, second = (weights_of(build("resnet20", GRAY)) for _ in range(2))
     assert all(torch.equal(first[k], second[k]) for k in first)
@@ -255,11 +263,12 @@ def test_hart_treats_samples_apart():
 def test_lite_conv_along_time():
     conv = LiteConv(3, "time")
     with torch.no_grad():
-        conv.kernel.copy_(torch.tensor([[0.25, 0.5, 0.25]]).log().expand(4, 3))
-    x = torch.zeros(1, 8, 96)
-    x[0, 2, 5] = 4.0
-    y = torch.zeros(1, 8, 96)
+        kernels = [[0.25, 0.5, 0.25], [0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.125, 0.75, 0.125]]
+        conv.kernel.copy_(torch.tensor(kernels).log())
+    x, y = torch.zeros(1, 8, 96), torch.zeros(1, 8, 96)
+    x[0, 2, 5] = x[0, 7, 24] = 4.0  # a channel of head 0, one of head 1
     y[0, 1:4, 5] = torch.tensor([1.0, 2.0, 1.0])
+    y[0, 6:8, 24] = torch.tensor([1.0, 1.0])
     torch.testing.assert_close(conv(x), y)
 
 
