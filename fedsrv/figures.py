@@ -29,7 +29,7 @@ from fedsrv.record import Spread
 Unit = Literal["percent", "bytes", "seconds", ""]
 Grid = npt.NDArray[np.float64]
 
-WIDTH, HEIGHT = 5.4, 3.3
+WIDTH, HEIGHT = 4.6, 3.0
 """Inches of a figure without its legend."""
 
 MAX_BARS = 40
@@ -46,7 +46,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedtide",  # ids are hashes of what they name: equal runs, equal pages
     "text.parse_math": False,
-    "font.size": 9,
+    "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#99a3ad",
@@ -57,7 +57,7 @@ STYLE: dict[Any, Any] = {
     "xtick.color": "#5b6670",
     "ytick.color": "#5b6670",
     "legend.frameon": False,
-    "legend.fontsize": 8,
+    "legend.fontsize": 9,
     "lines.linewidth": 1.6,
 }
 

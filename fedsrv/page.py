@@ -50,7 +50,7 @@ tbody tr { border-top: 1px solid var(--line); }
 th[scope=row] { text-align: left; font-weight: 500; color: var(--soft); }
 th small { display: block; font-weight: 400; color: var(--soft); }
 td.best { font-weight: 700; }
-.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(24rem, 100%), 1fr));
+.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(20rem, 100%), 1fr));
   gap: 1rem; margin: .5rem 0 1rem; }
 figure { margin: 0; padding: .75rem; background: white; border: 1px solid var(--line);
   border-radius: .5rem; }
@@ -182,10 +182,12 @@ def _curves(groups: Sequence[SeedGroup]) -> Iterator[Panel]:
         name: (partial(q.metric_curve, name=name), q.is_percentage(name))
         for name in dict.fromkeys(name for run in runs for name in q.metric_names(run))
     }
-    for view in dict.fromkeys(view for run in runs for view in q.views_of(run)):
-        label = f"mean client accuracy, {view_name(view)}"
-        quantities[label] = (partial(q.view_curve, view=view), True)
-    quantities["mean training loss of the cohort"] = (q.training_loss, False)
+    if not any(percent for _, percent in quantities.values()):
+        for view in dict.fromkeys(view for run in runs for view in q.views_of(run)):
+            label = f"mean client accuracy, {view_name(view)}"
+            quantities[label] = (partial(q.view_curve, view=view), True)
+    if "loss" not in quantities:
+        quantities["mean training loss of the cohort"] = (q.training_loss, False)
     for name, (quantity, percent) in quantities.items():
         merged = {group.label: group.merge(quantity) for group in groups}
         lines = {label: points for label, points in merged.items() if points}
@@ -212,7 +214,7 @@ def _task_panels(group: SeedGroup) -> Iterator[Panel]:
             svg = curves(lines, x="interaction", y="accuracy", unit="percent")
             yield Panel(f"accuracy per task, {name}", svg)
         matrix = group.merge(partial(q.forgetting_matrix, view=view))
-        if len(tasks) > 1 and matrix:
+        if len(tasks) > 1 and len({learnt for learnt, _ in matrix}) > 1:
             cells = {key: spread.mean for key, spread in matrix.items()}
             svg = heat_map(cells, x="accuracy on task", y="after learning task", unit="percent")
             yield Panel(f"forgetting, {name}", svg)

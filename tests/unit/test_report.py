@@ -318,6 +318,15 @@ def test_a_part_that_is_missing_is_left_out(tmp_path: Path, missing: str) -> Non
     assert ("Clients" in shown) == (missing != "clients")
 
 
+def test_curves_are_drawn_from_the_clients_where_a_run_has_no_metrics(tmp_path: Path) -> None:
+    derived = ("mean client accuracy, global model", "mean training loss of the cohort")
+    whole = page_of(tmp_path, write_run(tmp_path / "whole"))
+    bare = page_of(tmp_path, write_run(tmp_path / "bare", parts=PARTS - {"metrics"}))
+    for caption in derived:
+        assert caption in bare
+        assert caption not in whole
+
+
 @pytest.mark.parametrize("name", ["config.toml", "summary.json", "rounds.jsonl"])
 def test_one_file_is_enough(tmp_path: Path, name: str) -> None:
     path = write_run(tmp_path / "run")
@@ -415,14 +424,19 @@ def test_page_has_every_section_and_sound_figures(tmp_path: Path) -> None:
     assert headings(page) == names
     figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
-    assert len(figures) == len(captions) >= 12
+    assert len(figures) == len(captions) == 13
     assert "forgetting, global model" in captions
     for figure in figures:
         ElementTree.fromstring(figure.replace("<svg", '<svg xmlns:xlink="x"', 1))
 
 
 def test_one_task_has_no_forgetting(tmp_path: Path) -> None:
-    assert "forgetting" not in page_of(tmp_path, write_run(tmp_path / "run", tasks=1))
+    assert "forgetting," not in page_of(tmp_path, write_run(tmp_path / "run", tasks=1))
+
+
+def test_a_view_scored_at_the_end_only_has_no_forgetting(tmp_path: Path) -> None:
+    hand_written(tmp_path / "run", {**at(0, 1, task=1), "clients": {"0": scored(0.5, 0.9)}})
+    assert "forgetting," not in page_of(tmp_path, tmp_path / "run")
 
 
 def test_equal_runs_give_equal_pages(tmp_path: Path) -> None:
