@@ -204,7 +204,7 @@ def _mean(values: Iterable[Any]) -> float:
 
 
 def iaa(accuracies: Sequence[float], num_examples: Sequence[float]) -> float:
-    """Return the instant average accuracy: clients' accuracies weighted by n (pFedGRP, eq. 10).
+    """Return the instant average accuracy: clients' accuracies weighted by n (pFedGRP).
 
     Args:
         accuracies: a_i, on all test parts client i has met.

@@ -1,14 +1,14 @@
 """Sampling of a diffusion model in some twenty evaluations.
 
 Lu et al., DPM-Solver: A Fast ODE Solver for Diffusion Probabilistic Model Sampling in Around 10
-Steps, NeurIPS 2022, section 3 and appendix D. https://arxiv.org/abs/2206.00927
+Steps, NeurIPS 2022, section 3. https://arxiv.org/abs/2206.00927
 
     paper         here                          paper        here
     alpha_t       exp(log_alpha(lam))           lambda_t     lam, half the log signal-to-noise ratio
     sigma_t       sqrt(1 - alpha_t²)            eps_theta    noise: (x, index) -> predicted noise
 
 The schedule is the discrete one of :mod:`fedmodels.nets.ddpm`: ln alpha is linear between the times
-1/T, 2/T, …, 1. Everything but the net is float64.
+1/T, 2/T, …, 1. Coefficients are computed in double precision.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def index_of(lam: float) -> float:
 def solver_orders(evaluations: int, order: int = 3) -> list[int]:
     """Return the order of each step so that exactly ``evaluations`` are spent.
 
-    Steps of the highest order, the last one or two lower (appendix D.2); 20 at order 3 are six
-    steps of order 3 and one of order 2.
+    Steps of the highest order, the last one or two lower, as in the paper's DPM-Solver-fast; 20 at
+    order 3 are six steps of order 3 and one of order 2.
 
     Raises:
         ConfigError: there is nothing to spend, or no such order.
