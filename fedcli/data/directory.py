@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import read_array
 from fedcli.data.datasets import Dataset, Inputs, Source
 from fedcli.data.longtail import IntArray
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, suggestion
 
+KEYS = ("scale", "mean", "std", "class_names")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 Labelled = tuple[Inputs, IntArray]
 
@@ -31,6 +32,9 @@ def directory(source: Source) -> Dataset:
         raise DataError("directory: say where the data lie, [data] root = 'DIR'")
     root = source.roots[0]
     about = _read_json(root / "dataset.json") if (root / "dataset.json").exists() else {}
+    for key in about:
+        if key not in KEYS:
+            raise DataError(f"{root / 'dataset.json'}: unknown key {key!r}.{suggestion(key, KEYS)}")
     folders = (root / "train").is_dir()
     names: list[str] = [str(name) for name in about.get("class_names", [])]
     if folders and not names:

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from fedcli.data.client_data import ClientData, GlobalTest, Normaliser, ProblemFile
 from fedcli.data.datasets import Dataset
-from fedcli.data.partition import partition
-from fedcli.data.store import digest_of, same_partition, write_partition
+from fedcli.data.partition import Partition, partition
+from fedcli.data.store import digest_of, examples_of, same_partition, write_partition
 from fedmodels.errors import DataError
 from fedmodels.scenario import Scenario
 
@@ -179,6 +179,14 @@ def test_pooled_indices_reach_into_both_parts(tmp_path: Path) -> None:
     rows = sorted(row.tobytes() for x, _ in held for row in x)
     dataset = tiny_dataset()
     assert rows == sorted(r.tobytes() for x in (dataset.train_x, dataset.test_x) for r in x)
+
+
+def test_pooled_examples_come_in_the_order_asked_for() -> None:
+    dataset, order = tiny_dataset(), np.array([61, 3, 89, 0, 60])
+    x, y = examples_of(dataset, Partition((), order, pooled=True), order, "train")
+    everything = np.concatenate([dataset.train_x, dataset.test_x])
+    assert np.array_equal(x, everything[order])
+    assert y.tolist() == [1, 0, 2, 0, 0]
 
 
 # --- a directory that is not what it must be

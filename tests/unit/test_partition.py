@@ -257,11 +257,23 @@ def test_moving_takes_from_the_largest_class_of_the_largest() -> None:
 
 
 def test_balance_trick_stops_who_has_enough() -> None:
-    sizes = np.array([30, 30, 30])
-    p = balanced_proportions(sizes, 3, 0.05, rng_of(1, "clients"))
-    assert np.allclose(p.sum(axis=1), 1)
-    held = class_cuts(p[0], 30)
-    assert (p[1][held >= 30] == 0).all()
+    sizes = np.full(10, 30)
+    for seed in range(20):
+        p = balanced_proportions(sizes, 3, 0.05, rng_of(seed, "clients"))
+        assert np.allclose(p.sum(axis=1), 1)
+        held = np.zeros(3)
+        for row, size in zip(p, sizes, strict=True):
+            assert (row[held >= 100] == 0).all()  # n / N = 300 / 3
+            held += class_cuts(row, int(size))
+
+
+def test_a_long_tailed_test_set_keeps_its_own_indices() -> None:
+    problem = small_problem()
+    made = cut({"kind": "iid", "gamma": 0.1, "test_long_tail": True})
+    want = long_tail_counts(20, 10, 0.1).tolist()
+    for indices in (made.global_test, np.array(all_indices(made, "test"))):
+        labels = problem["labels_test"][indices]  # type: ignore[index]
+        assert np.bincount(labels).tolist() == want
 
 
 def test_dirichlet_over_clients_comes_class_by_class() -> None:
