@@ -25,6 +25,7 @@ from fedpb import coordinator_pb2 as rpc
 FRAME_BYTES = 1 << 20
 ALIGNMENT = 64
 MAX_DIMS = 16
+MAX_VERSION = 2**63 - 1
 _CHUNK_TAG, _OFFSET_TAG, _CRC_TAG, _PAYLOAD_TAG = 0x7A, 0x08, 0x15, 0x7A
 _PAD = bytes(ALIGNMENT)
 _DTYPE_OF = {
@@ -143,8 +144,18 @@ def checked_places(header: pb.BundleHeader, spec: BundleSpec) -> list[Place]:
     places = places_of(header)
     facts: Facts = {place.key: (place.dtype, place.shape) for place in places}
     facts |= {f"scalars/{name}": (torch.float64, ()) for name in header.scalars}
-    facts |= {f"generators/{g.key}/version": (torch.int64, ()) for g in header.generators}
+    for generator in header.generators:
+        key = f"generators/{generator.key}/version"
+        if key in facts:
+            raise PayloadError(f"tensor {key!r} is stated twice")
+        if generator.version > MAX_VERSION:
+            raise PayloadError(f"tensor {key!r} is {generator.version}, beyond {MAX_VERSION}")
+        facts[key] = (torch.int64, ())
     spec.check(facts)
+    for rows in header.prototypes:
+        sizes = [list(t.shape)[:1] for t in (rows.vectors, rows.labels, rows.counts)]
+        if sizes[0] != sizes[1] or sizes[0] != sizes[2]:
+            raise PayloadError(f"prototypes {rows.level!r} differ in their numbers of rows: {sizes}")
     return places
 
 
@@ -304,14 +315,14 @@ def _read_frame(data: bytes) -> RawFrame | None:
 
 
 def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
+    number = 0
+    for shift in range(0, 70, 7):
         byte = view[at]
         at += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, at
-        shift += 7
+    raise IndexError("a number has at most ten bytes")
 
 
 class Receiver:
