@@ -20,9 +20,9 @@ View = Literal["global", "after_local", "after_downlink"]
 
 
 class Table(BaseModel):
-    """A TOML table that knows all its keys."""
+    """A TOML table that knows all its keys; values are of their type, never converted."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class NetTable(BaseModel):
@@ -83,7 +83,11 @@ class Evaluate(Table):
 
     every: Annotated[int, Field(ge=0)] = 1
     """Score after every so many rounds, and after the last; 0 is after the last only."""
-    views: tuple[View, ...] = ("global", "after_local", "after_downlink")
+    views: Annotated[tuple[View, ...], Field(strict=False)] = (  # TOML has lists only
+        "global",
+        "after_local",
+        "after_downlink",
+    )
     last_rounds: Annotated[int, Field(ge=1)] = 1
     """Summary metrics are means over this many last scored rounds."""
     reference: str | None = None
@@ -227,7 +231,9 @@ def _one_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
     """Turn the first finding of pydantic into a line a user can act on."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
-    kind = tables.get("scenario", {}).get("kind") if path[:1] == ["scenario"] else None
+    scenario = tables.get("scenario")
+    within = path[:1] == ["scenario"] and isinstance(scenario, Mapping)
+    kind = scenario.get("kind") if within else None
     if kind in path[1:2]:  # the tag of the scenario's union is no key of the file
         path.pop(1)
     where = f"[{'.'.join(path[:-1])}]" if path[:-1] else "the top level"

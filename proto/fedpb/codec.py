@@ -155,7 +155,7 @@ def checked_places(header: pb.BundleHeader, spec: BundleSpec) -> list[Place]:
     for rows in header.prototypes:
         sizes = [list(t.shape)[:1] for t in (rows.vectors, rows.labels, rows.counts)]
         if sizes[0] != sizes[1] or sizes[0] != sizes[2]:
-            raise PayloadError(f"prototypes {rows.level!r} differ in their numbers of rows: {sizes}")
+            raise PayloadError(f"prototypes {rows.level!r} have unequal rows: {sizes}")
     return places
 
 
