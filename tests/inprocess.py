@@ -115,6 +115,7 @@ def run_in_process(
     """Run an experiment to its end without a network; return its summary."""
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
     resume = bool(options.pop("resume", False))
+    torch.set_num_threads(experiment.training.threads)  # the count changes floats
     store = Store(out, experiment, resume)
     try:
         cohort = InProcessCohort(experiment, data, out / "clients", **options)

@@ -1,0 +1,140 @@
+"""Fixtures of the integration tests: data, the fork server, and a way to run over loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmodels.config import Experiment, experiment_of
+from tests.integration.harness import (
+    PLUGINS,
+    Coordinator,
+    ForkServer,
+    join_arguments,
+    summary_of,
+    write_config,
+)
+
+Sites = Callable[..., "Loopback"]
+
+
+def tables(method: str, /, **more: Any) -> dict[str, Any]:
+    """Return a tiny experiment: three clients with two tasks each on digits."""
+    base: dict[str, Any] = {
+        "seed": 3,
+        "data": {"name": "digits", "max_per_class": 20},
+        "scenario": {"kind": "per_class_shards", "shards": 5, "tasks": 2},
+        "net": {"name": "digits-cnn"},
+        "method": {"name": method},
+        "schedule": {"rounds": 2, "clients": 3},
+        "training": {"local_epochs": 1, "batch_size": 16, "lr": 0.05, "momentum": 0.5},
+    }
+    return {**base, **more}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _plugins() -> Iterator[None]:
+    """Let this process find the third party's method too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PLUGINS))
+        yield
+
+
+@pytest.fixture(scope="session")
+def partition(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a partition root of the tiny experiment."""
+    from rich.console import Console
+
+    from fedcli.data.commands import run_partition
+
+    root = tmp_path_factory.mktemp("partition") / "data"
+    e = experiment_of(tables("fedavg"))
+    quiet = Console(quiet=True)
+    run_partition(e.data, e.scenario, e.schedule.clients, e.seed, root, quiet)
+    return root
+
+
+@pytest.fixture(scope="session")
+def steer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory that steers the method ``held`` in processes of the fork server."""
+    return tmp_path_factory.mktemp("steer")
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory, steer: Path) -> Iterator[ForkServer]:
+    server = ForkServer(tmp_path_factory.mktemp("hosts") / "hosts.log", HELD_DIR=str(steer))
+    yield server
+    server.close()
+
+
+class Loopback:
+    """One run over loopback, whose processes a test may kill and start again."""
+
+    def __init__(
+        self, experiment: Experiment, root: Path, partition: Path, fork_server: ForkServer, steer: Path
+    ) -> None:
+        self.experiment, self.root, self.partition = experiment, root, partition
+        self.fork_server, self.steer = fork_server, steer
+        self.out = root / "run"
+        self.config = write_config(root / "config.toml", experiment)
+        self.coordinator: Coordinator | None = None
+        self.port = 0
+
+    def serve(self, *more: str) -> Coordinator:
+        """Start the coordinator, again on its port after the first time."""
+        resume = ["--resume"] if self.out.exists() and "--resume" not in more else []
+        self.coordinator = Coordinator(
+            self.config, self.out, *resume, *more, port=self.port, HELD_DIR=str(self.steer)
+        )
+        self.coordinator.listening()
+        self.port = self.coordinator.port
+        return self.coordinator
+
+    def join(self, client: str, *more: str, data: Path | None = None, states: Path | None = None) -> Any:
+        """Start one client process."""
+        arguments = join_arguments(
+            client, f"127.0.0.1:{self.port}", data or self.partition,
+            states or self.out / "clients", *more,
+        )  # fmt: skip
+        return self.fork_server.start(arguments, self.root / f"client-{client}.log")
+
+    def run(self, *clients: str) -> dict[str, Any]:
+        """Run undisturbed to the end; return the summary."""
+        coordinator = self.serve()
+        started = [self.join(client) for client in clients]
+        return self.finish(coordinator, *started)
+
+    def finish(self, coordinator: Coordinator, *clients: Any) -> dict[str, Any]:
+        """Wait for everybody; return the summary."""
+        for client in clients:
+            assert client.wait() == 0, client.output()
+        assert coordinator.wait() == 0, coordinator.log.read_text()
+        return summary_of(self.out)
+
+    def close(self) -> None:
+        if self.coordinator is not None:
+            self.coordinator.close()
+
+
+@pytest.fixture
+def loopback(
+    tmp_path: Path, partition: Path, fork_server: ForkServer, steer: Path
+) -> Iterator[Sites]:
+    """Return a maker of runs over loopback."""
+    made: list[Loopback] = []
+
+    def make(experiment: dict[str, Any] | Experiment, name: str = "one") -> Loopback:
+        resolved = experiment if isinstance(experiment, Experiment) else experiment_of(experiment)
+        root = tmp_path / name
+        root.mkdir()
+        made.append(Loopback(resolved, root, partition, fork_server, steer))
+        return made[-1]
+
+    for leftover in steer.iterdir():
+        leftover.unlink()
+    yield make
+    for run in made:
+        run.close()

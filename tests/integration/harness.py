@@ -1,0 +1,199 @@
+"""Real processes over loopback, for tests: one coordinator, clients forked from one fork server."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedmodels.config import Experiment
+
+PLUGINS = Path(__file__).parent.parent / "plugins"
+TIMEOUT_S = 60.0
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of every process a test starts."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PLUGINS), **more}
+
+
+class ForkServer:
+    """``python -m fedcli.hosts``, started once for many tests."""
+
+    def __init__(self, log: Path, **env: str) -> None:
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fedcli.hosts"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                env=environment(**env), start_new_session=True,
+            )  # fmt: skip
+        self._told: dict[str, dict[str, int]] = {}
+        self._changed = threading.Condition()
+        self._next = 0
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            fact = json.loads(line)
+            with self._changed:
+                self._told.setdefault(str(fact.pop("id", "")), {}).update(fact)
+                self._changed.notify_all()
+
+    def _fact(self, key: str, name: str, timeout_s: float = TIMEOUT_S) -> int:
+        with self._changed:
+            came = self._changed.wait_for(lambda: name in self._told.get(key, {}), timeout_s)
+            assert came, f"{key}: no {name} within {timeout_s} s"
+            return self._told[key][name]
+
+    def start(self, argv: list[str], log: Path) -> Client:
+        """Fork one ``fedcli`` with these arguments."""
+        key = str(self._next)
+        self._next += 1
+        assert self.process.stdin is not None
+        order = {"id": key, "argv": argv, "log": str(log)}
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+        return Client(self, key, self._fact(key, "pid"), log)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(10)
+        self.process.stdout.close()
+
+
+class Client:
+    """One forked client process."""
+
+    def __init__(self, server: ForkServer, key: str, pid: int, log: Path) -> None:
+        self.server, self.key, self.pid, self.log = server, key, pid, log
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Return its exit status."""
+        return self.server._fact(self.key, "status", timeout_s)
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Coordinator:
+    """``fedsrv serve --events``."""
+
+    def __init__(self, config: Path, out: Path, *more: str, port: int = 0, **env: str) -> None:
+        self.out, self.log = out, out.parent / f"{out.name}-server.log"
+        command = [sys.executable, "-m", "fedsrv", "serve", str(config), "--out", str(out)]
+        listen = [] if "--listen" in more else ["--listen", f"127.0.0.1:{port}"]
+        with self.log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [*command, *listen, "--events", *more],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                env=environment(**env), start_new_session=True,
+            )  # fmt: skip
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.events: list[dict[str, Any]] = []
+        self.address = ""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self._lines.put(line.decode().strip())
+        self._lines.put(None)
+
+    def listening(self) -> Coordinator:
+        """Wait until clients can join."""
+        self.wait_for(lambda event: bool(self.address))
+        return self
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def wait_for(
+        self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Return the next event that is wanted."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                line = self._lines.get(timeout=max(deadline - time.monotonic(), 0.01))
+            except queue.Empty:
+                raise AssertionError(f"nothing wanted came; so far: {self.events[-5:]}") from None
+            assert line is not None, f"the coordinator ended: {self.log.read_text()}"
+            if line.startswith("listening on "):
+                self.address, event = line.removeprefix("listening on "), {}
+            else:
+                event = json.loads(line)
+                self.events.append(event)
+            if wanted(event):
+                return event
+
+    def wait_kind(self, kind: str, **facts: Any) -> dict[str, Any]:
+        """Wait for an event of a kind with these facts."""
+        return self.wait_for(
+            lambda e: e.get("kind") == kind and all(e.get(k) == v for k, v in facts.items())
+        )
+
+    def kill(self) -> None:
+        assert self.process.stdin is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Return its exit status."""
+        status = self.process.wait(timeout_s)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return status
+
+    def error(self) -> str:
+        """Return its last error line."""
+        return self.log.read_text().splitlines()[-1]
+
+    def close(self) -> None:
+        self.kill()
+
+
+def write_config(path: Path, experiment: Experiment) -> Path:
+    """Write an experiment as a config file."""
+    path.write_text(tomli_w.dumps(experiment.to_dict()))
+    return path
+
+
+def join_arguments(client: str, address: str, data: Path, states: Path, *more: str) -> list[str]:
+    """Return the arguments of ``fedcli join``."""
+    return [
+        "join", "--client-id", client, "--server", address, "--data", str(data),
+        "--state-dir", str(states), "--device", "cpu", *more,
+    ]  # fmt: skip
+
+
+def summary_of(out: Path) -> dict[str, Any]:
+    """Return a run's summary."""
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return found
+
+
+def reached(path: Path, timeout_s: float = TIMEOUT_S) -> None:
+    """Wait until a file appears."""
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} was not reached"
+        threading.Event().wait(0.01)

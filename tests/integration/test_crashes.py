@@ -1,0 +1,160 @@
+"""kill -9 of anybody at any moment, and power loss: the run ends in the bits it would have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.inprocess import run_in_process
+from tests.integration.conftest import Sites, tables
+from tests.integration.harness import reached
+
+pytestmark = pytest.mark.loopback
+
+EXPERIMENT = tables("held", schedule={"rounds": 3, "clients": 3, "per_round": 2})
+"""Six interactions; cohorts of two, so that somebody always stays behind."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(partition: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the summary of the run that nothing happened to."""
+    return run_in_process(EXPERIMENT, partition, tmp_path_factory.mktemp("alone") / "run")
+
+
+@pytest.fixture(scope="module")
+def trained(undisturbed: dict[str, Any], partition: Path) -> int:
+    """Return a client that trains in interaction 2: the cohorts are the seed's."""
+    from fedmodels.config import experiment_of
+    from fedsrv.schedule import steps
+
+    step = steps(experiment_of(EXPERIMENT), range(3), dict.fromkeys(range(3), 2))[2]
+    return step.cohort[0]
+
+
+def assert_same(found: dict[str, Any], undisturbed: dict[str, Any]) -> None:
+    assert found["state_sha256"] == undisturbed["state_sha256"]
+    assert found["metrics"] == undisturbed["metrics"]
+
+
+def test_a_client_is_killed_during_training(
+    loopback: Sites, undisturbed: dict[str, Any], trained: int, steer: Path
+) -> None:
+    (steer / f"train-{trained}-2").touch()
+    run = loopback(EXPERIMENT)
+    server = run.serve()
+    clients = {c: run.join(str(c)) for c in range(3)}
+    reached(steer / f"train-{trained}-2.reached")
+    clients[trained].kill()
+    clients[trained] = run.join(str(trained))
+    assert_same(run.finish(server, *clients.values()), undisturbed)
+
+
+def test_a_client_is_killed_between_saving_and_pushing(
+    loopback: Sites, undisturbed: dict[str, Any], trained: int, steer: Path
+) -> None:
+    (steer / f"saved-{trained}-2").touch()
+    run = loopback(EXPERIMENT)
+    server = run.serve()
+    clients = {c: run.join(str(c)) for c in range(3)}
+    reached(steer / f"saved-{trained}-2.reached")
+    assert (run.out / "clients" / str(trained) / "state-00000002.safetensors").exists()
+    clients[trained].kill()
+    clients[trained] = run.join(str(trained))
+    assert_same(run.finish(server, *clients.values()), undisturbed)
+
+
+@pytest.mark.parametrize("point", ["train", "aggregate"])
+def test_the_coordinator_is_killed(
+    point: str, loopback: Sites, undisturbed: dict[str, Any], trained: int, steer: Path
+) -> None:
+    place = f"train-{trained}-2" if point == "train" else "aggregate-2"
+    (steer / place).touch()
+    run = loopback(EXPERIMENT)
+    server = run.serve()
+    clients = {c: run.join(str(c)) for c in range(3)}
+    reached(steer / f"{place}.reached")
+    server.kill()
+    if point == "train":  # the client holds on to what nobody waits for any more
+        clients[trained].kill()
+        clients[trained] = run.join(str(trained))
+    server = run.serve()
+    assert_same(run.finish(server, *clients.values()), undisturbed)
+    assert "lost the server" in clients[(trained + 1) % 3].output()
+
+
+def test_everything_is_killed_at_once(
+    loopback: Sites, undisturbed: dict[str, Any], steer: Path
+) -> None:
+    (steer / "aggregate-3").touch()
+    run = loopback(EXPERIMENT)
+    server = run.serve()
+    clients = [run.join("0"), run.join("1-2")]
+    reached(steer / "aggregate-3.reached")
+    server.kill()
+    for client in clients:
+        client.kill()
+    server = run.serve()
+    clients = [run.join("0-1"), run.join("2")]  # another layout does not matter either
+    assert_same(run.finish(server, *clients), undisturbed)
+
+
+def test_a_kill_between_commit_and_scores_loses_no_score(
+    loopback: Sites, undisturbed: dict[str, Any]
+) -> None:
+    run = loopback(EXPERIMENT)
+    server = run.serve()
+    clients = [run.join("0-2")]
+    server.wait_kind("commit", interaction=3)
+    server.kill()
+    server = run.serve()
+    assert_same(run.finish(server, *clients), undisturbed)
+    rounds = (run.out / "rounds.jsonl").read_text().splitlines()
+    assert len(rounds) == 6
+
+
+@pytest.mark.parametrize("lost", ["client", "everybody"])
+def test_power_loss_rolls_back_to_the_watermark(
+    lost: str, loopback: Sites, undisturbed: dict[str, Any], steer: Path
+) -> None:
+    (steer / "sync-limit").write_text("1")  # the disk has kept up to interaction 1 only
+    (steer / "aggregate-4").touch()
+    run = loopback(EXPERIMENT)
+    server = run.serve()
+    clients = [run.join(str(c)) for c in range(3)]
+    reached(steer / "aggregate-4.reached")
+    server.kill()
+    for client in clients:
+        client.kill()
+    places = [run.out / "clients"] if lost == "client" else [run.out / "clients", run.out / "server"]
+    newer = [f for p in places for f in p.rglob("state-*") if int(f.stem[-8:]) > 1]
+    assert any(f.parent.name != "server" for f in newer)
+    for file in newer:
+        file.unlink()
+    (steer / "sync-limit").unlink()
+    server = run.serve()
+    clients = [run.join(str(c)) for c in range(3)]
+    server.wait_kind("commit", interaction=2)
+    assert_same(run.finish(server, *clients), undisturbed)
+
+
+def test_a_client_that_lost_its_state_rolls_the_living_run_back(
+    loopback: Sites, undisturbed: dict[str, Any], trained: int, steer: Path
+) -> None:
+    (steer / "sync-limit").write_text("1")
+    (steer / f"train-{trained}-4").touch()
+    (steer / f"train-{trained}-5").touch()
+    run = loopback(EXPERIMENT)
+    server = run.serve()
+    clients = {c: run.join(str(c)) for c in range(3)}
+    server.wait_kind("commit", interaction=3)
+    clients[trained].kill()
+    for file in (run.out / "clients" / str(trained)).glob("state-*"):
+        if int(file.stem[-8:]) > 1:
+            file.unlink()
+    for file in steer.iterdir():
+        file.unlink()
+    clients[trained] = run.join(str(trained))
+    server.wait_kind("rollback")
+    assert_same(run.finish(server, *clients.values()), undisturbed)

@@ -1,0 +1,87 @@
+"""A third party's method for crash tests: it stops at points the test names, until it is killed.
+
+The directory ``HELD_DIR`` steers it. A file ``POINT`` there, such as ``train-1-2`` (client 1,
+interaction 2) or ``aggregate-2``, makes the process that gets there write ``POINT.reached`` and
+sleep; the second time it goes on. ``sync-limit`` holds the last interaction that any fsync reaches,
+as if the disk lagged behind.
+
+Its base is shared and its head private, so that clients have a state to lose.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fedcli.state import StateDirectory
+from fedmodels.method import Batch, ClientContext, ServerContext, ServerState
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.types import Bundle
+from fedsrv.store import Store
+
+STEER = Path(os.environ.get("HELD_DIR", "/nonexistent"))
+
+
+def hold(point: str) -> None:
+    """Sleep for good at a point the test named, the first time it is reached."""
+    reached = STEER / f"{point}.reached"
+    if (STEER / point).exists() and not reached.exists():
+        reached.touch()
+        while True:
+            time.sleep(60)
+
+
+def sync_limit() -> int:
+    """Return the last interaction the disk is allowed to keep up with."""
+    limit = STEER / "sync-limit"
+    return int(limit.read_text()) if limit.exists() else 10**9
+
+
+@register("held")
+@dataclass(frozen=True, kw_only=True)
+class Held(FedAvg):
+    """FedAvg on the base with private heads."""
+
+    citation: ClassVar[str] = "tests"
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("after_local", "after_downlink")
+
+    def shares(self, name: str) -> bool:
+        return name.startswith("base/")
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        hold(f"aggregate-{ctx.interaction}")
+        return super().aggregate(ctx, state, uploads)
+
+    def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
+        hold(f"train-{ctx.client}-{ctx.interaction}")
+
+
+_save, _sync, _store_sync = StateDirectory.save, StateDirectory._sync, Store.sync
+
+
+def save(self: StateDirectory, interaction: int, state: Bundle) -> None:
+    _save(self, interaction, state)
+    hold(f"saved-{self.path.name}-{interaction}")
+
+
+def sync(self: StateDirectory, path: Path) -> bool:
+    return int(path.stem.partition("-")[2]) <= sync_limit() and _sync(self, path)
+
+
+def store_sync(self: Store, interaction: int) -> None:
+    while interaction > sync_limit():
+        time.sleep(0.02)
+    _store_sync(self, interaction)
+
+
+StateDirectory.save, StateDirectory._sync, Store.sync = save, sync, store_sync  # type: ignore[method-assign]
