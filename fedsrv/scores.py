@@ -30,8 +30,8 @@ def check_report(report: rpc.Report, num_classes: int) -> None:
     """
     if len(report.counts) > MAX_COUNTS or len(report.extra) > 1000:
         raise PayloadError("the report holds too many entries")
-    if report.num_examples < 0 or report.seconds < 0:
-        raise PayloadError("the report holds negative numbers")
+    if report.num_examples < 0 or not 0 <= report.seconds < math.inf:
+        raise PayloadError("the report holds impossible numbers")
     for counts in report.counts:
         if counts.view not in VIEWS:
             raise PayloadError(f"the report scores an unknown view {counts.view!r}")
@@ -168,7 +168,7 @@ def client_rows(scores: Scores) -> dict[str, dict[str, Any]]:
         last = max((int(n.partition("/")[2]) for n in sets if n.startswith("task/")), default=-1)
         views[name] = {
             "accuracy": total.accuracy(),
-            "loss": total.loss(),
+            "loss": total.loss() if math.isfinite(total.loss()) else None,
             "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(last + 1)],
             "classes": [None if math.isnan(a) else float(a) for a in total.per_class()],
         }

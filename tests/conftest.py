@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 from rich.console import Console
+from torch import Tensor, nn
 
+from fedcli.data.client_data import ClientData
 from fedcli.data.commands import run_partition
+from fedcli.data.stream import TaskStream
 from fedmodels.config import Experiment, experiment_of
+from fedmodels.method import ClientContext, Method, Run, ServerContext
+from fedmodels.methods import make
+from fedmodels.nets.split import SplitNet
+from fedmodels.types import Bundle, Problem
+from fedpb.codec import merged
 
 settings.register_profile("fedtide", deadline=None, max_examples=50)
 settings.load_profile("fedtide")
@@ -58,3 +67,56 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def experiment() -> Callable[..., Experiment]:
     """A factory of tiny experiments: ``experiment(method={"name": "fedprox", "mu": 0.1})``."""
     return tiny_experiment
+
+
+def context_of(
+    experiment: Experiment, root: Path, client: int = 0, task: int = 0, interaction: int = 0
+) -> ClientContext:
+    """Return the context in which one client of a partition trains on a task."""
+    data = ClientData(root / str(client))
+    run = Run(experiment, data.problem)
+    stream = TaskStream(data, keep_history=method_of(experiment).keeps_history)
+    stream.open(task)
+    return ClientContext(
+        run, client, interaction, 0, task, run.make_net(), stream, torch.device("cpu")
+    )
+
+
+def method_of(experiment: Experiment) -> Method:
+    """Return an experiment's method."""
+    return make(experiment.method.name, **experiment.method.hyper_parameters())
+
+
+def payload_of(experiment: Experiment, ctx: ClientContext) -> tuple[Bundle, Bundle]:
+    """Return the first payload and the initial private state of a context's client."""
+    method = method_of(experiment)
+    server = ServerContext(ctx.run, 0, 0, 0, (ctx.client,))
+    common, personal = method.broadcast(server, method.init_server(ctx.run))
+    parts = {"common": common, "personal": personal.get(ctx.client, Bundle())}
+    return merged(parts), method.init_client(ctx.run, ctx.client)
+
+
+class OneTask:
+    """A stream of one task, for examples computed by hand."""
+
+    def __init__(self, x: Sequence[Any], y: Sequence[int]) -> None:
+        self.x, self.y = torch.tensor(x), torch.tensor(y)
+
+    def train(self, task: int) -> tuple[Tensor, Tensor]:
+        return self.x, self.y
+
+    train_up_to = train
+
+
+def linear_context(
+    experiment: Experiment, x: Sequence[Any], y: Sequence[int], client: int = 0
+) -> ClientContext:
+    """Return a context whose net is a linear map without bias, from inputs (n, d) to two classes.
+
+    Its weights (2, d) are zero at first, so that the first softmax is 1/2 everywhere.
+    """
+    width = len(x[0])
+    net = SplitNet(nn.Flatten(), nn.Linear(width, 2, bias=False), width)
+    nn.init.zeros_(net.head.weight)
+    run = Run(experiment, Problem((width,), 2))
+    return ClientContext(run, client, 0, 0, 0, net, OneTask(x, y), torch.device("cpu"))

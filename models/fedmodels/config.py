@@ -232,8 +232,10 @@ def _one_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     scenario = tables.get("scenario")
-    within = path[:1] == ["scenario"] and isinstance(scenario, Mapping)
-    kind = scenario.get("kind") if within else None
+    if path[:1] == ["scenario"] and isinstance(scenario, Mapping):
+        kind = scenario.get("kind")
+    else:
+        kind = None
     if kind in path[1:2]:  # the tag of the scenario's union is no key of the file
         path.pop(1)
     where = f"[{'.'.join(path[:-1])}]" if path[:-1] else "the top level"
