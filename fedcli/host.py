@@ -33,7 +33,12 @@ class Host:
     """The clients of this process."""
 
     def __init__(
-        self, clients: Sequence[ClientId], link: Link, data: Path, states: Path, device: torch.device
+        self,
+        clients: Sequence[ClientId],
+        link: Link,
+        data: Path,
+        states: Path,
+        device: torch.device,
     ) -> None:
         """Open every client's data and state, so that what is wrong with them shows at once."""
         self.link, self.device = link, device
@@ -60,7 +65,9 @@ class Host:
             reply = self._join(client)
             self.beat_every_s = reply.beat_every_s
             if client not in self.workers:
-                experiment = experiment_of(_tables(reply.experiment_json), "the server's experiment")
+                experiment = experiment_of(
+                    _tables(reply.experiment_json), "the server's experiment"
+                )
                 torch.set_num_threads(experiment.training.threads)
                 self.workers[client] = Worker(
                     client, self.data[client], self.states[client], experiment, self.device

@@ -24,7 +24,11 @@ from fedpb.codec import Encoded, RawFrame, Receiver, encode, merged, read_chunk
 
 PROTOCOL = 1
 _SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
-_RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_RETRIED = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -132,10 +136,15 @@ class Link:
         Raises:
             LinkError: the server refused, with its line.
         """
-        return self._patiently(f"client {request.client_id}", lambda: self._join(request))
+        reply: rpc.JoinReply = self._patiently(
+            f"client {request.client_id}", lambda: self._join(request)
+        )
+        return reply
 
     def pull(
-        self, waiting: Mapping[ClientId, rpc.Waiting], specs: Callable[[str], Mapping[str, BundleSpec]]
+        self,
+        waiting: Mapping[ClientId, rpc.Waiting],
+        specs: Callable[[str], Mapping[str, BundleSpec]],
     ) -> tuple[rpc.Order, Bundle]:
         """Wait for the next order of any of these clients; return it and its payload.
 
@@ -202,7 +211,10 @@ class Link:
         encoded = encode(result.upload)
         header.bundle.CopyFrom(encoded.header)
         what = f"client {member.client}, interaction {order.interaction}"
-        return self._patiently(what, lambda: self._push(_chunks(header, encoded)))
+        reply: rpc.PushReply = self._patiently(
+            what, lambda: self._push(_chunks(header, encoded))
+        )
+        return reply
 
     def beat(self, member: Member, progress: Progress, durable: int) -> None:
         """Give a sign of life; a server that is gone does not matter here."""
@@ -223,9 +235,7 @@ class Link:
 
     def leave(self, member: Member, reason: str) -> None:
         """Give the session back, if the server is there."""
-        request = rpc.LeaveRequest(
-            client_id=str(member.client), token=member.token, reason=reason
-        )
+        request = rpc.LeaveRequest(client_id=str(member.client), token=member.token, reason=reason)
         try:
             self._leave(request, timeout=2.0)
         except grpc.RpcError as error:

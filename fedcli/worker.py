@@ -69,9 +69,7 @@ class Worker:
         self.method = make(table.name, **table.hyper_parameters())
         self.run = Run(self.experiment, self.data.problem)
         self.net = self.run.make_net().to(self.device)
-        self.stream = TaskStream(
-            self.data, self.device, keep_history=self.method.keeps_history
-        )
+        self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
         self.stateful = self.method.keeps_state(self.run)
         self._held: Result | None = None
 
@@ -134,10 +132,10 @@ class Worker:
             loss=done.loss if done.num_examples else 0.0,
             seconds=time.monotonic() - begun,
             num_examples=done.num_examples,
-            extra=done.extra,
+            extra=ctx.metrics,
         )
         if "after_local" in order.views:
-            self._add_counts(report, order, ctx, "after_local", done.state)
+            self._add_counts(report, order, ctx, "after_local", payload, done.state)
         if self.stateful:
             self.states.save(order.interaction, done.state)
         report.durable = self.states.durable
@@ -153,10 +151,10 @@ class Worker:
         for view in order.views:
             if view == "global":
                 self.method.load_global(ctx, payload)
-                self._add_counts(report, order, ctx, view, state)
+                self._add_counts(report, order, ctx, view, payload, state)
             elif self.client != EVALUATOR:
                 self.method.load(ctx, payload, state)
-                self._add_counts(report, order, ctx, view, state)
+                self._add_counts(report, order, ctx, view, payload, state)
         return Result(order, Bundle(), report)
 
     def _finish(self, order: rpc.Order, payload: Bundle) -> Result:
@@ -170,14 +168,26 @@ class Worker:
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
 
     def _add_counts(
-        self, report: rpc.Report, order: rpc.Order, ctx: ClientContext, view: str, state: Bundle
+        self,
+        report: rpc.Report,
+        order: rpc.Order,
+        ctx: ClientContext,
+        view: str,
+        payload: Bundle,
+        state: Bundle,
     ) -> None:
         """Score the model in the net on the test sets of the order."""
-        for (rule, name), c in score(self.method, ctx, state, dict(self._sets(order))).items():
+        found = score(self.method, ctx, payload, state, dict(self._sets(order)))
+        for (rule, name), c in found.items():
             report.counts.append(
                 rpc.Counts(
-                    view=view, rule=rule, test_set=name, loss_sum=c.loss_sum,
-                    support=c.support, predicted=c.predicted, correct=c.correct,
+                    view=view,
+                    rule=rule,
+                    test_set=name,
+                    loss_sum=c.loss_sum,
+                    support=c.support,
+                    predicted=c.predicted,
+                    correct=c.correct,
                 )  # fmt: skip
             )
 

@@ -80,9 +80,7 @@ def serve(
     tls_client_ca: Annotated[
         Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option(help="Allow a reachable address without TLS.")
-    ] = False,
+    insecure: Annotated[bool, typer.Option(help="Allow a reachable address without TLS.")] = False,
     evaluator: Annotated[
         bool, typer.Option(help="Wait for the evaluator before the first round.")
     ] = False,
@@ -206,8 +204,12 @@ def certs_init(
 
 @certs_app.command("issue")
 def certs_issue(
-    identity: Annotated[str, typer.Argument(help="A client id, a range 0-24, evaluator or server.")],
-    directory: Annotated[Path, typer.Option("--dir", help="The authority's files.")] = Path("certs"),
+    identity: Annotated[
+        str, typer.Argument(help="A client id, a range 0-24, evaluator or server.")
+    ],
+    directory: Annotated[Path, typer.Option("--dir", help="The authority's files.")] = Path(
+        "certs"
+    ),
     host: Annotated[list[str] | None, typer.Option(help="A name the server is reached by.")] = None,
 ) -> None:
     """Issue a certificate and its key."""

@@ -29,7 +29,7 @@ class Trip:
 
     orders: Mapping[ClientId, rpc.Order]
     common: Bundle
-    personal: Mapping[int, Bundle] = field(default_factory=dict)
+    personal: Mapping[ClientId, Bundle] = field(default_factory=dict)
     spec: BundleSpec = field(default_factory=BundleSpec)
     """What an upload must hold."""
     needed: int | None = None
@@ -71,6 +71,10 @@ class StateLost(Exception):
         self.client = client
 
 
+HoldsState = Callable[[int, Sequence[int]], bool]
+"""Tells whether a client that has these private states has the one it must hold."""
+
+
 class Cohort(Protocol):
     """Clients that can be sent on a trip."""
 
@@ -84,6 +88,10 @@ class Cohort(Protocol):
 
     def versions(self) -> Mapping[int, Sequence[int]]:
         """Return which private states each client says it holds."""
+        ...
+
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
+        """Say which private states suffice, and when clients last trained; they have some."""
         ...
 
     def exchange(self, trip: Trip) -> Results:
@@ -127,7 +135,7 @@ class OpenTrip:
 
     trip: Trip
     common: Encoded
-    personal: dict[int, Encoded]
+    personal: dict[ClientId, Encoded]
     results: dict[ClientId, Result] = field(default_factory=dict)
     failed: dict[ClientId, str] = field(default_factory=dict)
     issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
@@ -169,15 +177,14 @@ class RemoteCohort:
         self._members: dict[ClientId, Member] = {}
         self._open: OpenTrip | None = None
         self._lost: int | None = None
-        self._required: Callable[[int, Sequence[int]], bool] = lambda client, versions: True
+        self._required: HoldsState = lambda client, versions: True
         self._stateful = False
         self._stopped: str | None = None
         self.committed = self.watermark = -1
 
     # --- for the engine ---------------------------------------------------------------------------
 
-    def require(self, holds: Callable[[int, Sequence[int]], bool], last_trained: Mapping[int, int]) -> None:
-        """Say which private states suffice, and when clients last trained; they have some."""
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
         with self._changed:
             self._required, self._stateful = holds, True
             for client, interaction in last_trained.items():
@@ -207,16 +214,16 @@ class RemoteCohort:
             StateLost: a client came back without the state it must hold.
         """
         needed = len(trip.orders) if trip.needed is None else trip.needed
-        open_trip = OpenTrip(
-            trip, encode(trip.common), {c: encode(b) for c, b in trip.personal.items()}
-        )
+        open_trip = OpenTrip(trip, encode(trip.common), _encoded_once(trip.personal))
         with self._changed:
             self._open = open_trip
             self._changed.notify_all()
             self._wait(
-                lambda: open_trip.is_complete()
-                or len(trip.orders) - len(open_trip.failed) < needed
-                or self._lost is not None,
+                lambda: (
+                    open_trip.is_complete()
+                    or len(trip.orders) - len(open_trip.failed) < needed
+                    or self._lost is not None
+                ),
                 lambda: len(open_trip.results) >= needed,
             )
             self._open = None
@@ -272,7 +279,9 @@ class RemoteCohort:
 
     # --- for the service --------------------------------------------------------------------------
 
-    def join(self, client: ClientId, client_json: str, token: bytes, versions: Sequence[int]) -> bytes:
+    def join(
+        self, client: ClientId, client_json: str, token: bytes, versions: Sequence[int]
+    ) -> bytes:
         """Admit a client and return its session token.
 
         Raises:
@@ -382,7 +391,7 @@ class RemoteCohort:
             if first and isinstance(result, str):
                 trip.failed[client] = result
             elif first and isinstance(result, Result):
-                encoded = trip.personal.get(client) if isinstance(client, int) else None
+                encoded = trip.personal.get(client)
                 result.logical_down = trip.common.num_bytes + (encoded.num_bytes if encoded else 0)
                 trip.results[client] = result
                 if trip.trip.sample.kind == rpc.ORDER_TRAIN:
@@ -416,6 +425,15 @@ class UnknownSession(Exception):
 
 class Superseded(Exception):
     """The order a result answers is no longer wanted."""
+
+
+def _encoded_once(bundles: Mapping[ClientId, Bundle]) -> dict[ClientId, Encoded]:
+    """Encode every bundle; clients that get the same object share the encoding."""
+    by_object: dict[int, Encoded] = {}
+    for bundle in bundles.values():
+        if id(bundle) not in by_object:
+            by_object[id(bundle)] = encode(bundle)
+    return {client: by_object[id(bundle)] for client, bundle in bundles.items()}
 
 
 def _answers(header: rpc.PushHeader, order: rpc.Order) -> bool:

@@ -52,8 +52,8 @@ class EventLog:
         """Yield events as they come, until the log is closed."""
         box: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         with self._lock:
-            for event in self._kept if from_start else ():
-                box.put(event)
+            for kept in self._kept if from_start else ():
+                box.put(kept)
             if self._closed:
                 box.put(None)
             self._listeners.add(box)

@@ -6,6 +6,7 @@ is computed again after a crash, to the same bits.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -134,6 +135,8 @@ class Engine:
         state = self.method.aggregate(ctx, self.state, uploads)
         self.state, metrics = self.method.finish(ctx, state, uploads)
         record = self._record(step, results, metrics)
+        if ctx.series:
+            record["series"] = ctx.series
         record["seconds"]["server"] = time.monotonic() - trained
         record["seconds"]["wall"] = time.monotonic() - begun
         scores = Scores()
@@ -194,17 +197,23 @@ class Engine:
         """Return the record of an interaction, without its scores."""
         clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
         reports = {c: r.report for c, r in clients.items()}
-        examples = sum(r.num_examples for r in reports.values())
-        loss = sum(r.loss * r.num_examples for r in reports.values() if r.num_examples)
+        trained = [r for r in reports.values() if r.num_examples and math.isfinite(r.loss)]
+        examples = sum(r.num_examples for r in trained)
+        loss = sum(r.loss * r.num_examples for r in trained)
         per_client = {
-            str(c): {"down": r.logical_down, "up": r.logical_up} for c, r in clients.items()
+            str(c): {
+                "down": r.logical_down,
+                "up": r.logical_up,
+                **({"eval_up": extra} if (extra := r.upload.num_evaluation_bytes()) else {}),
+            }
+            for c, r in clients.items()
         }
         return {
             "round": step.round,
             "interaction": step.interaction,
             "task": step.task,
             "cohort": sorted(clients),
-            "metrics": {**({"loss": loss / examples} if examples else {}), **metrics},
+            "metrics": _finite({"loss": loss / examples if examples else math.nan, **metrics}),
             "bytes": {
                 "down": sum(b["down"] for b in per_client.values()),
                 "up": sum(b["up"] for b in per_client.values()),
@@ -214,15 +223,21 @@ class Engine:
             },
             "seconds": {"train": max((r.seconds for r in reports.values()), default=0.0)},
             "clients": {
-                str(c): {
-                    "loss": r.loss,
-                    "seconds": r.seconds,
-                    "num_examples": r.num_examples,
-                    **dict(r.extra),
-                }
+                str(c): _finite(
+                    {
+                        "loss": r.loss,
+                        "seconds": r.seconds,
+                        "num_examples": r.num_examples,
+                        **dict(r.extra),
+                    }
+                )
                 for c, r in reports.items()
             },
-            **({"failed": {str(c): why for c, why in results.failed.items()}} if results.failed else {}),
+            **(
+                {"failed": {str(c): why for c, why in results.failed.items()}}
+                if results.failed
+                else {}
+            ),
         }
 
     def _advance_watermark(self, committed: int, syncer: Syncer) -> None:
@@ -242,14 +257,14 @@ class Engine:
 
     def _views(self, step: Step) -> list[str]:
         """Return the views that need an evaluation trip after a step of a scored round."""
-        wanted = [v for v in self.experiment.evaluate.views if v in self.method.views]
+        wanted: list[str] = [v for v in self.experiment.evaluate.views if v in self.method.views]
         trip = [v for v in wanted if v != "after_local"]
         return trip if step.ends_round else [v for v in trip if v == "after_downlink"]
 
     def _score(self, step: Step, record: Record, scores: Scores) -> None:
         """Score the committed models and complete the record."""
         ctx = ServerContext(self.run_facts, step.interaction, step.round, step.task, step.cohort)
-        common, personal = self.method.broadcast(ctx, self.state)
+        common, personal = self.method.evaluation(ctx, self.state)
         clients: list[ClientId] = list(self.profiles) if step.ends_round else list(record["cohort"])
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
@@ -310,3 +325,8 @@ class Engine:
             summary["clients_missing"] = missing
         self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)
         return summary
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers JSON can hold; a client that made no step has no loss."""
+    return {key: value for key, value in numbers.items() if math.isfinite(value)}

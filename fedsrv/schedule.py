@@ -33,9 +33,7 @@ def draw_cohort(seed: int, round: int, candidates: Sequence[int], size: int) -> 
     return tuple(sorted(int(c) for c in rng.choice(sorted(candidates), size, replace=False)))
 
 
-def steps(
-    experiment: Experiment, trainers: Sequence[int], tasks: Mapping[int, int]
-) -> list[Step]:
+def steps(experiment: Experiment, trainers: Sequence[int], tasks: Mapping[int, int]) -> list[Step]:
     """Return every interaction of a run.
 
     Args:

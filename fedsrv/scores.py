@@ -62,7 +62,16 @@ class Scores:
     def to_json(self) -> str:
         """Return everything as text that a crash does not lose."""
         rows = [
-            [client, view, rule, name, c.support.tolist(), c.predicted.tolist(), c.correct.tolist(), c.loss_sum]
+            [
+                client,
+                view,
+                rule,
+                name,
+                c.support.tolist(),
+                c.predicted.tolist(),
+                c.correct.tolist(),
+                c.loss_sum,
+            ]
             for (client, view, rule), sets in self.counts.items()
             for name, c in sets.items()
         ]
@@ -104,7 +113,11 @@ def accuracy_over(found: Iterable[Counts | None]) -> float | None:
 
 
 def round_metrics(
-    scores: Scores, local_view: str, minority: Sequence[int], profiles: Mapping[int, Profile], tasks_seen: int
+    scores: Scores,
+    local_view: str,
+    minority: Sequence[int],
+    profiles: Mapping[int, Profile],
+    tasks_seen: int,
 ) -> dict[str, float]:
     """Return the metrics of one scored round (metrics of GLDP, FedMLP, pFedGRP and FedAli).
 

@@ -111,7 +111,9 @@ class Service:
             raise NotYours(f"the certificate of {identity or 'nobody'} does not cover {client}")
         return client
 
-    def _session(self, text: str, token: bytes, context: grpc.ServicerContext) -> tuple[ClientId, Member]:
+    def _session(
+        self, text: str, token: bytes, context: grpc.ServicerContext
+    ) -> tuple[ClientId, Member]:
         client = self._client(text, context)
         return client, self.cohort.member(client, token)
 
@@ -162,8 +164,9 @@ class Service:
         self.events.tell("order", order.client_id, **facts)
         yield rpc.PullChunk(order=order).SerializeToString()
         parts = [("common", trip.common)]
-        if order.client_id.isdigit() and int(order.client_id) in trip.personal:
-            parts.append(("personal", trip.personal[int(order.client_id)]))
+        client = client_id_of(order.client_id, self.cohort.num_clients)
+        if client in trip.personal:
+            parts.append(("personal", trip.personal[client]))
         for role, encoded in parts:
             part = rpc.PartHeader(role=role, digest=encoded.digest, held=encoded.digest in held)
             if not part.held:
@@ -193,7 +196,12 @@ class Service:
             raise AssertionError("abort raises") from error
 
     def _receive(
-        self, client: ClientId, trip: OpenTrip, header: rpc.PushHeader, stream: Iterator[bytes], wire: int
+        self,
+        client: ClientId,
+        trip: OpenTrip,
+        header: rpc.PushHeader,
+        stream: Iterator[bytes],
+        wire: int,
     ) -> None:
         """Take the upload behind a header; a refused one makes the client failed for this trip."""
         buffers: list[memoryview] = []
@@ -246,7 +254,9 @@ class Service:
         self.cohort.leave(client, request.reason)
         return rpc.LeaveReply()
 
-    def watch(self, request: rpc.WatchRequest, context: grpc.ServicerContext) -> Iterator[rpc.Event]:
+    def watch(
+        self, request: rpc.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[rpc.Event]:
         """Stream what happens in the run."""
         for event in self.events.listen(from_start=request.from_start):
             if not context.is_active():

@@ -79,16 +79,19 @@ class Store:
         if "experiment" in stored:
             before = experiment_of(json.loads(stored["experiment"]), str(self.path / "run.db"))
             changed = [
-                key for key in difference(before, self.experiment) if not self._may_grow(key, before)
+                key
+                for key in difference(before, self.experiment)
+                if not self._may_grow(key, before)
             ]
             if changed:
                 raise ConfigError(
                     f"{self.path} was begun with another config; it differs in "
                     f"{', '.join(changed)}. Resume with the config in {self.path / 'config.toml'}"
                 )
-        values = {"experiment": text, "run_id": stored.get("run_id", uuid.uuid4().hex)}
+        run_id = str(stored.get("run_id", uuid.uuid4().hex))
+        values = {"experiment": text, "run_id": run_id}
         self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
-        return values["run_id"]
+        return run_id
 
     def _may_grow(self, key: str, before: Experiment) -> bool:
         """Only more rounds may be asked for, and only where they come after all others."""

@@ -98,7 +98,7 @@ def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, 
     for i, stage in enumerate(stages):
         rows = [_task_series(row, local_view) for row in last[stage]["clients"].values()]
         for j, task in enumerate(stages[: i + 1]):
-            values = [row[task] for row in rows if len(row) > task and row[task] is not None]
+            values = [a for row in rows if len(row) > task and (a := row[task]) is not None]
             matrix[i, j] = np.mean(values) if values else np.nan
     return matrix
 

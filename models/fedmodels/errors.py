@@ -1,14 +1,14 @@
 """Every error a user can cause, as one tree.
 
-    FedtideError                     one clear line for the user; ``exit_code`` says how a command ends
-    ├── ConfigError                  a config, an option or a hyper-parameter is wrong        (exit 2)
-    ├── DataError                    a data set or a client's directory is missing or wrong   (exit 1)
-    ├── ArchiveError                 a file of a run cannot be used                           (exit 1)
-    ├── PayloadError                 a message does not hold what it must
-    │   └── PayloadTooLarge          it claims or carries more bytes than it may
-    ├── ClientFailed                 one client failed in one interaction; names it, the round and the stage
-    ├── RunFailed                    the run cannot go on                                     (exit 1)
-    └── LinkError                    the server refused, or cannot be reached any more        (exit 1)
+FedtideError                     one clear line for the user; ``exit_code`` says how a command ends
+├── ConfigError                  a config, an option or a hyper-parameter is wrong        (exit 2)
+├── DataError                    a data set or a client's directory is missing or wrong   (exit 1)
+├── ArchiveError                 a file of a run cannot be used                           (exit 1)
+├── PayloadError                 a message does not hold what it must
+│   └── PayloadTooLarge          it claims or carries more bytes than it may
+├── ClientFailed                 one client failed in one interaction; names it, the round and the stage
+├── RunFailed                    the run cannot go on                                     (exit 1)
+└── LinkError                    the server refused, or cannot be reached any more        (exit 1)
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from fedmodels.config import Experiment
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.randomness import derive_seed, seeded
-from fedmodels.types import Bundle, BundleSpec, Problem, Weights
+from fedmodels.types import Bundle, BundleSpec, ClientId, Problem, Weights
 
 Metrics = dict[str, float]
 
@@ -80,6 +80,8 @@ class ServerContext:
     task: int
     cohort: tuple[int, ...]
     """The clients of this interaction, ascending."""
+    series: dict[str, Any] = field(default_factory=dict)
+    """Nested lists for the report, such as ``aggregation_weights`` (n, n); put in by ``finish``."""
 
     def generator(self, purpose: str = "method") -> torch.Generator:
         """Return a fresh generator of this interaction for one purpose."""
@@ -104,7 +106,7 @@ class ClientContext:
     """Where the client half is in the run, and the net it works on."""
 
     run: Run
-    client: int
+    client: ClientId
     interaction: int
     round: int
     task: int
@@ -113,6 +115,8 @@ class ClientContext:
     device: torch.device
     tick: Callable[[int, int, Tensor], None] = lambda epoch, batch, loss: None
     """Told after every step: epoch, batch, loss of the batch."""
+    metrics: Metrics = field(default_factory=dict)
+    """Numbers of the method's own for the run's records; put in by any function."""
 
     def seed(self, purpose: str) -> int:
         """Return the seed of (run, client, interaction, purpose)."""
@@ -163,7 +167,6 @@ class LocalResult:
     state: Bundle
     loss: float
     num_examples: int
-    extra: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,8 +205,18 @@ class Method(ABC):
     @abstractmethod
     def broadcast(
         self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[int, Bundle]]:
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
         """Return what the cohort gets: a common part, and a part for each client that needs one."""
+
+    @abstractmethod
+    def evaluation(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        """Return what clients need to score their models; the common part as in ``broadcast``.
+
+        What is sent for evaluation alone (``eval/…``) goes into the clients' parts; clients that
+        get the same bundle object share its encoding.
+        """
 
     @abstractmethod
     def upload_spec(self, run: Run) -> BundleSpec:
@@ -244,12 +257,16 @@ class Method(ABC):
         """Put everyone's model into ``ctx.net``."""
 
     @abstractmethod
-    def training_data(self, ctx: ClientContext) -> tuple[Tensor, Tensor]:
-        """Return the inputs and labels local training runs over."""
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
+        """Return what the loss refers to: the broadcast, teachers, prototypes, replayed examples."""
 
     @abstractmethod
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
-        """Return what the loss refers to: the broadcast, teachers, prototypes."""
+    def training_data(self, ctx: ClientContext, refs: Any) -> tuple[Tensor, Tensor]:
+        """Return the inputs and labels local training runs over, replayed ones last."""
+
+    @abstractmethod
+    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Any) -> float:
+        """Train ``ctx.net``; return the mean loss of the last epoch. Stock: run the phases."""
 
     @abstractmethod
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
@@ -264,15 +281,15 @@ class Method(ABC):
         """Do what follows every optimiser step."""
 
     @abstractmethod
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any
-    ) -> Bundle:
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
         """Return the private state after local training."""
 
     @abstractmethod
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
         """Return what leaves the client: this, and nothing else."""
 
     @abstractmethod
-    def predict(self, ctx: ClientContext, state: Bundle, x: Tensor) -> Mapping[str, Tensor]:
+    def predict(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
+    ) -> Mapping[str, Tensor]:
         """Return class scores (B, K) by prediction rule; the first rule is the method's own."""

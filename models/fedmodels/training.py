@@ -36,10 +36,10 @@ def train_locally(
     with seeded(ctx.seed("dropout")):  # layers with randomness of their own draw from here
         method.load(ctx, payload, state)
         refs = method.prepare(ctx, payload, state)
-        x, y = method.training_data(ctx)
-        loss = run_phases(method, ctx, x, y, refs)
+        x, y = method.training_data(ctx, refs)
+        loss = method.fit(ctx, x, y, refs)
         new_state = method.after_local(ctx, payload, state, refs)
-        upload = method.uplink(ctx, new_state, refs)
+        upload = method.uplink(ctx, new_state, refs, len(y))
     return LocalResult(upload, new_state, loss, len(y))
 
 
@@ -60,7 +60,7 @@ def run_phases(method: Method, ctx: ClientContext, x: Tensor, y: Tensor, refs: A
                 out = Output(features, ctx.net.head(features))
                 loss = method.loss(ctx, batch, out, refs)
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 method.after_step(ctx, batch, refs)
                 losses.append(loss.detach())
@@ -106,15 +106,15 @@ def optimizer_of(
     return kind(groups, lr=lr)
 
 
-def batches(
-    n: int, net: nn.Module, training: Training, order: torch.Generator
-) -> Iterator[Tensor]:
+def batches(n: int, net: nn.Module, training: Training, order: torch.Generator) -> Iterator[Tensor]:
     """Yield the index tensors of one shuffled epoch; the last batch is kept.
 
     A batch of one is skipped when the net normalises over the batch, which needs two examples.
     """
-    smallest = 2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()) else 1
-    for index in torch.randperm(n, generator=order).split(training.batch_size):
+    smallest = (
+        2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()) else 1
+    )
+    for index in torch.split(torch.randperm(n, generator=order), training.batch_size):
         if len(index) >= smallest:
             yield index
 
@@ -136,7 +136,7 @@ def augmented(x: Tensor, training: Training, generator: torch.Generator) -> Tens
 
 @torch.no_grad()
 def score(
-    method: Method, ctx: ClientContext, state: Bundle, sets: TestSets
+    method: Method, ctx: ClientContext, payload: Bundle, state: Bundle, sets: TestSets
 ) -> dict[tuple[str, str], Counts]:
     """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set)."""
     classes = ctx.run.problem.num_classes
@@ -145,8 +145,8 @@ def score(
     out: dict[tuple[str, str], Counts] = {}
     with seeded(ctx.seed("evaluate")):
         for name, (x, y) in sets.items():
-            for xs, ys in zip(x.split(size), y.split(size), strict=True):
-                for rule, scores in method.predict(ctx, state, xs).items():
+            for xs, ys in zip(torch.split(x, size), torch.split(y, size), strict=True):
+                for rule, scores in method.predict(ctx, payload, state, xs).items():
                     counts = Counts.of(scores, ys, classes)
                     out[rule, name] = out.get((rule, name), Counts.zeros(classes)) + counts
     return out

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge, suggestion
 
-EVALUATOR = "evaluator"
+EVALUATOR: Literal["evaluator"] = "evaluator"
 """The id of the client that holds only the global test set."""
 
 ClientId = int | Literal["evaluator"]
@@ -172,8 +172,17 @@ class Bundle:
             raise PayloadError(f"a bundle is incomplete: {error}") from None
 
     def num_bytes(self) -> int:
-        """Return the logical size in bytes: the tensors alone, equal in every process layout."""
-        return sum(t.numel() * t.element_size() for t in self.flat().values())
+        """Return the logical size in bytes: the tensors alone, equal in every process layout.
+
+        What is sent for evaluation only is no part of the method and counts in
+        :meth:`num_evaluation_bytes`.
+        """
+        flat = self.flat().items()
+        return sum(t.nbytes for key, t in flat if not key.startswith("weights/eval/"))
+
+    def num_evaluation_bytes(self) -> int:
+        """Return the bytes of ``eval/…`` weights, which only metrics need."""
+        return sum(t.nbytes for key, t in self.weights.items() if key.startswith("eval/"))
 
 
 @dataclass(frozen=True)
@@ -225,9 +234,7 @@ class BundleSpec:
 
     def __or__(self, other: BundleSpec) -> BundleSpec:
         """Return the spec of a bundle that holds what both specs say."""
-        return BundleSpec(
-            {**self.required, **other.required}, {**self.optional, **other.optional}
-        )
+        return BundleSpec({**self.required, **other.required}, {**self.optional, **other.optional})
 
     def max_bytes(self) -> int:
         """Return the most bytes a bundle of this spec can have."""
@@ -286,7 +293,7 @@ def scalar_spec(*names: str) -> BundleSpec:
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return the little-endian bytes of a CPU tensor, without a copy where it is contiguous."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
 
 
 def check_finite(bundle: Bundle) -> None:

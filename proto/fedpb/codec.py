@@ -29,7 +29,9 @@ MAX_VERSION = 2**63 - 1
 _CHUNK_TAG, _OFFSET_TAG, _CRC_TAG, _PAYLOAD_TAG = 0x7A, 0x08, 0x15, 0x7A
 _PAD = bytes(ALIGNMENT)
 _DTYPE_OF = {
-    number: DTYPES[name.removeprefix("DTYPE_").lower()] for name, number in pb.DType.items() if number
+    number: DTYPES[name.removeprefix("DTYPE_").lower()]
+    for name, number in pb.DType.items()
+    if number
 }
 
 Facts = dict[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -125,7 +127,9 @@ def places_of(header: pb.BundleHeader) -> list[Place]:
         places.append(Place(key, dtype, tuple(stated.shape), end, count))
         end += aligned(count)
     if header.payload_bytes != end:
-        raise PayloadError(f"the header claims {header.payload_bytes} bytes, its tensors need {end}")
+        raise PayloadError(
+            f"the header claims {header.payload_bytes} bytes, its tensors need {end}"
+        )
     return places
 
 
@@ -388,9 +392,7 @@ class Receiver:
 
 def bundle_of(header: pb.BundleHeader, places: list[Place], buffer: memoryview) -> Bundle:
     """Return the bundle whose tensors lie in ``buffer``, without copying them."""
-    flat: dict[str, Tensor] = {
-        place.key: _view(buffer, place) for place in places
-    }
+    flat: dict[str, Tensor] = {place.key: _view(buffer, place) for place in places}
     flat |= {
         f"scalars/{name}": torch.tensor(value, dtype=torch.float64)
         for name, value in header.scalars.items()

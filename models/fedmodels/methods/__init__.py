@@ -82,7 +82,9 @@ def make(name: str, **hyper_parameters: Any) -> Method:
                 f"unknown key {key!r} in [method]; {name} has: {has}.{suggestion(key, fields)}"
             )
         try:
-            values[key] = TypeAdapter(hints[key]).validate_python(value, strict=not _is_number(value))
+            values[key] = TypeAdapter(hints[key]).validate_python(
+                value, strict=not _is_number(value)
+            )
         except ValidationError as error:
             what = error.errors()[0]["msg"]
             raise ConfigError(f"method.{key}: {what} (given: {value!r})") from None

@@ -51,9 +51,10 @@ class Centralized(FedAvg):
     ) -> ServerState:
         return super().aggregate(ctx, state, uploads) if self.data == "pooled" else state
 
-    def training_data(self, ctx: ClientContext) -> tuple[Tensor, Tensor]:
+    def training_data(self, ctx: ClientContext, refs: Any) -> tuple[Tensor, Tensor]:
         pooled = self.data == "pooled"
         return ctx.stream.train(ctx.task) if pooled else ctx.stream.train_up_to(ctx.task)
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
-        return super().uplink(ctx, state, refs) if self.data == "pooled" else Bundle()
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
+        pooled = self.data == "pooled"
+        return super().uplink(ctx, state, refs, num_examples) if pooled else Bundle()

@@ -34,7 +34,8 @@ from fedmodels.method import (
 )
 from fedmodels.methods import register
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.types import Bundle, BundleSpec, Weights, scalar_spec
+from fedmodels.training import run_phases
+from fedmodels.types import Bundle, BundleSpec, ClientId, Weights, scalar_spec
 
 
 @register("fedavg")
@@ -65,8 +66,13 @@ class FedAvg(Method):
 
     def broadcast(
         self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[int, Bundle]]:
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
         return state.common, {}
+
+    def evaluation(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        return self.broadcast(ctx, state)
 
     def upload_spec(self, run: Run) -> BundleSpec:
         shared = Bundle(weights=self.shared(run.initial_weights))
@@ -107,11 +113,14 @@ class FedAvg(Method):
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, payload.weights)
 
-    def training_data(self, ctx: ClientContext) -> tuple[Tensor, Tensor]:
-        return ctx.stream.train(ctx.task)
-
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
         return None
+
+    def training_data(self, ctx: ClientContext, refs: Any) -> tuple[Tensor, Tensor]:
+        return ctx.stream.train(ctx.task)
+
+    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Any) -> float:
+        return run_phases(self, ctx, x, y, refs)
 
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
         return [Phase(epochs=ctx.run.experiment.training.local_epochs)]
@@ -122,17 +131,15 @@ class FedAvg(Method):
     def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
         return None
 
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any
-    ) -> Bundle:
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
         weights = weights_of(ctx.net)
         return Bundle(weights={k: v for k, v in weights.items() if not self.shares(k)})
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
-        num_examples = float(len(self.training_data(ctx)[1]))
-        return Bundle(
-            weights=self.shared(weights_of(ctx.net)), scalars={"num_examples": num_examples}
-        )
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
+        scalars = {"num_examples": float(num_examples)}
+        return Bundle(weights=self.shared(weights_of(ctx.net)), scalars=scalars)
 
-    def predict(self, ctx: ClientContext, state: Bundle, x: Tensor) -> Mapping[str, Tensor]:
+    def predict(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
+    ) -> Mapping[str, Tensor]:
         return {"classifier": ctx.net(x)}

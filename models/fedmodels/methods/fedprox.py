@@ -36,9 +36,7 @@ class FedProx(FedAvg):
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> list[Tensor]:
         return [w.detach().clone() for w in ctx.net.parameters()]  # w^t
 
-    def loss(
-        self, ctx: ClientContext, batch: Batch, out: Output, refs: list[Tensor]
-    ) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: list[Tensor]) -> Tensor:
         pairs = zip(ctx.net.parameters(), refs, strict=True)
         proximal = torch.stack([(w - w0).square().sum() for w, w0 in pairs]).sum()
         return super().loss(ctx, batch, out, refs) + self.mu / 2 * proximal  # eq. 2

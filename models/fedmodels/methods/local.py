@@ -34,5 +34,5 @@ class Local(FedAvg):
     ) -> ServerState:
         return state
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
         return Bundle()
