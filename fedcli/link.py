@@ -119,7 +119,8 @@ class Link:
             lost_since = lost_since or now
             if self._give_up_after_s is not None and now - lost_since > self._give_up_after_s:
                 raise LinkError(
-                    f"the server at {self.address} was gone for {self._give_up_after_s:g} s: {reason}"
+                    f"gave up: the server at {self.address} was gone for "
+                    f"{self._give_up_after_s:g} s: {reason}"
                 )
             if told is None or now - told > 60:
                 log.warning("lost the server at %s, trying again: %s", self.address, reason)
@@ -211,9 +212,7 @@ class Link:
         encoded = encode(result.upload)
         header.bundle.CopyFrom(encoded.header)
         what = f"client {member.client}, interaction {order.interaction}"
-        reply: rpc.PushReply = self._patiently(
-            what, lambda: self._push(_chunks(header, encoded))
-        )
+        reply: rpc.PushReply = self._patiently(what, lambda: self._push(_chunks(header, encoded)))
         return reply
 
     def beat(self, member: Member, progress: Progress, durable: int) -> None:

@@ -188,7 +188,7 @@ class Worker:
                     support=c.support,
                     predicted=c.predicted,
                     correct=c.correct,
-                )  # fmt: skip
+                )
             )
 
     def _sets(self, order: rpc.Order) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:

@@ -19,9 +19,9 @@ import torch
 
 from fedmodels.config import Experiment
 from fedmodels.errors import ConfigError
-from fedsrv.cohort import RemoteCohort
 from fedsrv.events import EventLog
 from fedsrv.profile import Admission
+from fedsrv.remote import RemoteCohort
 from fedsrv.rounds import Engine
 from fedsrv.service import Service, start_server, stop_server
 from fedsrv.spool import Spool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -92,9 +93,7 @@ def host_ranges(clients: int, hosts: int) -> list[str]:
     """Return the client ids of each host as ``--client-id`` says them; never more than clients."""
     hosts = min(hosts, clients)
     bounds = [clients * i // hosts for i in range(hosts + 1)]
-    return [
-        str(a) if b - a == 1 else f"{a}-{b - 1}" for a, b in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [str(a) if b - a == 1 else f"{a}-{b - 1}" for a, b in pairwise(bounds)]
 
 
 @dataclass

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,19 +57,15 @@ class Child:
     def tell(self, fact: dict[str, Any]) -> None:
         """Send one JSON line; a process that is gone is noticed by its end, not here."""
         assert self.process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(fact).encode() + b"\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
 
     def end(self, patience_s: float = 5.0) -> None:
         """Close its standard input, wait, and kill it if that was not enough."""
         assert self.process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):
             self.process.stdin.close()
-        except BrokenPipeError:
-            pass
         try:
             self.process.wait(patience_s)
         except subprocess.TimeoutExpired:

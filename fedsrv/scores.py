@@ -144,7 +144,7 @@ def round_metrics(
 def _weighted_accuracy(
     scores: Scores, local_view: str, profiles: Mapping[int, Profile], tasks_seen: int
 ) -> float | None:
-    """Return IAA: accuracy of the model a client holds after the downlink, weighted by examples met."""
+    """Return IAA: the accuracy of what clients hold after the downlink, by examples met."""
     view = "after_downlink" if local_view == "after_downlink" else "global"
     own = {c: own_test(sets) for c, sets in scores.of(view).items()}
     met = {c: int(profiles[c].train[:tasks_seen].sum()) for c, counts in own.items() if counts}

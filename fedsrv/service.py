@@ -23,18 +23,18 @@ from fedmodels.errors import PayloadError, PayloadTooLarge, RunFailed
 from fedmodels.types import ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import RawFrame, Receiver, read_chunk
-from fedsrv.cohort import (
+from fedsrv.certs import covers
+from fedsrv.cohort import Result
+from fedsrv.events import EventLog
+from fedsrv.remote import (
     AlreadyConnected,
     Member,
     OpenTrip,
     RemoteCohort,
-    Result,
     Superseded,
     UnknownSession,
     client_id_of,
 )
-from fedsrv.certs import covers
-from fedsrv.events import EventLog
 from fedsrv.scores import check_report
 from fedsrv.tls import peer_identity
 

@@ -130,7 +130,7 @@ class Store:
         return interaction == -1 or self._file(interaction).exists()
 
     def pending(self) -> tuple[Record, str] | None:
-        """Return the last record, and the counts its training trip brought, if it waits for scores."""
+        """Return the record that waits for scores, and the counts its training trip brought."""
         rows = self._db.execute("SELECT record, counts FROM interactions WHERE scored = 0")
         found = rows.fetchone()
         return (json.loads(found[0]), found[1]) if found else None

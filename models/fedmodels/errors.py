@@ -6,7 +6,7 @@ FedtideError                     one clear line for the user; ``exit_code`` says
 ├── ArchiveError                 a file of a run cannot be used                           (exit 1)
 ├── PayloadError                 a message does not hold what it must
 │   └── PayloadTooLarge          it claims or carries more bytes than it may
-├── ClientFailed                 one client failed in one interaction; names it, the round and the stage
+├── ClientFailed                 one client failed; names it, the round and the stage
 ├── RunFailed                    the run cannot go on                                     (exit 1)
 └── LinkError                    the server refused, or cannot be reached any more        (exit 1)
 """

@@ -258,7 +258,7 @@ class Method(ABC):
 
     @abstractmethod
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
-        """Return what the loss refers to: the broadcast, teachers, prototypes, replayed examples."""
+        """Return what the loss refers to: the broadcast, teachers, prototypes, replay."""
 
     @abstractmethod
     def training_data(self, ctx: ClientContext, refs: Any) -> tuple[Tensor, Tensor]:

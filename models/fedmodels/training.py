@@ -73,7 +73,7 @@ def run_phases(method: Method, ctx: ClientContext, x: Tensor, y: Tensor, refs: A
 
 
 def begin_phase(net: SplitNet, phase: Phase, training: Training) -> torch.optim.Optimizer:
-    """Freeze what the phase does not train, set modes, and return a fresh optimiser for the rest."""
+    """Freeze what the phase does not train, set modes, return a fresh optimiser for the rest."""
     groups: dict[float, list[nn.Parameter]] = {}
     for key, parameter in net.named_parameters():
         name = key.replace(".", "/", 1)
@@ -120,7 +120,7 @@ def batches(n: int, net: nn.Module, training: Training, order: torch.Generator) 
 
 
 def augmented(x: Tensor, training: Training, generator: torch.Generator) -> Tensor:
-    """Return the batch with each image (B, C, H, W) cropped from a 4-pixel border and maybe flipped."""
+    """Return images (B, C, H, W), each cropped out of a 4-pixel border and maybe flipped."""
     if training.augment == "none" or x.dim() != 4:
         return x
     count, height, width = len(x), x.shape[2], x.shape[3]

@@ -1,9 +1,7 @@
 """Bundles to frames and back.
 
 A payload is the bytes of a bundle's tensors, each at a multiple of 64, in the order of the header.
-It travels in frames of about 1 MiB. A frame is a valid message of the schema whose last field is
-the bytes, so it is laid out here by hand around a view of the tensor, and read back without a copy;
-anything laid out otherwise goes through the generated parser.
+It travels in frames of about 1 MiB (:mod:`fedpb.frames`).
 """
 
 from __future__ import annotations
@@ -14,25 +12,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.types import DTYPE_NAMES, DTYPES, Bundle, BundleSpec, check_finite, tensor_bytes
 from fedpb import bundle_pb2 as pb
-from fedpb import coordinator_pb2 as rpc
+from fedpb.frames import FRAME_BYTES, RawFrame, chunk_of, read_chunk
 
-FRAME_BYTES = 1 << 20
 ALIGNMENT = 64
 MAX_DIMS = 16
 MAX_VERSION = 2**63 - 1
-_CHUNK_TAG, _OFFSET_TAG, _CRC_TAG, _PAYLOAD_TAG = 0x7A, 0x08, 0x15, 0x7A
 _PAD = bytes(ALIGNMENT)
 _DTYPE_OF = {
     number: DTYPES[name.removeprefix("DTYPE_").lower()]
     for name, number in pb.DType.items()
     if number
 }
+
+__all__ = ["Encoded", "RawFrame", "Receiver", "encode", "header_of", "merged", "read_chunk"]
 
 Facts = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -185,7 +182,7 @@ class Encoded:
     @property
     def wire_bytes(self) -> int:
         """Return what really crosses, without HTTP/2 framing."""
-        return self.header.ByteSize() + sum(map(len, self.chunks))
+        return int(self.header.ByteSize()) + sum(map(len, self.chunks))
 
 
 def encode(bundle: Bundle) -> Encoded:
@@ -210,11 +207,11 @@ def _frames(bundle: Bundle) -> Iterator[tuple[bytes, int]]:
             view = view[take:]
             size += take
             if size == FRAME_BYTES:
-                yield _chunk(offset, pieces)
+                yield chunk_of(offset, pieces)
                 offset += size
                 pieces, size = [], 0
     if size:
-        yield _chunk(offset, pieces)
+        yield chunk_of(offset, pieces)
 
 
 def _payload(bundle: Bundle) -> Iterator[memoryview]:
@@ -234,99 +231,7 @@ def _payload(bundle: Bundle) -> Iterator[memoryview]:
         yield memoryview(_PAD)[: aligned(len(view)) - len(view)]
 
 
-def _chunk(offset: int, pieces: list[memoryview | bytes]) -> tuple[bytes, int]:
-    """Lay out a PullChunk or PushChunk (field 15 of both is the frame) around payload pieces."""
-    checksum, size = 0, 0
-    for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
-        size += len(piece)
-    head = bytearray()
-    if offset:
-        head.append(_OFFSET_TAG)
-        head += _varint(offset)
-    if checksum:
-        head.append(_CRC_TAG)
-        head += checksum.to_bytes(4, "little")
-    head.append(_PAYLOAD_TAG)
-    head += _varint(size)
-    outer = bytes([_CHUNK_TAG]) + _varint(len(head) + size)
-    return b"".join([outer, head, *pieces]), checksum
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 # --- receiving ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RawFrame:
-    """A frame as it arrived; the payload is a view of the received message."""
-
-    offset: int
-    crc32: int
-    payload: memoryview
-
-
-def read_chunk(
-    data: bytes, parse: Callable[[bytes], rpc.PullChunk | rpc.PushChunk]
-) -> RawFrame | rpc.PullChunk | rpc.PushChunk:
-    """Read one message of a stream: a frame without a copy, anything else by its parser.
-
-    Raises:
-        PayloadError: the bytes are no message of the schema.
-    """
-    frame = _read_frame(data)
-    if frame is not None:
-        return frame
-    try:
-        chunk = parse(data)
-    except DecodeError as error:
-        raise PayloadError(f"a message of the stream cannot be parsed: {error}") from None
-    if chunk.WhichOneof("chunk") == "frame":
-        found = chunk.frame
-        return RawFrame(found.offset, found.crc32, memoryview(found.payload))
-    return chunk
-
-
-def _read_frame(data: bytes) -> RawFrame | None:
-    """Read the layout that ``_chunk`` writes; None for every other one."""
-    view = memoryview(data)
-    try:
-        if view[0] != _CHUNK_TAG:
-            return None
-        size, at = _read_varint(view, 1)
-        if at + size != len(view):
-            return None
-        offset = checksum = 0
-        if view[at] == _OFFSET_TAG:
-            offset, at = _read_varint(view, at + 1)
-        if view[at] == _CRC_TAG:
-            checksum = int.from_bytes(view[at + 1 : at + 5], "little")
-            at += 5
-        if view[at] != _PAYLOAD_TAG:
-            return None
-        size, at = _read_varint(view, at + 1)
-        return RawFrame(offset, checksum, view[at:]) if at + size == len(view) else None
-    except IndexError:
-        return None
-
-
-def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 70, 7):
-        byte = view[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-    raise IndexError("a number has at most ten bytes")
 
 
 class Receiver:

@@ -19,4 +19,5 @@ def keep_large_blocks() -> bool:
     except (OSError, AttributeError):
         return False
     settings = ((_M_MMAP_THRESHOLD, _LARGE), (_M_TRIM_THRESHOLD, _LARGE), (_M_TOP_PAD, 16 << 20))
-    return all([mallopt(name, value) == 1 for name, value in settings])
+    taken = [mallopt(name, value) == 1 for name, value in settings]
+    return all(taken)

@@ -74,7 +74,12 @@ class Loopback:
     """One run over loopback, whose processes a test may kill and start again."""
 
     def __init__(
-        self, experiment: Experiment, root: Path, partition: Path, fork_server: ForkServer, steer: Path
+        self,
+        experiment: Experiment,
+        root: Path,
+        partition: Path,
+        fork_server: ForkServer,
+        steer: Path,
     ) -> None:
         self.experiment, self.root, self.partition = experiment, root, partition
         self.fork_server, self.steer = fork_server, steer
@@ -93,7 +98,9 @@ class Loopback:
         self.port = self.coordinator.port
         return self.coordinator
 
-    def join(self, client: str, *more: str, data: Path | None = None, states: Path | None = None) -> Any:
+    def join(
+        self, client: str, *more: str, data: Path | None = None, states: Path | None = None
+    ) -> Any:
         """Start one client process."""
         arguments = join_arguments(
             client, f"127.0.0.1:{self.port}", data or self.partition,

@@ -127,7 +127,9 @@ def test_power_loss_rolls_back_to_the_watermark(
     server.kill()
     for client in clients:
         client.kill()
-    places = [run.out / "clients"] if lost == "client" else [run.out / "clients", run.out / "server"]
+    places = (
+        [run.out / "clients"] if lost == "client" else [run.out / "clients", run.out / "server"]
+    )
     newer = [f for p in places for f in p.rglob("state-*") if int(f.stem[-8:]) > 1]
     assert any(f.parent.name != "server" for f in newer)
     for file in newer:

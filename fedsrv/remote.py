@@ -1,0 +1,381 @@
+"""Clients that join over the network, as the engine's cohort.
+
+Holds sessions, the trip under way and its results behind one lock; knows nothing of gRPC. The
+engine's thread waits in it for the clients, the service's threads bring what they say.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedmodels.errors import ClientFailed, PayloadError, RunFailed
+from fedmodels.types import EVALUATOR, Bundle, ClientId
+from fedpb import coordinator_pb2 as rpc
+from fedpb.codec import Encoded, encode
+from fedsrv.cohort import HoldsState, Result, Results, StateLost, Trip
+from fedsrv.events import EventLog
+from fedsrv.profile import Admission
+from fedsrv.spool import Spool
+
+
+@dataclass
+class Member:
+    """A client that has joined."""
+
+    token: bytes
+    client_json: str
+    versions: tuple[int, ...]
+    seen: float
+    """When it was last heard of, on the monotonic clock."""
+    waiting: int = 0
+    """Pulls that wait for it at this moment."""
+    durable: int = -1
+    issue: int = 0
+    """Issue of the last order it says it got."""
+    trained: int = -1
+    """Last interaction it brought an upload for."""
+
+
+@dataclass
+class OpenTrip:
+    """A trip under way."""
+
+    trip: Trip
+    common: Encoded
+    personal: dict[ClientId, Encoded]
+    results: dict[ClientId, Result] = field(default_factory=dict)
+    failed: dict[ClientId, str] = field(default_factory=dict)
+    issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
+    wire_down: int = 0
+
+    def answered(self, client: ClientId) -> bool:
+        """Tell whether nothing more is expected of a client."""
+        return client in self.results or client in self.failed
+
+    def is_complete(self) -> bool:
+        """Tell whether every client answered."""
+        return all(self.answered(c) for c in self.trip.orders)
+
+
+class RemoteCohort:
+    """Clients that join over the network; its methods are called from many threads."""
+
+    LEASE_S = 15.0
+    """A client neither waiting nor heard of for this long is no longer connected."""
+
+    def __init__(
+        self,
+        num_clients: int,
+        spool: Spool,
+        events: EventLog,
+        *,
+        deadline_s: float | None = None,
+        admission: Admission,
+        expects_evaluator: bool = False,
+    ) -> None:
+        self.num_clients = num_clients
+        self.spool, self.events = spool, events
+        self.admission = admission
+        self._deadline_s = deadline_s
+        self._expected: list[ClientId] = [*range(num_clients)]
+        if expects_evaluator:
+            self._expected.append(EVALUATOR)
+        self._changed = threading.Condition()
+        self._members: dict[ClientId, Member] = {}
+        self._open: OpenTrip | None = None
+        self._lost: int | None = None
+        self._required: HoldsState = lambda client, versions: True
+        self._stateful = False
+        self._stopped: str | None = None
+        self.committed = self.watermark = -1
+
+    # --- for the engine ---------------------------------------------------------------------------
+
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
+        with self._changed:
+            self._required, self._stateful = holds, True
+            for client, interaction in last_trained.items():
+                if client in self._members:
+                    self._members[client].trained = interaction
+
+    def gather(self) -> Mapping[int, str]:
+        with self._changed:
+            self._wait(lambda: all(c in self._members for c in self._expected))
+            found = {c: m.client_json for c, m in self._members.items() if isinstance(c, int)}
+        return dict(sorted(found.items()))
+
+    def has_evaluator(self) -> bool:
+        with self._changed:
+            return EVALUATOR in self._members
+
+    def versions(self) -> Mapping[int, Sequence[int]]:
+        with self._changed:
+            self._lost = None
+            return {c: m.versions for c, m in self._members.items() if isinstance(c, int)}
+
+    def exchange(self, trip: Trip) -> Results:
+        """Give the orders and wait until all answered, or the deadline closes the trip.
+
+        Raises:
+            RunFailed: fewer clients than needed can answer; names those that failed.
+            StateLost: a client came back without the state it must hold.
+        """
+        needed = len(trip.orders) if trip.needed is None else trip.needed
+        open_trip = OpenTrip(trip, encode(trip.common), _encoded_once(trip.personal))
+        with self._changed:
+            self._open = open_trip
+            self._changed.notify_all()
+            self._wait(
+                lambda: (
+                    open_trip.is_complete()
+                    or len(trip.orders) - len(open_trip.failed) < needed
+                    or self._lost is not None
+                ),
+                lambda: len(open_trip.results) >= needed,
+            )
+            self._open = None
+            if self._lost is not None:
+                raise StateLost(self._lost, self._members[self._lost].versions)
+            results = dict(sorted(open_trip.results.items(), key=_by_id))
+            failed = dict(sorted(open_trip.failed.items(), key=_by_id))
+        if len(results) < needed:
+            raise RunFailed(_why(trip, failed, len(results), needed))
+        wire_up = sum(r.wire_up for r in results.values())
+        return Results(results, failed, open_trip.wire_down, wire_up)
+
+    def _wait(self, done: Callable[[], bool], enough: Callable[[], bool] = lambda: False) -> None:
+        """Wait for ``done``; after the deadline ``enough`` will do."""
+        begun = time.monotonic()
+        while not done():
+            if self._stopped is not None:
+                raise RunFailed(self._stopped)
+            left = None
+            if self._deadline_s is not None:
+                left = begun + self._deadline_s - time.monotonic()
+                if left <= 0:
+                    if enough():
+                        return
+                    left = 1.0
+            self._changed.wait(left)
+
+    def release(self, results: Results) -> None:
+        for result in results.by_client.values():
+            if result.buffer is not None:
+                self.spool.release(result.buffer)
+
+    def commit(self, interaction: int, watermark: int) -> None:
+        with self._changed:
+            self.committed, self.watermark = interaction, watermark
+
+    def durable(self) -> int | None:
+        with self._changed:
+            if not self._stateful:
+                return None
+            late = [
+                m.durable
+                for c, m in self._members.items()
+                if isinstance(c, int) and m.durable < min(m.trained, self.committed)
+            ]
+            return min(late, default=None)
+
+    def stop(self, reason: str) -> None:
+        """Make the engine's waiting end with an error."""
+        with self._changed:
+            self._stopped = self._stopped or reason
+            self._changed.notify_all()
+
+    # --- for the service --------------------------------------------------------------------------
+
+    def join(
+        self, client: ClientId, client_json: str, token: bytes, versions: Sequence[int]
+    ) -> bytes:
+        """Admit a client and return its session token.
+
+        Raises:
+            AlreadyConnected: the id is connected, and the token is not its session's.
+            PayloadError: its description does not fit the run.
+        """
+        self.admission.check(client, client_json)
+        with self._changed:
+            known = self._members.get(client)
+            takes_over = known is not None and secrets.compare_digest(token, known.token)
+            if known and not takes_over and self._is_connected(known):
+                raise AlreadyConnected(f"client {client} is connected already")
+            member = Member(
+                token if takes_over or (token and not known) else secrets.token_bytes(16),
+                client_json,
+                tuple(versions),
+                time.monotonic(),
+                trained=known.trained if known else -1,
+            )
+            self._members[client] = member
+            if isinstance(client, int) and not self._required(client, versions):
+                self._lost = client
+            self._changed.notify_all()
+        self.events.tell("joined", client)
+        return member.token
+
+    def _is_connected(self, member: Member) -> bool:
+        return member.waiting > 0 or time.monotonic() - member.seen < self.LEASE_S
+
+    def member(self, client: ClientId, token: bytes) -> Member:
+        """Return the session a token belongs to.
+
+        Raises:
+            UnknownSession: there is none.
+        """
+        member = self._members.get(client)
+        if member is None or not secrets.compare_digest(member.token, token):
+            raise UnknownSession(f"client {client} has no session with this token; join again")
+        member.seen = time.monotonic()
+        return member
+
+    def next_order(
+        self, waiting: Mapping[ClientId, Member], is_active: Callable[[], bool]
+    ) -> tuple[rpc.Order, OpenTrip] | None:
+        """Wait until one of these clients has an order; None when the caller has gone."""
+        with self._changed:
+            for member in waiting.values():
+                member.waiting += 1
+            try:
+                while is_active():
+                    found = self._order_for(waiting)
+                    if found is not None:
+                        return found
+                    self._changed.wait()
+                return None
+            finally:
+                for member in waiting.values():
+                    member.waiting -= 1
+                    member.seen = time.monotonic()
+
+    def _order_for(self, waiting: Mapping[ClientId, Member]) -> tuple[rpc.Order, OpenTrip] | None:
+        trip = self._open
+        for client, member in waiting.items():
+            if self._members.get(client) is not member:
+                raise UnknownSession(f"another session took over client {client}")
+            if trip is None or client not in trip.trip.orders:
+                continue
+            if member.issue != trip.issue and not trip.answered(client):
+                order = rpc.Order()
+                order.CopyFrom(trip.trip.orders[client])
+                order.issue = trip.issue
+                order.committed, order.durable = self.committed, self.watermark
+                return order, trip
+        return None
+
+    def is_superseded(self, interaction: int) -> bool:
+        """Tell whether training for an interaction has become pointless."""
+        with self._changed:
+            return 0 <= interaction <= self.committed
+
+    def wake(self) -> None:
+        """Let every waiting caller look again whether it is still wanted."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def begin_result(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
+        """Return the trip a result belongs to; None when it had arrived before.
+
+        Raises:
+            Superseded: its order is no longer wanted.
+        """
+        with self._changed:
+            trip = self._open
+            order = trip.trip.orders.get(client) if trip else None
+            if trip is None or order is None or not _answers(header, order):
+                if header.kind == rpc.ORDER_TRAIN and header.interaction <= self.committed:
+                    return None
+                raise Superseded(f"interaction {header.interaction} is no longer wanted")
+            if trip.answered(client):
+                return None
+            return trip
+
+    def end_result(self, client: ClientId, trip: OpenTrip, result: Result | str) -> bool:
+        """Take a result, or the reason why there is none; False when another came first."""
+        with self._changed:
+            first = not trip.answered(client) and self._open is trip
+            if first and isinstance(result, str):
+                trip.failed[client] = result
+            elif first and isinstance(result, Result):
+                encoded = trip.personal.get(client)
+                result.logical_down = trip.common.num_bytes + (encoded.num_bytes if encoded else 0)
+                trip.results[client] = result
+                if trip.trip.sample.kind == rpc.ORDER_TRAIN:
+                    self._members[client].trained = trip.trip.sample.interaction
+            self._changed.notify_all()
+        if first:
+            kind = "failed" if isinstance(result, str) else "upload"
+            facts = {"reason": result} if isinstance(result, str) else {}
+            sample = trip.trip.sample
+            self.events.tell(
+                kind, client, interaction=sample.interaction, round=sample.round, **facts
+            )
+        return first
+
+    def leave(self, client: ClientId, reason: str) -> None:
+        """Forget a session; the id may be taken by another process at once."""
+        with self._changed:
+            member = self._members.get(client)
+            if member is not None:
+                member.seen = -self.LEASE_S
+        self.events.tell("left", client, reason=reason)
+
+
+class AlreadyConnected(Exception):
+    """The id is connected, and the caller's token is not its session's."""
+
+
+class UnknownSession(Exception):
+    """There is no session with this id and token."""
+
+
+class Superseded(Exception):
+    """The order a result answers is no longer wanted."""
+
+
+def _encoded_once(bundles: Mapping[ClientId, Bundle]) -> dict[ClientId, Encoded]:
+    """Encode every bundle; clients that get the same object share the encoding."""
+    by_object: dict[int, Encoded] = {}
+    for bundle in bundles.values():
+        if id(bundle) not in by_object:
+            by_object[id(bundle)] = encode(bundle)
+    return {client: by_object[id(bundle)] for client, bundle in bundles.items()}
+
+
+def _answers(header: rpc.PushHeader, order: rpc.Order) -> bool:
+    """Tell whether a result answers an order, also one issued again after a crash."""
+    same = header.kind == order.kind and header.interaction == order.interaction
+    return same and (order.kind == rpc.ORDER_TRAIN or header.trip == order.trip)
+
+
+def _by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
+    """Sort clients ascending, the evaluator last."""
+    client = item[0]
+    return (True, 0) if client == EVALUATOR else (False, int(client))
+
+
+def _why(trip: Trip, failed: Mapping[ClientId, str], got: int, needed: int) -> str:
+    order = trip.sample
+    if not failed:
+        return f"round {order.round}: {got} clients answered in time, {needed} are needed"
+    client, reason = next(iter(failed.items()))
+    others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
+    return str(ClientFailed(client, order.round, "upload", reason)) + others
+
+
+def client_id_of(text: str, num_clients: int) -> ClientId:
+    """Read a client id off the wire.
+
+    Raises:
+        PayloadError: it is neither the evaluator nor one of the run's clients.
+    """
+    if text == EVALUATOR:
+        return EVALUATOR
+    if text.isascii() and text.isdigit() and int(text) < num_clients:
+        return int(text)
+    raise PayloadError(f"client id {text!r} is none of this run's: 0 to {num_clients - 1}")
