@@ -309,6 +309,30 @@ def check_finite(bundle: Bundle) -> None:
                 raise PayloadError(f"tensor {key!r} holds NaN or infinite values")
 
 
+def check_counts(bundle: Bundle) -> None:
+    """Check that nothing is counted, and no class numbered, below zero.
+
+    Raises:
+        PayloadError: names the first number that is.
+    """
+    counted = [("scalars/num_examples", bundle.scalars.get("num_examples", 0.0))]
+    for level, rows in bundle.prototypes.items():
+        counted += [
+            (f"prototypes/{level}/{part}", int(values.min()))
+            for part, values in (("labels", rows.labels), ("counts", rows.counts))
+            if values.numel()
+        ]
+    if bundle.histogram is not None:
+        counted += [
+            (f"histogram/{part}", int(values.min()))
+            for part, values in vars(bundle.histogram).items()
+            if values.numel()
+        ]
+    for key, smallest in counted:
+        if smallest < 0:
+            raise PayloadError(f"tensor {key!r} counts below zero: {smallest:g}")
+
+
 def state_digest(named: Sequence[tuple[str, Bundle]], further: Iterable[str] = ()) -> str:
     """Return the sha256 over (key, dtype, shape, bytes) of named bundles, each sorted by key.
 

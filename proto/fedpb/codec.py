@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.types import DTYPE_NAMES, DTYPES, Bundle, BundleSpec, check_finite, tensor_bytes
+from fedmodels.types import DTYPE_NAMES, DTYPES, Bundle, BundleSpec, check_counts, check_finite, tensor_bytes
 from fedpb import bundle_pb2 as pb
 from fedpb.frames import FRAME_BYTES, RawFrame, chunk_of, read_chunk
 
@@ -279,7 +279,8 @@ class Receiver:
         """Return the bundle; its tensors are views of the buffer.
 
         Raises:
-            PayloadError: bytes are missing, or a tensor holds NaN or infinite values.
+            PayloadError: bytes are missing, or a tensor holds what it must not: NaN or infinite
+                values, or counts below zero.
         """
         if self.received != self.header.payload_bytes:
             raise PayloadError(
@@ -287,6 +288,7 @@ class Receiver:
             )
         bundle = bundle_of(self.header, self.places, self.buffer)
         check_finite(bundle)
+        check_counts(bundle)
         return bundle
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import tomllib
@@ -143,7 +144,7 @@ def test_client_that_is_not_selected_keeps_its_state(case, digits, tmp_path):
     run_in_process(experiment, digits, out, before=before)
     stateful = method_of(experiment).keeps_state(Run(experiment, Problem((1, 8, 8), 10)))
     assert bool(seen[-1][1]) == stateful
-    for (trains, states), (_, later) in zip(seen, seen[1:], strict=False):
+    for (trains, states), (_, later) in itertools.pairwise(seen):
         for client in states:
             if client != trains:
                 assert later[client] == states[client]

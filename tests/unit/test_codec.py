@@ -430,6 +430,29 @@ def test_scalars_that_are_not_finite(value):
         received(encode(Bundle(scalars={"n": value})), scalar_spec("n"))
 
 
+@pytest.mark.parametrize("value", [-1.0, -1e9])
+def test_examples_below_zero(value):
+    """A client that claims fewer than no examples would turn a mean against the others."""
+    with pytest.raises(PayloadError, match="'scalars/num_examples' counts below zero"):
+        received(encode(Bundle(scalars={"num_examples": value})), scalar_spec("num_examples"))
+
+
+@pytest.mark.parametrize("part", ["labels", "counts"])
+def test_prototypes_below_zero(part):
+    rows = Prototypes.of({0: (torch.ones(3), 1), 4: (torch.ones(3), 0)}, 3)
+    fine = Bundle(prototypes={"class": rows})
+    received(encode(fine), prototype_spec("class", 3, max_rows=5))
+    odd = replace(rows, **{part: torch.tensor([0, -1], dtype=torch.int32)})
+    with pytest.raises(PayloadError, match=f"'prototypes/class/{part}' counts below zero: -1"):
+        received(encode(Bundle(prototypes={"class": odd})), prototype_spec("class", 3, max_rows=5))
+
+
+def test_histogram_below_zero():
+    odd = Bundle(histogram=replace(COUNTS, total=torch.tensor([1, -2, 3], dtype=torch.int32)))
+    with pytest.raises(PayloadError, match="'histogram/total' counts below zero: -2"):
+        received(encode(odd), BundleSpec.of(odd))
+
+
 # --- digests --------------------------------------------------------------------------------------
 
 
