@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.types import DTYPE_NAMES, DTYPES, Bundle, BundleSpec, check_counts, check_finite, tensor_bytes
+from fedmodels.types import (
+    DTYPE_NAMES,
+    DTYPES,
+    Bundle,
+    BundleSpec,
+    check_counts,
+    check_finite,
+    tensor_bytes,
+)
 from fedpb import bundle_pb2 as pb
 from fedpb.frames import FRAME_BYTES, RawFrame, chunk_of, read_chunk
 

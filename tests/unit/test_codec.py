@@ -23,7 +23,6 @@ from fedpb import bundle_pb2 as pb
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import (
     ALIGNMENT,
-    FRAME_BYTES,
     MAX_DIMS,
     RawFrame,
     Receiver,
@@ -31,6 +30,7 @@ from fedpb.codec import (
     merged,
     read_chunk,
 )
+from fedpb.frames import FRAME_BYTES, chunk_of
 
 NAME = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=6)
 PATH = st.lists(NAME, min_size=1, max_size=3).map("/".join)
@@ -161,9 +161,7 @@ def test_frame_of_checksum_zero_is_laid_out_canonically():
     """proto3 leaves out a field that is zero: bytes with CRC-32 0 have no checksum field."""
     zero = bytes.fromhex("9d0ad96d")
     assert zlib.crc32(zero) == 0
-    from fedpb.codec import _chunk
-
-    chunk, checksum = _chunk(0, [zero])
+    chunk, checksum = chunk_of(0, [zero])
     assert checksum == 0
     assert rpc.PullChunk.FromString(chunk).SerializeToString() == chunk
     assert read_chunk(chunk, rpc.PullChunk.FromString) == RawFrame(0, 0, memoryview(zero))
