@@ -117,8 +117,14 @@ def partition(
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config {config}: {error}") from None
     experiment = parse_experiment(text, str(config), sets or ())
+    method = experiment.method
     run_partition(
-        experiment.data, experiment.scenario, experiment.schedule.clients, experiment.seed, out
+        experiment.data,
+        experiment.scenario,
+        experiment.schedule.clients,
+        experiment.seed,
+        out,
+        gather=method.name == "centralized" and method.hyper_parameters()["data"] == "pooled",
     )
 
 

@@ -18,6 +18,7 @@ from fedcli.data.partition import partition
 from fedcli.data.picture import draw_partition
 from fedcli.data.seeds import rng_of
 from fedcli.data.store import TABLE, write_partition
+from fedcli.data.union import gathered
 from fedmodels.scenario import Data, ScenarioTable
 
 MAX_ROWS = 40
@@ -33,6 +34,8 @@ def run_partition(
     seed: int,
     out: Path,
     console: Console | None = None,
+    *,
+    gather: bool = False,
 ) -> str:
     """Deal a data set out into one directory for each client, and print who holds what.
 
@@ -43,6 +46,7 @@ def run_partition(
         seed: the run's seed.
         out: the partition's root; reused if it holds the same partition already.
         console: where to print; standard output by default.
+        gather: put all training data into client 0's directory (Centralized on pooled data).
 
     Returns:
         The path of the root.
@@ -70,6 +74,9 @@ def run_partition(
         dataset.groups,
         coarse=dataset.coarse,
     )
+    if gather:
+        dataset, made = gathered(dataset, made)
+        config["gathered"] = True
     written = write_partition(out, dataset, made, config)
     if written:
         draw_partition(out)

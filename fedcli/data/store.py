@@ -124,7 +124,7 @@ def _write_all(
                 x, y = examples_of(dataset, partition, indices, part)
                 np.save(folder / f"{part}_x.npy", x, allow_pickle=False)
                 np.save(folder / f"{part}_y.npy", y, allow_pickle=False)
-        file = ClientFile(**_description(dataset, moments[i]), tasks=tuple(counts[i]))
+        file = ClientFile(**description_of(dataset, moments[i]), tasks=tuple(counts[i]))
         (place / str(i) / "client.json").write_text(file.model_dump_json(indent=1) + "\n")
     _write_global_test(place / "global-test", dataset, partition, moments)
     content = {
@@ -139,7 +139,7 @@ def _write_all(
     (place / TABLE).write_text(json.dumps(content) + "\n")
 
 
-def _description(dataset: Dataset, moments: Moments, scale: float | None = None) -> dict[str, Any]:
+def description_of(dataset: Dataset, moments: Moments, scale: float | None = None) -> dict[str, Any]:
     """Return the fields that client.json and problem.json share."""
     return {
         "dataset": dataset.name,
@@ -204,8 +204,8 @@ def _official_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
 
     Its first three channels are acceleration, the others angular velocity.
     """
-    devices = [dataset.devices[group] for group in _owners(dataset, partition)]
-    groups = _groups(dataset)
+    devices = [dataset.devices[group] for group in owners_of(dataset, partition)]
+    groups = groups_of(dataset)
     found: dict[str, Moments] = {}
     for device in dict.fromkeys(devices):
         of_device = [g for g, name in enumerate(dataset.devices) if name == device]
@@ -218,16 +218,17 @@ def _official_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
     return [found[device] for device in devices]
 
 
-def _groups(dataset: Dataset) -> IntArray:
+def groups_of(dataset: Dataset) -> IntArray:
+    """Return the natural client of every training, then of every test example."""
     groups = dataset.groups
     if groups is None:
         raise DataError(f"{dataset.name} does not tell its subjects apart")
     return groups
 
 
-def _owners(dataset: Dataset, partition: Partition) -> list[int]:
+def owners_of(dataset: Dataset, partition: Partition) -> list[int]:
     """Return the natural client that each client is."""
-    return [int(_groups(dataset)[tasks[0].train[0]]) for tasks in partition.clients]
+    return [int(groups_of(dataset)[tasks[0].train[0]]) for tasks in partition.clients]
 
 
 def _write_global_test(
@@ -236,14 +237,14 @@ def _write_global_test(
     """Write the global test set; where clients have moments of their own, normalised by them."""
     place.mkdir()
     x, y = examples_of(dataset, partition, partition.global_test, "test")
-    file = ProblemFile(**_description(dataset, (dataset.mean, dataset.std)))
+    file = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
     if partition.zscore != "none":
-        groups = _groups(dataset)[partition.global_test]
+        groups = groups_of(dataset)[partition.global_test]
         x = x.astype(np.float32)
-        for owner, own in zip(_owners(dataset, partition), moments, strict=True):
-            described = ProblemFile(**_description(dataset, own))
+        for owner, own in zip(owners_of(dataset, partition), moments, strict=True):
+            described = ProblemFile(**description_of(dataset, own))
             x[groups == owner] = Normaliser.of(described)(x[groups == owner])
-        file = ProblemFile(**_description(dataset, ((0.0,), (1.0,)), scale=1.0))
+        file = ProblemFile(**description_of(dataset, ((0.0,), (1.0,)), scale=1.0))
     np.save(place / "x.npy", x, allow_pickle=False)
     np.save(place / "y.npy", y, allow_pickle=False)
     (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n")
