@@ -84,7 +84,6 @@ def serve(
         stack.callback(store.close)
         write_facts(out, experiment)
         events = EventLog()
-        stack.callback(events.close)
         spool = Spool(out / "server" / "spool", experiment.server.upload_memory_mb << 20)
         cohort = RemoteCohort(
             experiment.schedule.clients,
@@ -103,6 +102,7 @@ def serve(
         )
         server, port = start_server(service, listen.address, listen.credentials)
         stack.callback(stop_server, server)
+        stack.callback(events.close)  # first of all, so that monitors see the end
         stack.callback(cohort.stop, "the server is shutting down")
         on_ready(f"{listen.address.rpartition(':')[0]}:{port}", events)
         summary = Engine(experiment, cohort, store, events).run()

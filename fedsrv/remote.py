@@ -288,7 +288,8 @@ class RemoteCohort:
             trip = self._open
             order = trip.trip.orders.get(client) if trip else None
             if trip is None or order is None or not _answers(header, order):
-                if header.kind == rpc.ORDER_TRAIN and header.interaction <= self.committed:
+                counted = min(self.committed, self._members[client].trained)
+                if header.kind == rpc.ORDER_TRAIN and header.interaction <= counted:
                     return None
                 raise Superseded(f"interaction {header.interaction} is no longer wanted")
             if trip.answered(client):

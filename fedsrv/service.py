@@ -40,6 +40,8 @@ from fedsrv.tls import peer_identity
 
 PROTOCOL = 1
 BEAT_EVERY_S = 2.0
+MOST_WATCHERS = 16
+"""Monitors at a time; each takes a thread that clients could use."""
 SERVICE = rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,7 @@ class Service:
         self.run_id, self.experiment_json = run_id, experiment_json
         self.cohort, self.events = cohort, events
         self.requires_identity = requires_identity
+        self._watchers = threading.BoundedSemaphore(MOST_WATCHERS)
 
     # --- who calls --------------------------------------------------------------------------------
 
@@ -258,6 +261,16 @@ class Service:
         self, request: rpc.WatchRequest, context: grpc.ServicerContext
     ) -> Iterator[rpc.Event]:
         """Stream what happens in the run."""
+        if not self._watchers.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many monitors watch this run")
+        try:
+            yield from self._watched(request, context)
+        finally:
+            self._watchers.release()
+
+    def _watched(
+        self, request: rpc.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[rpc.Event]:
         for event in self.events.listen(from_start=request.from_start):
             if not context.is_active():
                 return

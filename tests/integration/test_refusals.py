@@ -1,0 +1,332 @@
+"""What is refused, with which line or code, while the run goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from fedmodels.types import Bundle
+from fedpb import coordinator_pb2 as rpc
+from fedpb import coordinator_pb2_grpc
+from fedpb.codec import encode
+from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.harness import Coordinator, write_config
+
+pytestmark = pytest.mark.loopback
+
+TOLERANT = tables("fedavg", server={"min_clients": 2})
+
+
+class PlainClient:
+    """A client made of the generated stubs alone, as another language would have it."""
+
+    def __init__(self, run: Loopback, client: str = "2") -> None:
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{run.port}")
+        self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel)
+        self.client = client
+        self.description = (run.partition / client / "client.json").read_text()
+        self.token = b""
+
+    def join(self, **more: Any) -> rpc.JoinReply:
+        request = {"client_id": self.client, "client_json": self.description, "protocol": 1}
+        reply = self.stub.Join(rpc.JoinRequest(**{**request, **more}), timeout=10)
+        self.token = reply.token
+        return reply
+
+    def pull(self) -> tuple[rpc.Order, list[rpc.PullChunk]]:
+        waiting = rpc.Waiting(client_id=self.client, token=self.token, durable=-1)
+        chunks = list(self.stub.Pull(rpc.PullRequest(waiting=[waiting]), timeout=30))
+        return chunks[0].order, chunks[1:]
+
+    def push(self, order: rpc.Order, bundle: Bundle, **more: Any) -> rpc.PushReply:
+        return self.stub.Push(iter(self.chunks(order, bundle, **more)), timeout=10)
+
+    def chunks(self, order: rpc.Order, bundle: Bundle, **more: Any) -> list[rpc.PushChunk]:
+        encoded = encode(bundle)
+        facts = {
+            "client_id": self.client,
+            "token": self.token,
+            "kind": order.kind,
+            "interaction": order.interaction,
+            "trip": order.trip,
+            "bundle": encoded.header,
+        }
+        frames = [rpc.PushChunk.FromString(chunk) for chunk in encoded.chunks]
+        return [rpc.PushChunk(header=rpc.PushHeader(**{**facts, **more})), *frames]
+
+
+@pytest.fixture
+def plain() -> Iterator[Callable[..., PlainClient]]:
+    made: list[PlainClient] = []
+
+    def make(run: Loopback, client: str = "2") -> PlainClient:
+        made.append(PlainClient(run, client))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.channel.close()
+
+
+def upload_of(run: Loopback) -> Bundle:
+    """Return an upload as the method wants it."""
+    from fedmodels.method import Run
+    from fedmodels.types import Problem
+
+    weights = Run(run.experiment, Problem((1, 8, 8), 10)).initial_weights
+    return Bundle(weights=dict(weights), scalars={"num_examples": 5.0})
+
+
+def poisoned(bundle: Bundle) -> Bundle:
+    weights = {**bundle.weights, "head/bias": torch.full((10,), float("nan"))}
+    return Bundle(weights=weights, scalars=bundle.scalars)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "line"),
+    [
+        ("nan", grpc.StatusCode.INVALID_ARGUMENT, "holds NaN or infinite values"),
+        ("claim", grpc.StatusCode.RESOURCE_EXHAUSTED, "the header claims 10737418240 bytes"),
+        ("truncated", grpc.StatusCode.INVALID_ARGUMENT, "the stream ended after"),
+        ("unknown", grpc.StatusCode.INVALID_ARGUMENT, "unexpected tensor 'weights/head/bia'"),
+    ],
+)
+def test_a_bad_upload_fails_its_client_and_the_run_goes_on(
+    spoil: str,
+    code: grpc.StatusCode,
+    line: str,
+    loopback: Sites,
+    plain: Callable[..., PlainClient],
+) -> None:
+    run = loopback(TOLERANT)
+    server = run.serve()
+    clients = [run.join("0"), run.join("1")]
+    bad = plain(run)
+    bad.join()
+    order, _ = bad.pull()
+    assert (order.kind, order.interaction) == (rpc.ORDER_TRAIN, 0)
+    good = upload_of(run)
+    chunks = bad.chunks(order, poisoned(good) if spoil == "nan" else good)
+    if spoil == "claim":
+        chunks[0].header.bundle.payload_bytes = 10 << 30
+    elif spoil == "truncated":
+        del chunks[-1]
+    elif spoil == "unknown":
+        chunks[0].header.bundle.weights.tensors[-2].name = "head/bia"
+    with pytest.raises(grpc.RpcError) as refused:
+        bad.stub.Push(iter(chunks), timeout=10)
+    assert refused.value.code() == code
+    assert line in refused.value.details()
+    failed = server.wait_kind("failed")
+    assert failed["client"] == "2"
+    assert "its upload was refused" in failed["detail"]["reason"]
+    takes_over = run.join("2", states=run.root / "fresh")
+    bad.stub.Leave(rpc.LeaveRequest(client_id="2", token=bad.token), timeout=10)
+    if takes_over.wait() != 0:  # it may have tried before the session was given back
+        takes_over = run.join("2", states=run.root / "fresh")
+    run.finish(server, *clients, takes_over)
+    first = json.loads((run.out / "rounds.jsonl").read_text().splitlines()[0])
+    assert first["cohort"] == [0, 1]
+    assert line in first["failed"]["2"]
+
+
+def test_below_min_clients_the_run_stops_and_names_the_client(
+    loopback: Sites, plain: Callable[..., PlainClient]
+) -> None:
+    run = loopback(tables("fedavg"))
+    server = run.serve()
+    run.join("0-1")
+    bad = plain(run)
+    bad.join()
+    order, _ = bad.pull()
+    with pytest.raises(grpc.RpcError):
+        bad.push(order, poisoned(upload_of(run)))
+    assert server.wait() == 1
+    assert server.error() == (
+        "error: client 2 failed in round 0 (upload): its upload was refused: "
+        "tensor 'weights/head/bias' holds NaN or infinite values"
+    )
+
+
+def test_repeated_and_superseded_uploads(
+    loopback: Sites, plain: Callable[..., PlainClient]
+) -> None:
+    run = loopback(tables("fedavg"))
+    run.serve()
+    client = plain(run)
+    client.join()
+    others = [plain(run, "0"), plain(run, "1")]
+    for other in others:
+        other.join()
+    order, chunks = client.pull()
+    assert chunks[0].part.role == "common"
+    assert sum(len(c.frame.payload) for c in chunks[1:]) == chunks[0].part.bundle.payload_bytes
+    upload = upload_of(run)
+    assert not client.push(order, upload).repeated_upload
+    assert client.push(order, upload).repeated_upload
+    order.interaction = 5
+    with pytest.raises(grpc.RpcError) as refused:
+        client.push(order, upload)
+    assert refused.value.code() == grpc.StatusCode.ABORTED
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "line"),
+    [
+        ({"client_id": "3"}, "INVALID_ARGUMENT", "'3' is none of this run's: 0 to 2"),
+        ({"client_id": "../0"}, "INVALID_ARGUMENT", "is none of this run's"),
+        ({"run_id": "feed"}, "FAILED_PRECONDITION", "belongs to run feed"),
+        ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 1, the client 9"),
+        ({"client_json": "{"}, "INVALID_ARGUMENT", "client.json is malformed"),
+        ({"client_json": '{"format": 2}'}, "INVALID_ARGUMENT", "client.json has format 2"),
+    ],
+)
+def test_joining_is_refused_with_a_line(
+    change: dict[str, Any],
+    code: str,
+    line: str,
+    loopback: Sites,
+    plain: Callable[..., PlainClient],
+) -> None:
+    run = loopback(tables("fedavg"))
+    run.serve()
+    with pytest.raises(grpc.RpcError) as refused:
+        plain(run).join(**change)
+    assert refused.value.code().name == code
+    assert line in refused.value.details()
+
+
+def test_another_problem_and_a_wrong_token(
+    loopback: Sites, plain: Callable[..., PlainClient]
+) -> None:
+    run = loopback(tables("fedavg"))
+    run.serve()
+    plain(run, "0").join()
+    other = plain(run, "1")
+    facts = {**json.loads(other.description), "input_shape": [3, 9, 9]}
+    with pytest.raises(grpc.RpcError) as refused:
+        other.join(client_json=json.dumps(facts))
+    assert "client 1 has inputs [3, 9, 9]" in refused.value.details()
+    other.join()
+    other.token = b"guessed"
+    with pytest.raises(grpc.RpcError) as refused:
+        other.pull()
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    beat = rpc.BeatRequest(client_id="1", token=b"guessed")
+    with pytest.raises(grpc.RpcError) as refused:
+        other.stub.Beat(beat, timeout=10)
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_taken_id_and_a_foreign_state_directory(loopback: Sites) -> None:
+    run = loopback(tables("fedavg"))
+    server = run.serve()
+    clients = [run.join("0"), run.join("1")]
+    server.wait_for(lambda e: e.get("kind") == "joined" and e["client"] == "1")
+    second = run.join("1", states=run.root / "elsewhere")
+    assert second.wait() == 1
+    assert "error: client 1: client 1 is connected already (ALREADY_EXISTS)" in second.output()
+    foreign = run.root / "foreign" / "2"
+    foreign.mkdir(parents=True)
+    (foreign / "session.json").write_text('{"run_id": "feedbeef", "token": "00"}')
+    stranger = run.join("2", states=run.root / "foreign")
+    assert stranger.wait() == 1
+    assert "belongs to run feedbeef" in stranger.output()
+    assert "give it another --state-dir" in stranger.output()
+    run.finish(server, *clients, run.join("2"))
+
+
+def test_a_missing_data_folder(loopback: Sites, tmp_path: Path) -> None:
+    run = loopback(tables("fedavg"))
+    run.serve()
+    client = run.join("0", data=tmp_path / "nowhere")
+    assert client.wait() == 1
+    last = client.output().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "nowhere/0 is not there" in last
+
+
+def test_a_dead_server(loopback: Sites) -> None:
+    run = loopback(tables("fedavg"))
+    run.serve().kill()
+    client = run.join("0", "--give-up-after", "1")
+    assert client.wait() == 1
+    assert "lost the server at 127.0.0.1" in client.output()
+    assert "error: gave up: the server at 127.0.0.1" in client.output()
+
+
+def test_directories_ports_and_addresses(loopback: Sites) -> None:
+    run = loopback(tables("fedavg"))
+    run.serve()
+
+    def refused(out: Path, *more: str, port: int = 0) -> tuple[int, str]:
+        other = Coordinator(run.config, out, *more, port=port)
+        try:
+            return other.wait(), other.error()
+        finally:
+            other.close()
+
+    status, line = refused(run.out, "--resume")
+    assert (status, line) == (1, f"error: {run.out} is in use by another process")
+    status, line = refused(run.out)
+    assert status == 2
+    assert "already holds a run; give --resume" in line
+    status, line = refused(run.root / "busy", port=run.port)
+    assert status == 1
+    assert f"cannot listen on 127.0.0.1:{run.port}: the port is busy" in line
+    status, line = refused(run.root / "open", "--listen", "0.0.0.0:0")
+    assert status == 2
+    assert "without TLS" in line
+    assert run.coordinator is not None
+    run.coordinator.kill()
+    write_config(run.config, run.experiment.model_copy(update={"seed": 9}))
+    status, line = refused(run.out, "--resume")
+    assert status == 2
+    assert "it differs in seed" in line
+
+
+def test_more_listeners_than_threads_do_not_stop_the_run(
+    loopback: Sites, plain: Callable[..., PlainClient]
+) -> None:
+    run = loopback(tables("fedavg"))
+    server = run.serve()
+    monitor = plain(run)
+    streams = [monitor.stub.Watch(rpc.WatchRequest(from_start=True)) for _ in range(60)]
+    clients = [run.join("0"), run.join("1"), run.join("2")]
+    events = [event.kind for event in streams[0]]
+    run.finish(server, *clients)
+    assert {"joined", "order", "upload", "commit", "scores"} <= set(events)
+    assert streams[-1].code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_health_and_reflection(loopback: Sites, plain: Callable[..., PlainClient]) -> None:
+    run = loopback(tables("fedavg"))
+    run.serve()
+    channel = plain(run).channel
+    request = health_pb2.HealthCheckRequest(service="fedpb.Coordinator")
+    answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    answers = stub.ServerReflectionInfo(iter([asked]), timeout=10)
+    names = [s.name for s in next(iter(answers)).list_services_response.service]
+    assert "fedpb.Coordinator" in names
+
+
+def test_the_address_must_be_free(loopback: Sites) -> None:
+    run = loopback(tables("fedavg"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        other = Coordinator(run.config, run.out, port=port)
+        assert other.wait() == 1
+        assert "the port is busy" in other.error()
+        other.close()
