@@ -1,0 +1,229 @@
+"""The launcher as a user runs it: to the end, interrupted, killed, and with dying processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedmodels.config import experiment_of
+from tests.inprocess import run_in_process
+from tests.integration.conftest import tables
+from tests.integration.harness import TIMEOUT_S, environment, reached, summary_of, write_config
+
+pytestmark = pytest.mark.loopback
+
+SHORT = tables("fedprox", evaluate={"every": 1})
+LONG = tables("held", schedule={"rounds": 3, "clients": 3})
+
+
+class Launched:
+    """``fedsrv launch`` in a session of its own."""
+
+    def __init__(self, config: Path, out: Path, *more: str, **env: str) -> None:
+        self.out = out
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out), *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(**env),
+            start_new_session=True,
+        )
+
+    def end(self, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, output
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@pytest.fixture
+def launch(tmp_path: Path, steer: Path) -> Iterator[Any]:
+    made: list[Launched] = []
+
+    def start(experiment: dict[str, Any], *more: str) -> Launched:
+        config = write_config(tmp_path / "config.toml", experiment_of(experiment))
+        made.append(Launched(config, tmp_path / "run", *more, HELD_DIR=str(steer)))
+        return made[-1]
+
+    for leftover in steer.iterdir():
+        leftover.unlink()
+    yield start
+    for one in made:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+        assert one.process.stdout is not None
+        one.process.stdout.close()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Wait until none of these processes is alive any more."""
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Path) -> None:
+    run = launch(SHORT, "--hosts", "2")
+    status, output = run.end()
+    assert status == 0, output
+    assert "round 1: loss" in output
+    assert "a_glo %" in output
+    files = {p.name for p in run.out.iterdir()}
+    expected = {"config.toml", "env.json", "run.db", "rounds.jsonl", "summary.json"}
+    assert expected | {"report.html", "server", "clients", "logs", "data"} <= files
+    assert (run.out / "clients" / "2" / "personal.safetensors").exists()
+    assert {p.name for p in (run.out / "logs").glob("client-*")} == {
+        "client-0.log", "client-1-2.log", "client-evaluator.log"
+    }  # fmt: skip
+    alone = run_in_process(SHORT, run.out / "data", tmp_path / "alone", evaluator=True)
+    assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
+    assert summary_of(run.out)["metrics"] == alone["metrics"]
+    again = experiment_of(SHORT)
+    assert (run.out / "config.toml").read_text() == write_config(
+        tmp_path / "again.toml", again
+    ).read_text()
+    status, output = launch(SHORT).end()
+    assert status == 2
+    assert "already holds a run; give --resume" in output
+    longer = {**SHORT, "schedule": {"rounds": 3, "clients": 3}}
+    status, output = launch(longer, "--resume").end()
+    assert status == 0, output
+    assert summary_of(run.out)["rounds"] == 3
+    fresh = run_in_process(longer, run.out / "data", tmp_path / "longer", evaluator=True)
+    assert summary_of(run.out)["state_sha256"] == fresh["state_sha256"]
+
+
+def test_ctrl_c_leaves_a_resumable_run_and_nothing_else(
+    launch: Any, tmp_path: Path, steer: Path
+) -> None:
+    (steer / "aggregate-3").touch()
+    run = launch(LONG)
+    reached(steer / "aggregate-3.reached")
+    family = run.family()
+    assert len(family) >= 5  # coordinator, fork server, three clients
+    run.process.send_signal(signal.SIGINT)
+    status, output = run.end()
+    assert status == 130
+    assert "add --resume to go on" in output
+    assert "Traceback" not in output
+    assert gone(family)
+    status, output = launch(LONG, "--resume").end()
+    assert status == 0, output
+    alone = run_in_process(LONG, run.out / "data", tmp_path / "alone", evaluator=True)
+    assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
+
+
+def test_nothing_outlives_a_killed_launcher(launch: Any, steer: Path) -> None:
+    (steer / "aggregate-1").touch()
+    run = launch(LONG)
+    reached(steer / "aggregate-1.reached")
+    family = run.family()
+    run.process.kill()
+    run.process.wait()
+    assert gone(family)
+
+
+def test_what_dies_is_started_again(launch: Any, tmp_path: Path, steer: Path) -> None:
+    for point in ("train-1-2", "aggregate-3"):
+        (steer / point).touch()
+    run = launch(LONG)
+    reached(steer / "train-1-2.reached")
+    pids = {}
+    for process in run.family():
+        pids["fedsrv serve" if "serve" in process.cmdline() else process.pid] = process
+    log = (run.out / "logs" / "client-1.log")
+    client = next(
+        p for p in run.family()
+        if "fedcli.hosts" in p.cmdline() and any(f.path == str(log) for f in p.open_files())
+    )  # fmt: skip
+    client.kill()
+    reached(steer / "aggregate-3.reached")
+    pids["fedsrv serve"].kill()
+    status, output = run.end()
+    assert status == 0, output
+    assert "client-1 died (killed by signal 9); starting it again" in output
+    assert "server died (killed by signal 9); starting it again" in output
+    alone = run_in_process(LONG, run.out / "data", tmp_path / "alone", evaluator=True)
+    assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
+
+
+def test_a_killed_fork_server_takes_its_clients_along_and_comes_back(
+    launch: Any, steer: Path
+) -> None:
+    (steer / "aggregate-1").touch()
+    run = launch(tables("held", schedule={"rounds": 1, "clients": 3}))
+    reached(steer / "aggregate-1.reached")
+    hosts = next(p for p in run.family() if "fedcli.hosts" in p.cmdline() and p.children())
+    clients = hosts.children()
+    hosts.kill()
+    assert gone(clients)
+    server = next(p for p in run.family() if "serve" in p.cmdline())
+    server.kill()
+    status, output = run.end()
+    assert status == 0, output
+    assert "hosts died (killed by signal 9)" in output
+
+
+def test_a_process_that_dies_again_and_again_ends_the_run(launch: Any, tmp_path: Path) -> None:
+    run = launch(SHORT)
+    run.end()
+    broken = tmp_path / "broken"
+    (broken / "0").mkdir(parents=True)
+    second = Launched(tmp_path / "config.toml", tmp_path / "run2", "--data", str(broken))
+    status, output = second.end()
+    assert second.process.stdout is not None
+    second.process.stdout.close()
+    assert status == 1
+    assert "died 4 times without progress" in output.splitlines()[-1]
+    assert "client.json is missing" in output or "is not there" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "line"),
+    [
+        (["--set", "method.mue=1"], 2, "unknown key 'mue' in [method]; fedprox has: mu"),
+        (["--data", "nowhere"], 1, "--data nowhere holds no client directory 0"),
+        (["--hosts", "0"], 2, "Invalid value for '--hosts'"),
+        (["--set", "data.name='mnist'", "--set", "data.root='/nowhere'"], 1, "mnist"),
+    ],
+)
+def test_mistakes_get_one_line(
+    more: list[str], status: int, line: str, launch: Any
+) -> None:
+    if os.environ.get("FEDTIDE_DATA") and "data.name='mnist'" in more:
+        pytest.skip("the real data set is at hand")
+    run = launch(SHORT, *more)
+    found, output = run.end()
+    assert found == status, output
+    assert line in output
+    assert "Traceback" not in output
+
+
+def test_the_record_of_a_run(launch: Any) -> None:
+    run = launch(SHORT)
+    begun = time.time()
+    assert run.end()[0] == 0
+    records = [json.loads(line) for line in (run.out / "rounds.jsonl").read_text().splitlines()]
+    assert [r["interaction"] for r in records] == [0, 1, 2, 3]
+    assert [r["round"] for r in records] == [0, 0, 1, 1]
+    assert [r["task"] for r in records] == [0, 1, 0, 1]
+    keys = {"round", "interaction", "task", "cohort", "metrics", "bytes", "seconds", "clients"}
+    assert all(keys <= set(r) for r in records)
+    per_client = records[0]["bytes"]["per_client"]
+    assert sum(b["up"] for b in per_client.values()) == records[0]["bytes"]["up"]
+    assert records[0]["bytes"]["wire_up"] > records[0]["bytes"]["up"]
+    assert records[-1]["seconds"]["wall"] < time.time() - begun
+    assert {"a_glo", "a_loc", "a_sel", "global_f1"} <= set(records[-1]["metrics"])
