@@ -335,7 +335,7 @@ def test_results_nobody_waits_for(world):
 
 
 def test_results_of_another_evaluation_trip(world):
-    """Two trips of one interaction score different views: the number of the trip tells them apart."""
+    """Two trips of one interaction score different views; their numbers tell them apart."""
     world.exchange(trip_to(0, kind=rpc.ORDER_EVALUATE))
     with pytest.raises(Superseded):
         world.push(0, order_of(0, 0, rpc.ORDER_EVALUATE, trip=1))
@@ -444,7 +444,7 @@ def test_too_many_failures_name_the_client(world):
 def test_one_failure_ends_a_run_that_needs_all(world):
     future = world.exchange(trip_to(0, 1, 2))
     world.push(0, world.pull(0), failure="ValueError: no")
-    with pytest.raises(RunFailed, match="client 0 failed in round 0 .*ValueError: no"):
+    with pytest.raises(RunFailed, match=r"client 0 failed in round 0 .*ValueError: no"):
         future.result(5)
 
 
