@@ -69,6 +69,7 @@ class Link:
         ]
         self.address = address
         self._give_up_after_s = give_up_after_s
+        self._over_tls = credentials is not None
         self._closed = threading.Event()
         self._channel = (
             grpc.secure_channel(address, credentials, options)
@@ -114,7 +115,7 @@ class Link:
                     raise LinkError(f"{what}: {error.details()} ({code.name})") from None
                 if self._closed.is_set():
                     raise LinkError(f"{what}: the link is closed") from None
-                reason = error.details()
+                reason = self._explained(error.details() or "")
             now = time.monotonic()
             lost_since = lost_since or now
             if self._give_up_after_s is not None and now - lost_since > self._give_up_after_s:
@@ -128,6 +129,24 @@ class Link:
             if self._closed.wait(wait_s * random.uniform(0.5, 1.0)):
                 raise LinkError(f"{what}: the link is closed")
             wait_s = min(2 * wait_s, 2.0)
+
+    def _explained(self, details: str) -> str:
+        """Say what a failed TLS handshake looks like; one that cannot succeed is final.
+
+        Raises:
+            LinkError: the server's certificate is not signed by the authority that is trusted.
+        """
+        if "CERTIFICATE_VERIFY_FAILED" in details:
+            raise LinkError(
+                f"TLS: the certificate of the server at {self.address} is not signed by the "
+                "authority that --tls-ca names, or is for another host"
+            )
+        if self._over_tls and ("Socket closed" in details or "handshake" in details.lower()):
+            return (
+                f"{details} (over TLS this may be a certificate that the server does not accept: "
+                "check --tls-cert and --tls-ca)"
+            )
+        return details
 
     # --- calls ------------------------------------------------------------------------------------
 

@@ -149,6 +149,7 @@ class Worker:
         ctx = self._context(order)
         state = Bundle() if self.client == EVALUATOR else self._state(order)
         for view in order.views:
+            ctx.view = view
             if view == "global":
                 self.method.load_global(ctx, payload)
                 self._add_counts(report, order, ctx, view, payload, state)
@@ -161,8 +162,9 @@ class Worker:
         """Store the final personal model and report the digest of the private state."""
         if self.client == EVALUATOR:
             return Result(order, Bundle(), rpc.Report())
-        state = self._state(order)
-        self.method.load(self._context(order), payload, state)
+        state, ctx = self._state(order), self._context(order)
+        ctx.view = "after_downlink"
+        self.method.load(ctx, payload, state)
         self.states.save_personal(Bundle(weights=weights_of(self.net)))
         digest = state_digest([("client", state)])
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
@@ -177,6 +179,7 @@ class Worker:
         state: Bundle,
     ) -> None:
         """Score the model in the net on the test sets of the order."""
+        ctx.view = view
         found = score(self.method, ctx, payload, state, dict(self._sets(order)))
         for (rule, name), c in found.items():
             report.counts.append(

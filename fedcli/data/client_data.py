@@ -110,6 +110,11 @@ class Normaliser:
         out /= self.std
         return out
 
+    def limits(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return what raw values 0 and ``scale``, black and white, become: (C,) each."""
+        low, high = -self.mean / self.std, (1 - self.mean) / self.std
+        return low.ravel(), high.ravel()
+
 
 @dataclass(frozen=True)
 class GlobalTest:

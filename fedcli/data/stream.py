@@ -115,6 +115,11 @@ class TaskStream:
                 self._global_test = global_test_tensors(found, self.device)
         return self._global_test
 
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """Return what black and white of each channel are in the inputs, (C,) each."""
+        low, high = self.data.normaliser.limits()
+        return torch.from_numpy(low), torch.from_numpy(high)
+
     def _gone(self, task: int) -> str:
         """Say why training data are out of reach."""
         opened = "no task is open" if self.task is None else f"task {self.task} is open"

@@ -32,6 +32,7 @@ def cluster(
     points: Array,
     init: Array | int,
     *,
+    weights: Array | None = None,
     max_iter: int = 300,
     tol: float = 1e-4,
     n_init: int = 10,
@@ -46,6 +47,7 @@ def cluster(
     Args:
         points: (n, d), n at least k.
         init: the first centres (k, d), for one run; or k, for ``n_init`` runs from k-means++.
+        weights: of the points (n,), above 0; all equal unless given.
         max_iter: most iterations of a run.
         tol: a run ends when the centres move less than ``tol`` times the mean variance of a
             coordinate.
@@ -63,9 +65,10 @@ def cluster(
     k = start if isinstance(start, int) else len(start)
     if len(x) < k:
         raise ConfigError(f"k-means needs a point per centre: {len(x)} points for {k} centres")
-    fitted = _fit(x, k, start, max_iter=max_iter, tol=tol, n_init=n_init, seed=seed)
+    w = None if weights is None else _floats(weights)
+    fitted = _fit(x, k, start, w, max_iter=max_iter, tol=tol, n_init=n_init, seed=seed)
     labels = fitted.labels_.astype(np.int64)
-    centres = _means(x, labels, fitted.cluster_centers_.astype(x.dtype, copy=False))
+    centres = _means(x, labels, fitted.cluster_centers_.astype(x.dtype, copy=False), w)
     if not isinstance(points, Tensor):
         return centres, labels
     device = points.device
@@ -79,7 +82,13 @@ def nearest(points: Tensor, centres: Tensor) -> Tensor:
     return torch.cdist(points.double(), centres.double()).argmin(1)
 
 
-def _fit(x: NDArray[Any], k: int, start: NDArray[Any] | int, **options: Any) -> Any:
+def _fit(
+    x: NDArray[Any],
+    k: int,
+    start: NDArray[Any] | int,
+    weights: NDArray[Any] | None,
+    **options: Any,
+) -> Any:
     """Run scikit-learn's k-means on one thread and return the fitted estimator."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
@@ -98,17 +107,23 @@ def _fit(x: NDArray[Any], k: int, start: NDArray[Any] | int, **options: Any) -> 
     with threadpool_limits(1), warnings.catch_warnings():
         # Fewer distinct points than centres is no error here: the row stays.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return estimator.fit(x)
+        return estimator.fit(x, sample_weight=weights)
 
 
-def _means(x: NDArray[Any], labels: NDArray[np.int64], centres: NDArray[Any]) -> NDArray[Any]:
-    """Return the mean of each cluster's points, exact where they are equal."""
+def _means(
+    x: NDArray[Any],
+    labels: NDArray[np.int64],
+    centres: NDArray[Any],
+    weights: NDArray[Any] | None,
+) -> NDArray[Any]:
+    """Return the (weighted) mean of each cluster's points, exact where they are equal."""
     result = centres.copy()
     order = np.argsort(labels, kind="stable")
     found, first = np.unique(labels[order], return_index=True)
     for g, members in zip(found, np.split(order, first[1:]), strict=True):
         origin = x[members[0]].astype(np.float64)
-        result[g] = origin + (x[members] - origin).mean(0)
+        shares = None if weights is None else weights[members]
+        result[g] = origin + np.average(x[members] - origin, axis=0, weights=shares)
     return result
 
 

@@ -33,10 +33,10 @@ class Run:
     experiment: Experiment
     problem: Problem
 
-    def make_net(self, purpose: str = "init") -> SplitNet:
-        """Build the run's net; its initial weights depend on the run's seed and purpose only."""
+    def make_net(self, purpose: str = "init", role: str = "server") -> SplitNet:
+        """Build the run's net; its initial weights depend on the run's seed, purpose and role."""
         net = self.experiment.net
-        with seeded(derive_seed(self.experiment.seed, "server", 0, purpose)):
+        with seeded(derive_seed(self.experiment.seed, role, 0, purpose)):
             return make_net(
                 net.name,
                 num_classes=self.problem.num_classes,
@@ -100,6 +100,10 @@ class Stream(Protocol):
         """Return everything met up to ``task``; only for methods that declare ``keeps_history``."""
         ...
 
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """Return what the lowest and highest raw value of each channel are as inputs, (C,) each."""
+        ...
+
 
 @dataclass
 class ClientContext:
@@ -117,6 +121,8 @@ class ClientContext:
     """Told after every step: epoch, batch, loss of the batch."""
     metrics: Metrics = field(default_factory=dict)
     """Numbers of the method's own for the run's records; put in by any function."""
+    view: str = ""
+    """Which of the method's views is being loaded and scored; empty while it trains."""
 
     def seed(self, purpose: str) -> int:
         """Return the seed of (run, client, interaction, purpose)."""

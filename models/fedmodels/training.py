@@ -5,7 +5,7 @@ Shapes: B batch, n training set, d features, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -43,14 +43,33 @@ def train_locally(
     return LocalResult(upload, new_state, loss, len(y))
 
 
-def run_phases(method: Method, ctx: ClientContext, x: Tensor, y: Tensor, refs: Any) -> float:
-    """Run every phase of local training; return the mean loss of the last epoch."""
+def run_phases(
+    method: Method,
+    ctx: ClientContext,
+    x: Tensor,
+    y: Tensor,
+    refs: Any,
+    renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None,
+) -> float:
+    """Run every phase of local training; return the mean loss of the last epoch.
+
+    Args:
+        method: whose phases and loss.
+        ctx: whose net trains.
+        x: inputs (n, …).
+        y: labels (n,).
+        refs: of ``prepare``.
+        renewed: inputs and labels of an epoch, where they are not the same in all (replay drawn
+            anew); called at its beginning.
+    """
     training = ctx.run.experiment.training
     order, augment = ctx.generator("order"), ctx.generator("augment")
     mean_loss, epoch = float("nan"), 0
     for phase in method.phases(ctx):
         optimizer = begin_phase(ctx.net, phase, training)
         for _ in range(phase.epochs):
+            if renewed is not None:
+                x, y = renewed(epoch)
             losses = []
             for number, index in enumerate(batches(len(y), ctx.net, training, order)):
                 index = index.to(x.device)

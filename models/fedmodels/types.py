@@ -57,11 +57,20 @@ class Problem:
 
 @dataclass(frozen=True)
 class Prototypes:
-    """Vectors standing for classes or clusters; row p stands for ``labels[p]``."""
+    """Vectors standing for classes or clusters; row p stands for ``labels[p]``.
+
+    Sets of a fixed size whose rows are known by their position have empty labels and counts.
+    """
 
     vectors: Tensor  # (P, D) float32
     labels: Tensor  # (P,) int32: class or cluster index
-    counts: Tensor  # (P,) int32: examples behind each row
+    counts: Tensor  # (P,) int32: examples behind each row; (0,) where they are not told
+
+    @classmethod
+    def by_position(cls, vectors: Tensor) -> Prototypes:
+        """Return rows (P, D) without labels and counts, which then do not travel either."""
+        nothing = torch.zeros(0, dtype=torch.int32)
+        return cls(vectors, nothing, nothing.clone())
 
     @classmethod
     def of(cls, rows: Mapping[int, tuple[Tensor, int]], width: int) -> Prototypes:
@@ -273,14 +282,18 @@ class BundleSpec:
                 raise PayloadError(f"tensor {key!r} is missing")
 
 
-def prototype_spec(level: str, width: int, max_rows: int) -> BundleSpec:
-    """Return the spec of a prototype set of up to ``max_rows`` rows of ``width`` coordinates."""
+def prototype_spec(level: str, width: int, max_rows: int, *, counted: bool = True) -> BundleSpec:
+    """Return the spec of a prototype set of up to ``max_rows`` rows of ``width`` coordinates.
+
+    Its sender keeps the counts to itself unless ``counted``: they come as an empty tensor.
+    """
     prefix = f"prototypes/{level}"
+    counts = TensorSpec(torch.int32, (None,), max_rows) if counted else TensorSpec(torch.int32, (0,))
     return BundleSpec(
         {
             f"{prefix}/vectors": TensorSpec(torch.float32, (None, width), max_rows),
             f"{prefix}/labels": TensorSpec(torch.int32, (None,), max_rows),
-            f"{prefix}/counts": TensorSpec(torch.int32, (None,), max_rows),
+            f"{prefix}/counts": counts,
         }
     )
 

@@ -94,6 +94,7 @@ class ALP(nn.Module):
     ) -> None:
         super().__init__()
         self.beta, self.gamma, self.epsilon, self.iterations = beta, gamma, epsilon, iterations
+        self.configured_beta = beta  # what ``beta`` returns to after a round with another one
         self.sets, self.match, self.last, self.topk = sets, match, last, topk
         self.ema_features, self.ema_weights, self.update = ema_features, ema_weights, update
         self.skip_cls = skip_cls

@@ -1,0 +1,220 @@
+"""CReFF — Shang et al., Federated Learning on Heterogeneous and Long-Tailed Data via Classifier
+Re-Training with Federated Features, IJCAI 2022. https://arxiv.org/abs/2204.13399
+
+    paper                       here                    paper           here
+    w^t, the trained model      weights base/ head/     m features      num_features
+    phi-hat, re-trained head    weights retrained/      match_epoch     match_steps
+    g_c, real gradients         prototypes gradient     crt_epoch       crt_epochs
+    federated features          own features            batch_real      gradient_batch
+
+The re-trained head predicts, and is what the next gradients are taken at; training goes on from the
+trained head, so the trajectory of ``base/`` and ``head/`` is FedAvg's.
+
+Deviations: gradients are taken without the released code's augmentation, which it seeds from the
+clock; the features of classes that nobody has reported yet, noise still, are left out of
+re-training (``mask_unknown = false`` lets them take part, as released).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, linear
+
+from fedmodels.errors import ConfigError
+from fedmodels.method import ClientContext, Metrics, Run, ServerContext, ServerState
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import load_weights
+from fedmodels.types import Bundle, BundleSpec, Prototypes, Weights, prototype_spec
+
+HEAD = ("head/weight", "head/bias")
+RETRAINED = ("retrained/weight", "retrained/bias")
+
+
+def class_gradients(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the mean cross-entropy gradient of a linear head, W and b side by side.
+
+    Args:
+        z: embeddings (C, m, d) of C classes.
+        y: the class of each (C,).
+        weight: W (K, d).
+        bias: b (K,).
+
+    Returns:
+        (C, K, d + 1); differentiable in ``z``.
+    """
+    error = linear(z, weight, bias).softmax(-1) - torch.eye(len(bias))[y][:, None]  # (C, m, K)
+    of_weight = torch.einsum("cmk,cmd->ckd", error, z) / z.shape[1]
+    return torch.cat([of_weight, error.mean(1)[..., None]], -1)
+
+
+def gradient_distance(found: Tensor, wanted: Tensor) -> Tensor:
+    """Return the summed 1 - cosine over the rows of W and over b as one row, (C, K, d + 1) each."""
+    rows = 1 - cosine_similarity(found[..., :-1], wanted[..., :-1], -1, eps=1e-6)
+    return rows.sum() + (1 - cosine_similarity(found[..., -1], wanted[..., -1], -1, eps=1e-6)).sum()
+
+
+@register("creff")
+@dataclass(frozen=True, kw_only=True)
+class CReFF(FedAvg):
+    """FedAvg whose head is trained again on the server, on features that match clients' gradients."""
+
+    citation: ClassVar[str] = "Shang et al., IJCAI 2022"
+
+    num_features: int = 100
+    """m, federated features of each class."""
+    match_steps: int = 100
+    """Steps on the features in each interaction."""
+    crt_epochs: int = 300
+    """Epochs of re-training the head; 0 leaves it as it is."""
+    crt_batch_size: int = 32
+    """Batch of re-training; larger ones are faster with many classes."""
+    lr_feature: float = 0.1
+    """Learning rate of the features."""
+    lr_net: float = 0.01
+    """Learning rate of re-training."""
+    gradient_batch: int = 32
+    """Examples of a class behind one gradient, at most."""
+    gradient_draws: int = 10
+    """Gradients averaged for a class."""
+    mask_unknown: bool = True
+    """Leave the features of classes nobody has reported out of re-training."""
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: Run) -> ServerState:
+        net, classes = run.make_net(), run.problem.num_classes
+        if not isinstance(net.head, nn.Linear) or net.head.bias is None:
+            name = run.experiment.net.name
+            raise ConfigError(f"creff needs a net whose head is one linear layer; {name!r} has not")
+        head = run.make_net("retrained-head").head.state_dict()
+        noise = torch.randn(
+            classes, self.num_features, net.width, generator=torch.Generator().manual_seed(
+                run.experiment.seed % 2**63)
+        )  # fmt: skip
+        common = {**run.initial_weights, **{f"retrained/{k}": v for k, v in head.items()}}
+        own = {"features": noise, "known": torch.zeros(classes, dtype=torch.bool)}
+        return ServerState(Bundle(weights=common), Bundle(weights=own))
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        weight, bias = (run.initial_weights[key] for key in HEAD)
+        width = weight.numel() + bias.numel()
+        return super().upload_spec(run) | prototype_spec("gradient", width, len(bias))
+
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        weights = run.initial_weights
+        heads = {new: weights[old] for new, old in zip(RETRAINED, HEAD, strict=True)}
+        return BundleSpec.of(Bundle(weights={**weights, **heads})), BundleSpec()
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        mean = super().aggregate(ctx, state, uploads).common.weights
+        return replace(state, common=Bundle(weights={**state.common.weights, **mean}))
+
+    def finish(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> tuple[ServerState, Metrics]:
+        weight, bias = (state.common.weights[key] for key in RETRAINED)
+        wanted = self._mean_gradients(uploads, weight)
+        features, known = state.own.weights["features"], state.own.weights["known"].clone()
+        known[list(wanted)] = True
+        metrics = {}
+        if wanted and self.match_steps:
+            features, metrics["matching"] = self._match(features, wanted, weight, bias)
+        if self.crt_epochs and (bool(known.any()) or not self.mask_unknown):
+            weight, bias = self._retrained(ctx, features, known)
+        heads = dict(zip(RETRAINED, (weight, bias), strict=True))
+        common = Bundle(weights={**state.common.weights, **heads})
+        own = Bundle(weights={"features": features, "known": known})
+        return replace(state, common=common, own=own), metrics
+
+    def _mean_gradients(self, uploads: Mapping[int, Bundle], weight: Tensor) -> dict[int, Tensor]:
+        """Return the mean over clients of the gradients of each reported class, (K, d + 1)."""
+        rows: dict[int, list[Tensor]] = {}
+        for upload in uploads.values():
+            for k, (vector, _) in upload.prototypes["gradient"].rows().items():
+                rows.setdefault(k, []).append(vector.double())
+        shape = (len(weight), -1)
+        return {k: torch.stack(rows[k]).mean(0).float().view(shape) for k in sorted(rows)}
+
+    def _match(
+        self, features: Tensor, wanted: Mapping[int, Tensor], weight: Tensor, bias: Tensor
+    ) -> tuple[Tensor, float]:
+        """Move the features of reported classes to where the head's gradients are the real ones."""
+        classes, target = torch.tensor(list(wanted)), torch.stack(list(wanted.values()))
+        free = features[classes].clone().requires_grad_(True)
+        optimizer = torch.optim.SGD([free], lr=self.lr_feature)
+        for _ in range(self.match_steps):
+            distance = gradient_distance(class_gradients(free, classes, weight, bias), target)
+            optimizer.zero_grad(set_to_none=True)
+            distance.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        moved = features.clone()
+        moved[classes] = free.detach()
+        return moved, float(distance.detach()) / len(classes)
+
+    @torch.no_grad()
+    def _retrained(
+        self, ctx: ServerContext, features: Tensor, known: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of a fresh head after SGD on the features, gradients in closed form."""
+        fresh = ctx.run.make_net(f"retrained-head/{ctx.interaction}").head.state_dict()
+        weight, bias = fresh["weight"].clone(), fresh["bias"].clone()
+        use = torch.arange(len(known)) if not self.mask_unknown else known.nonzero()[:, 0]
+        z = features[use].flatten(0, 1)  # (C m, d)
+        onehot = torch.eye(len(known))[use.repeat_interleave(features.shape[1])]  # (C m, K)
+        order = ctx.generator("method")
+        for _ in range(self.crt_epochs):
+            for index in torch.randperm(len(z), generator=order).split(self.crt_batch_size):
+                x = z[index]
+                error = torch.addmm(bias, x, weight.T).softmax(1).sub_(onehot[index])
+                step = self.lr_net / len(index)
+                weight.addmm_(error.T, x, alpha=-step)
+                bias.sub_(error.sum(0), alpha=step)
+        return weight, bias
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        load_weights(ctx.net, _net_weights(payload))
+
+    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
+        heads = {old: payload.weights[new] for new, old in zip(RETRAINED, HEAD, strict=True)}
+        load_weights(ctx.net, {**_net_weights(payload), **heads})
+
+    @torch.no_grad()
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Prototypes:
+        """Return g_c of each class of the task, at the received extractor and re-trained head."""
+        weight, bias = (payload.weights[key] for key in RETRAINED)
+        x, y = ctx.stream.train(ctx.task)
+        ctx.net.eval()
+        parts = torch.split(x, ctx.run.experiment.evaluate.batch_size)
+        features = [ctx.net.features(part).cpu() for part in parts if len(part)]
+        draw, rows = ctx.generator("method"), {}
+        for k, count in enumerate(torch.bincount(y.cpu(), minlength=len(bias)).tolist()):
+            if count:
+                z = torch.cat(features)[y.cpu() == k]
+                size = min(count, self.gradient_batch)
+                picks = [
+                    torch.randperm(count, generator=draw)[:size] for _ in range(self.gradient_draws)
+                ]
+                label = torch.full((len(picks),), k)
+                mean = class_gradients(z[torch.stack(picks)], label, weight, bias).mean(0)
+                rows[k] = mean.flatten(), count
+        return Prototypes.of(rows, weight.numel() + bias.numel())
+
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: Prototypes, num_examples: int
+    ) -> Bundle:
+        upload = super().uplink(ctx, state, refs, num_examples)
+        return replace(upload, prototypes={"gradient": refs})
+
+
+def _net_weights(payload: Bundle) -> Weights:
+    return {k: v for k, v in payload.weights.items() if k not in RETRAINED}

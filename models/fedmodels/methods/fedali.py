@@ -1,0 +1,203 @@
+"""FedAli — Ek, Wang, Portet, Lalanda, Cao, FedAli: Personalized Federated Learning with Aligned
+Prototypes through Optimal Transport, 2024. https://arxiv.org/abs/2411.10595
+
+    paper        here                                   paper     here
+    w            weights, the gates of the ALP too      n_c       scalars["num_examples"]
+    P_loc        ALP.local_prototypes; in an upload     beta_r    ALP.beta
+                 prototypes["alp/<block>"]              k-means   finish
+    P_glo        ALP.global_prototypes; in a payload
+                 prototypes["alp/<block>"]
+
+The layer, equations 3 to 7 and the switches of its own are in ``nets/alp.py``; they are options of
+the net: ``[net] alp = true``, ``prototypes``, ``alignment = {beta, gamma, …}``.
+
+Deviations: P_loc and P_glo leave the server equal and P_glo never changes at a client, so that one
+of them travels each way (``wire_prototypes``); a cluster is never lost, where the published code
+drops empty ones; a client without examples has no part in the clusters (docs/methods/fedali.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedmodels.clustering import cluster
+from fedmodels.errors import ConfigError
+from fedmodels.mean import weighted_mean
+from fedmodels.method import ClientContext, Metrics, Run, ServerContext, ServerState
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.neighbour_clustering import cluster_near
+from fedmodels.nets.alp import alp_layers
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.types import Bundle, BundleSpec, ClientId, Prototypes, Weights, scalar_spec
+
+LOCAL, GLOBAL = ".local_prototypes", ".global_prototypes"
+
+
+@register("fedali")
+@dataclass(frozen=True, kw_only=True)
+class FedAli(FedAvg):
+    """FedAvg of nets whose blocks draw tokens to prototypes, which the server clusters."""
+
+    citation: ClassVar[str] = "Ek et al., 2024 (arXiv 2411.10595)"
+
+    wire_prototypes: Literal["one", "both"] = "one"
+    """Sets of prototypes that travel each way; ``both`` as the paper counts, to the same end."""
+    keep_personal_prototypes: bool = False
+    """Clients keep P_loc between rounds, instead of starting from P_glo."""
+    round0_beta: float | Literal["same"] = 0.0
+    """Influence of the prototypes while training in round 0, when they are noise."""
+    aggregate_prototypes: Literal["kmeans", "fedavg"] = "kmeans"
+    """Cluster all clients' P_loc, or stop at their weighted mean."""
+    kmeans_weighted: bool = False
+    """Weigh the points by n_c; the paper's are equal, only the first centres are weighted."""
+    kmeans_solver: Literal["lloyd", "neighbours"] = "lloyd"
+    """``neighbours`` compares points with the nearest centres only: for many prototypes."""
+    kmeans_neighbours: int = 16
+    """Centres a point is compared with by ``neighbours``."""
+    kmeans_max_iter: int = 300
+    """Most iterations of a clustering."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        kept = ("after_downlink",) if self.keep_personal_prototypes else ()
+        return ("global", "after_local", *kept)
+
+    def shares(self, name: str) -> bool:
+        """Tell whether a tensor is averaged: all but prototypes, which take a way of their own."""
+        return not name.endswith((LOCAL, GLOBAL))
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: Run) -> ServerState:
+        prototypes = prototypes_of(run.initial_weights)
+        if not prototypes:
+            raise ConfigError(
+                f"method 'fedali' needs a net with alignment layers; net "
+                f"{run.experiment.net.name!r} has none here: set [net] alp = true of hart or "
+                "vit-tiny"
+            )
+        return ServerState(Bundle(self.shared(run.initial_weights), prototypes))
+
+    def broadcast(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        return self._sent(state.common), {}
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        return self._spec(run) | scalar_spec("num_examples")
+
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        return self._spec(run), BundleSpec()
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        after = super().aggregate(ctx, state, uploads)  # w <- sum_c n_c/n w_c
+        if after is state:
+            return state
+        voters = [u for u in uploads.values() if u.scalars["num_examples"]]
+        shares = self._shares(voters)
+        means = weighted_mean(  # sum_c n_c/n P_loc,c: where the clusters begin
+            [{level: u.prototypes[level].vectors for level in state.common.prototypes}
+             for u in voters],
+            shares,
+        )  # fmt: skip
+        prototypes = {level: Prototypes.by_position(mean) for level, mean in means.items()}
+        return replace(after, common=replace(after.common, prototypes=prototypes))
+
+    def finish(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> tuple[ServerState, Metrics]:
+        voters = [u for u in uploads.values() if u.scalars["num_examples"]]
+        if self.aggregate_prototypes == "fedavg" or len(voters) < 2:  # one: P_glo = its P_loc
+            return state, {}
+        prototypes, moved = {}, []
+        for level, start in state.common.prototypes.items():
+            points = [u.prototypes[level].vectors for u in voters]
+            centres, labels = self._cluster(points, start.vectors, self._shares(voters))
+            prototypes[level] = Prototypes.by_position(centres)
+            rows = torch.arange(len(centres)).repeat(len(points))
+            moved.append((labels.flatten() != rows).double())
+        common = replace(state.common, prototypes=prototypes)
+        return replace(state, common=common), {"prototypes_moved": float(torch.cat(moved).mean())}
+
+    def _cluster(
+        self, points: list[Tensor], start: Tensor, shares: list[float]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the clusters' centres (G, d), row g of ``start`` become row g, and labels."""
+        if self.kmeans_solver == "neighbours":
+            weights = shares if self.kmeans_weighted else None
+            return cluster_near(
+                points,
+                start,
+                weights=weights,
+                neighbours=self.kmeans_neighbours,
+                max_iter=self.kmeans_max_iter,
+            )
+        each = torch.tensor(shares).repeat_interleave(len(start)) if self.kmeans_weighted else None
+        return cluster(torch.cat(points), start, weights=each, max_iter=self.kmeans_max_iter)
+
+    def _shares(self, voters: list[Bundle]) -> list[float]:
+        counts = [u.scalars["num_examples"] for u in voters]
+        counts = [1.0] * len(counts) if self.weighting == "uniform" else counts
+        return [n / sum(counts) for n in counts]
+
+    def _sent(self, bundle: Bundle) -> Bundle:
+        """Return what travels: with ``both``, the second set beside the first."""
+        if self.wire_prototypes == "one":
+            return bundle
+        twins = {f"{level}/twin": rows for level, rows in bundle.prototypes.items()}
+        return replace(bundle, prototypes={**bundle.prototypes, **twins})
+
+    def _spec(self, run: Run) -> BundleSpec:
+        weights = run.initial_weights
+        return BundleSpec.of(self._sent(Bundle(self.shared(weights), prototypes_of(weights))))
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def keeps_state(self, run: Run) -> bool:
+        return self.keep_personal_prototypes
+
+    def init_client(self, run: Run, client: int) -> Bundle:
+        return Bundle()  # nothing kept yet: P_loc := P_glo
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        self.load_global(ctx, payload)
+        load_weights(ctx.net, state.weights, strict=False)
+
+    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
+        load_weights(ctx.net, payload.weights, strict=False)  # its spec has fixed the keys
+        for block, layer in enumerate(alp_layers(ctx.net)):
+            vectors = payload.prototypes[f"alp/{block}"].vectors
+            layer.global_prototypes.copy_(vectors)
+            layer.local_prototypes.copy_(vectors)  # P_loc := P_glo
+            layer.beta = layer.configured_beta
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        for layer in alp_layers(ctx.net):
+            if ctx.round == 0 and self.round0_beta != "same":
+                layer.beta = self.round0_beta
+
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
+        if not self.keep_personal_prototypes:
+            return Bundle()
+        weights = weights_of(ctx.net)
+        return Bundle({name: t for name, t in weights.items() if name.endswith(LOCAL)})
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
+        weights = weights_of(ctx.net)
+        upload = Bundle(self.shared(weights), prototypes_of(weights))
+        scalars = {"num_examples": float(num_examples)}
+        return replace(self._sent(upload), scalars=scalars)
+
+
+def prototypes_of(weights: Weights) -> dict[str, Prototypes]:
+    """Return the local prototypes of a net's weights by block, ``alp/0`` nearest to the input."""
+    locals_ = [tensor for name, tensor in weights.items() if name.endswith(LOCAL)]
+    return {f"alp/{b}": Prototypes.by_position(vectors) for b, vectors in enumerate(locals_)}

@@ -1,0 +1,71 @@
+"""FedNTD — Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+Learning, NeurIPS 2022. https://arxiv.org/abs/2106.03097
+
+    paper          here                   paper   here
+    w^g, q^g       refs, the teacher      beta    beta
+    q^l            out.logits             tau     tau
+    L_NTD          not_true_distance
+
+Deviations: the teacher is in evaluation mode (the released code leaves it in training mode for the
+very first client); the not-true logits are gathered, as in the released code, never masked by an
+infinity; clients weigh by their examples, as in the released code.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax
+
+from fedmodels.method import Batch, ClientContext, Output
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import SplitNet
+from fedmodels.types import Bundle
+
+
+def not_true(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return each row without the logit of its label: (B, K) and (B,) give (B, K-1)."""
+    count, classes = logits.shape
+    column = torch.arange(classes, device=logits.device)
+    return logits[column != labels[:, None]].view(count, classes - 1)
+
+
+def not_true_distance(teacher: Tensor, student: Tensor, labels: Tensor, tau: float) -> Tensor:
+    """Return tau^2 KL(teacher || student) over the classes that are not true, batch mean.
+
+    Args:
+        teacher: logits (B, K), a constant.
+        student: logits (B, K).
+        labels: (B,) whose columns are left out.
+        tau: temperature of both softmaxes.
+    """
+    target = log_softmax(not_true(teacher, labels) / tau, 1)
+    found = log_softmax(not_true(student, labels) / tau, 1)
+    return tau**2 * kl_div(found, target, reduction="batchmean", log_target=True)
+
+
+@register("fedntd")
+@dataclass(frozen=True, kw_only=True)
+class FedNTD(FedAvg):
+    """FedAvg whose clients keep what the global model says of the classes that are not true."""
+
+    citation: ClassVar[str] = "Lee et al., NeurIPS 2022"
+
+    beta: float = 1.0
+    """Weight of the not-true distillation; 0 is FedAvg."""
+    tau: float = 1.0
+    """Temperature of both softmaxes."""
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> SplitNet:
+        return copy.deepcopy(ctx.net).requires_grad_(False).eval()  # w^g
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: SplitNet) -> Tensor:
+        with torch.no_grad():
+            teacher = refs(batch.x)
+        distance = not_true_distance(teacher, out.logits, batch.y, self.tau)  # L_NTD
+        return super().loss(ctx, batch, out, refs) + self.beta * distance  # L_CE + beta L_NTD

@@ -1,0 +1,172 @@
+"""Class prototypes: how they are made, moved, averaged, released and predicted with.
+
+Shapes: B batch, K classes, P rows, d coordinates of an embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmodels.algebra import class_means, weighted_mean
+from fedmodels.nets.split import SplitNet
+from fedmodels.types import Prototypes
+
+BATCH = 256
+"""Examples embedded at a time."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Prototypes by class: a row for every class, and which of them exist."""
+
+    vectors: Tensor  # (K, d); zeros where there is none
+    known: Tensor  # (K,) bool
+
+    @classmethod
+    def of(
+        cls, prototypes: Prototypes | None, num_classes: int, width: int, device: torch.device
+    ) -> Table:
+        """Lay prototypes out by class; ``None`` is a set without rows."""
+        vectors = torch.zeros(num_classes, width, device=device)
+        known = torch.zeros(num_classes, dtype=torch.bool, device=device)
+        if prototypes is not None and len(prototypes.labels):
+            labels = prototypes.labels.long().to(device)
+            vectors[labels] = prototypes.vectors.to(device)
+            known[labels] = True
+        return cls(vectors, known)
+
+
+@torch.no_grad()
+def embeddings(net: SplitNet, x: Tensor) -> Tensor:
+    """Return the embeddings (n, d) of a data set, in evaluation mode, in which the net stays."""
+    net.eval()
+    parts = [net.features(part) for part in torch.split(x, BATCH)] if len(x) else []
+    return torch.cat(parts) if parts else torch.zeros(0, net.width, device=x.device)
+
+
+def class_prototypes(features: Tensor, labels: Tensor, num_classes: int) -> Prototypes:
+    """Return the mean embedding of every class that occurs, with its number of examples."""
+    return Prototypes.of(class_means(features, labels, num_classes), features.shape[1])
+
+
+def moved(old: Prototypes | None, new: Prototypes, beta: float) -> Prototypes:
+    """Return ``beta * old + (1 - beta) * new`` class by class.
+
+    A class of one side only is taken from it bit for bit. Counts are the newer ones where both have
+    counts, and are not told otherwise.
+    """
+    if old is None:
+        return new
+    before = {int(k): i for i, k in enumerate(old.labels)}
+    now = {int(k): i for i, k in enumerate(new.labels)}
+    vectors: list[Tensor] = []
+    counts: list[Tensor] = []
+    counted = len(old.counts) == len(before) and len(new.counts) == len(now)
+    for label in sorted(before.keys() | now.keys()):
+        if label in now and label in before:
+            was, found = old.vectors[before[label]], new.vectors[now[label]]
+            vectors.append(beta * was + (1 - beta) * found)
+        else:
+            source, at = (new, now[label]) if label in now else (old, before[label])
+            vectors.append(source.vectors[at].clone())
+        if counted:
+            counts.append(new.counts[now[label]] if label in now else old.counts[before[label]])
+    labels = torch.tensor(sorted(before.keys() | now.keys()), dtype=torch.int32)
+    none = torch.zeros(0, dtype=torch.int32)
+    stacked = torch.stack(vectors) if vectors else old.vectors[:0].clone()
+    return Prototypes(stacked, labels, torch.stack(counts) if counts else none)
+
+
+def mean_prototypes(sets: Sequence[Prototypes], width: int, *, uniform: bool) -> Prototypes:
+    """Return the mean over clients, class by class, among those that report the class.
+
+    Args:
+        sets: one set of a client each, in client-id order.
+        width: d.
+        uniform: every client counts alike; otherwise by its number of examples of the class.
+    """
+    rows: dict[int, tuple[Tensor, int]] = {}
+    held = [s.rows() for s in sets]
+    for label in sorted({label for one in held for label in one}):
+        found = [one[label] for one in held if label in one]
+        counts = [count for _, count in found]
+        total = sum(counts)
+        shares = [1 / len(found) if uniform or not total else n / total for n in counts]
+        mean = weighted_mean([{"": vector} for vector, _ in found], shares)[""]
+        rows[label] = (mean, total)
+    return Prototypes.of(rows, width)
+
+
+def uncounted(prototypes: Prototypes) -> Prototypes:
+    """Return the same vectors, without telling how many examples stand behind them."""
+    return Prototypes(prototypes.vectors, prototypes.labels, prototypes.counts[:0].clone())
+
+
+def only(prototypes: Prototypes, like: Prototypes) -> Prototypes:
+    """Return the rows of the classes that ``like`` has, with its counts."""
+    rows = {int(k): v for k, v in zip(prototypes.labels, prototypes.vectors, strict=True)}
+    chosen: Mapping[int, tuple[Tensor, int]] = {
+        k: (rows[k], n) for k, (_, n) in like.rows().items() if k in rows
+    }
+    return Prototypes.of(chosen, prototypes.vectors.shape[1])
+
+
+def released(
+    prototypes: Prototypes,
+    generator: torch.Generator,
+    *,
+    clip_norm: float = 0.0,
+    noise_std: float = 0.0,
+    min_count: int = 1,
+) -> Prototypes:
+    """Return what a client lets out of its prototypes.
+
+    Args:
+        prototypes: the client's, counted.
+        generator: where the noise is drawn from, in order of the class.
+        clip_norm: longer vectors are scaled to this Euclidean norm; 0 leaves all as they are.
+        noise_std: standard deviation of Gaussian noise on every coordinate, after clipping.
+        min_count: classes of fewer examples are left out.
+    """
+    rows: dict[int, tuple[Tensor, int]] = {}
+    for label, (vector, count) in sorted(prototypes.rows().items()):
+        if count < min_count:
+            continue
+        if clip_norm > 0:
+            norm = float(vector.double().norm())
+            vector = vector * (clip_norm / norm) if norm > clip_norm else vector
+        if noise_std > 0:
+            vector = vector + noise_std * torch.randn(vector.shape, generator=generator)
+        rows[label] = (vector, count)
+    return Prototypes.of(rows, prototypes.vectors.shape[1])
+
+
+def distance_per_example(z: Tensor, y: Tensor, table: Table) -> Tensor:
+    """Return the mean over the batch of ``‖z - prototype‖² / d``; 0 for classes without one."""
+    squared = (z - table.vectors[y]).square().mean(1)  # (B,)
+    return (squared * table.known[y]).mean()
+
+
+def nearest_scores(z: Tensor, table: Table, candidates: Tensor) -> Tensor:
+    """Return minus the Euclidean distance to every class's prototype (B, K), for an argmax.
+
+    Classes that are no candidates or have no prototype score -inf. Where no candidate has one,
+    every class with a prototype is a candidate; where there is none at all, all score alike.
+
+    Args:
+        z: (B, d) embeddings.
+        table: the prototypes.
+        candidates: (K,) bool.
+    """
+    among = table.known & candidates
+    if not bool(among.any()):
+        among = table.known
+    exact = "donot_use_mm_for_euclid_dist"
+    distance = torch.cdist(z.float(), table.vectors, compute_mode=exact)
+    if not bool(among.any()):
+        return torch.zeros_like(distance)
+    return torch.where(among, -distance, -torch.inf)

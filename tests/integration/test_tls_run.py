@@ -1,0 +1,66 @@
+"""A run over mutual TLS: certificates name the clients, and nobody else gets in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsrv.certs import init_authority, issue
+from tests.integration.conftest import Sites, tables
+
+pytestmark = pytest.mark.loopback
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return an authority's directory with the server's and three clients' certificates."""
+    root = tmp_path_factory.mktemp("certs")
+    init_authority(root)
+    for identity in ("server", "0-1", "2"):
+        issue(root, identity)
+    other = root / "other"
+    init_authority(other)
+    issue(other, "2")
+    yield root
+
+
+def server_options(certs: Path) -> list[str]:
+    return [
+        "--tls-cert", str(certs / "server.pem"), "--tls-key", str(certs / "server.key"),
+        "--tls-client-ca", str(certs / "ca.pem"),
+    ]  # fmt: skip
+
+
+def client_options(certs: Path, name: str, ca: Path | None = None) -> list[str]:
+    return [
+        "--tls-ca", str(ca or certs / "ca.pem"), "--tls-cert", str(certs / f"{name}.pem"),
+        "--tls-key", str(certs / f"{name}.key"),
+    ]  # fmt: skip
+
+
+def test_certificates_admit_their_clients_and_nobody_else(loopback: Sites, certs: Path) -> None:
+    run = loopback(tables("fedavg"))
+    server = run.serve(*server_options(certs))
+    first = run.join("0-1", *client_options(certs, "clients-0-1"))
+    stranger = run.join("2", *client_options(certs, "clients-0-1"), states=run.root / "stranger")
+    assert stranger.wait() == 1
+    assert "does not cover 2 (PERMISSION_DENIED)" in stranger.output()
+    for wrong in (
+        client_options(certs / "other", "client-2", certs / "ca.pem"),  # a certificate of others
+        client_options(certs, "client-2", certs / "other" / "ca.pem"),  # another server expected
+        ["--tls-ca", str(certs / "ca.pem")],  # no certificate at all
+    ):
+        refused = run.join("2", *wrong, "--give-up-after", "2", states=run.root / "refused")
+        assert refused.wait() == 1
+        last = refused.output().splitlines()[-1]
+        assert last.startswith("error: "), last
+        assert "TLS" in last
+        assert "--tls-ca" in last
+    run.finish(server, first, run.join("2", *client_options(certs, "client-2")))
+    secrets = [(certs / f"{name}.key").read_text().splitlines()[1] for name in ("server", "ca")]
+    token = (run.out / "clients" / "2" / "session.json").read_text().split('"')[-2]
+    logs = server.log.read_text() + first.output()
+    assert not any(secret in logs for secret in (*secrets, token))
+    assert (run.out / "clients" / "2" / "session.json").stat().st_mode & 0o777 == 0o600

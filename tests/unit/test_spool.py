@@ -1,0 +1,67 @@
+import os
+
+from fedsrv.spool import Spool
+
+
+def in_memory(buffer):
+    return isinstance(buffer.obj, bytearray)
+
+
+def test_memory_up_to_the_budget_then_files(tmp_path):
+    spool = Spool(tmp_path / "spool", 100)
+    first, second, third = (spool.allocate(n) for n in (60, 40, 1))
+    assert [in_memory(b) for b in (first, second, third)] == [True, True, False]
+    assert [len(b) for b in (first, second, third)] == [60, 40, 1]
+
+
+def test_buffers_hold_what_is_written(tmp_path):
+    spool = Spool(tmp_path, 10)
+    buffers = [spool.allocate(n) for n in (10, 5000, 7, 5000)]
+    for number, buffer in enumerate(buffers):
+        buffer[:] = bytes([number + 1]) * len(buffer)
+    for number, buffer in enumerate(buffers):
+        assert bytes(buffer) == bytes([number + 1]) * len(buffer)
+
+
+def test_files_have_no_name(tmp_path):
+    spool = Spool(tmp_path / "spool", 0)
+    buffer = spool.allocate(1 << 20)
+    buffer[-1] = 7
+    assert os.listdir(tmp_path / "spool") == []
+
+
+def test_nothing_is_touched_within_the_budget(tmp_path):
+    Spool(tmp_path / "spool", 100).allocate(100)
+    assert not (tmp_path / "spool").exists()
+
+
+def test_released_memory_is_used_again(tmp_path):
+    """Memory does not grow with the number of uploads, only with those held at once."""
+    spool = Spool(tmp_path, 100)
+    for _ in range(5):
+        held = [spool.allocate(50) for _ in range(2)]
+        assert all(map(in_memory, held))
+        assert not in_memory(spool.allocate(50))
+        for buffer in held:
+            spool.release(buffer)
+
+
+def test_sizes_may_change(tmp_path):
+    """Buffers nobody uses make room for those of another size."""
+    spool = Spool(tmp_path, 100)
+    for buffer in [spool.allocate(50) for _ in range(2)]:
+        spool.release(buffer)
+    assert in_memory(spool.allocate(80))
+    assert not in_memory(spool.allocate(50))
+
+
+def test_mapped_buffers_may_be_released_too(tmp_path):
+    spool = Spool(tmp_path, 0)
+    buffer = spool.allocate(10)
+    spool.release(buffer)
+    assert not in_memory(spool.allocate(10))
+
+
+def test_empty_uploads(tmp_path):
+    assert len(Spool(tmp_path, 100).allocate(0)) == 0
+    assert len(Spool(tmp_path, -1).allocate(0)) == 0
