@@ -42,7 +42,8 @@ class Store:
         """Create the directory, or take up the run it holds.
 
         Raises:
-            ConfigError: it exists and ``resume`` was not asked for, or holds another experiment.
+            ConfigError: it exists and ``resume`` was not asked for, holds another experiment, or
+                cannot be written.
             RunFailed: another process uses it.
         """
         self.path = path
@@ -51,15 +52,22 @@ class Store:
         if not resume:
             refuse_existing(path)
         self.states = path / "server"
-        self.states.mkdir(parents=True, exist_ok=True)
+        try:
+            self.states.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {path} cannot be used: {error.strerror}") from None
         self._lock_file = self._lock()
         self._db = sqlite3.connect(path / "run.db", isolation_level=None)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute(f"PRAGMA synchronous={'FULL' if self.strict else 'NORMAL'}")
-        self._db.executescript(_SCHEMA)
-        self.run_id = self._identity()
-        self._drop_unusable()
-        self.rewrite_lines()
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(f"PRAGMA synchronous={'FULL' if self.strict else 'NORMAL'}")
+            self._db.executescript(_SCHEMA)
+            self.run_id = self._identity()
+            self._drop_unusable()
+            self.rewrite_lines()
+        except BaseException:
+            self.close()
+            raise
 
     def _lock(self) -> int:
         handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -95,11 +103,12 @@ class Store:
 
     def _may_grow(self, key: str, before: Experiment) -> bool:
         """Only more rounds may be asked for, and only where they come after all others."""
-        now = self.experiment.schedule
+        now, scenario = self.experiment.schedule, self.experiment.scenario
+        one_task = scenario.tasks == 1 and not scenario.fixes_tasks
         return (
             key == "schedule.rounds"
             and now.rounds >= before.schedule.rounds
-            and (now.order == "rounds_outer" or self.experiment.scenario.tasks == 1)
+            and (now.order == "rounds_outer" or one_task)
         )
 
     # --- what is committed ------------------------------------------------------------------------
@@ -190,6 +199,8 @@ class Store:
 
     def _drop_unusable(self) -> None:
         """After a crash: forget records whose state is damaged or gone, and states without one."""
+        for leftover in self.states.glob(".state-*"):  # a write that a crash cut short
+            leftover.unlink()
         last = self.committed
         while last >= 0:
             try:
