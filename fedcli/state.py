@@ -8,6 +8,7 @@ syncs new states, and the newest synced one is reported as durable.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections import deque
@@ -20,6 +21,7 @@ from fedmodels.types import Bundle
 
 _NAME = "state-{:08d}.safetensors"
 PERSONAL = "personal.safetensors"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,24 @@ class StateDirectory:
         self._cached: tuple[int, Bundle] | None = None
         self._syncing: deque[int] = deque()
         self._sync_wanted = threading.Event()
-        self._durable = max(self.versions(), default=-1)
-        for leftover in path.glob("*.tmp"):
-            leftover.unlink()
+        self._durable = -1
+        self._drop_unusable()
+        self._syncing.extend(self.versions())  # an earlier process may have died before its sync
+        self._sync_wanted.set()
         threading.Thread(target=self._sync_forever, name="state-sync", daemon=True).start()
+
+    def _drop_unusable(self) -> None:
+        """Remove what a crash or a power loss left: writes cut short, and states that are damaged."""
+        for pattern in ("*.tmp", ".*.safetensors.*"):
+            for leftover in self.path.glob(pattern):
+                leftover.unlink()
+        for version in self.versions():
+            path = self.path / _NAME.format(version)
+            try:
+                load(path)
+            except ArchiveError as error:
+                log.warning("%s; it is dropped", error)
+                path.unlink()
 
     # --- session ----------------------------------------------------------------------------------
 
@@ -61,7 +77,7 @@ class StateDirectory:
             return Session(facts["run_id"], bytes.fromhex(facts["token"]))
         except FileNotFoundError:
             return Session()
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             raise ArchiveError(
                 f"{self.path / 'session.json'} is damaged; delete it to join afresh"
             ) from None

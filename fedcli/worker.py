@@ -121,8 +121,10 @@ class Worker:
 
     def _train(self, order: rpc.Order, payload: Bundle) -> Result:
         """Train, save the private state, and keep the upload until it is committed."""
-        if self._held is not None and self._held.order.interaction == order.interaction:
-            return Result(order, self._held.upload, self._held.report)
+        held = self._held
+        if held is not None and held.order.interaction == order.interaction:
+            if not self.stateful or order.interaction in self.states.versions():
+                return Result(order, held.upload, held.report)
         state = self._state(order)
         self.stream.open(order.task)
         begun = time.monotonic()
