@@ -56,7 +56,7 @@ class StateDirectory:
         threading.Thread(target=self._sync_forever, name="state-sync", daemon=True).start()
 
     def _drop_unusable(self) -> None:
-        """Remove what a crash or a power loss left: writes cut short, and states that are damaged."""
+        """Remove what a crash or a power loss left: cut writes and damaged states."""
         for pattern in ("*.tmp", ".*.safetensors.*"):
             for leftover in self.path.glob(pattern):
                 leftover.unlink()

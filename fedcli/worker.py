@@ -121,10 +121,10 @@ class Worker:
 
     def _train(self, order: rpc.Order, payload: Bundle) -> Result:
         """Train, save the private state, and keep the upload until it is committed."""
-        held = self._held
-        if held is not None and held.order.interaction == order.interaction:
-            if not self.stateful or order.interaction in self.states.versions():
-                return Result(order, held.upload, held.report)
+        held, number = self._held, order.interaction
+        state_is_there = not self.stateful or number in self.states.versions()
+        if held is not None and held.order.interaction == number and state_is_there:
+            return Result(order, held.upload, held.report)
         state = self._state(order)
         self.stream.open(order.task)
         begun = time.monotonic()

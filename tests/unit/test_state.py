@@ -94,7 +94,7 @@ def test_later_states_did_not_count(tmp_path):
 
 def test_a_state_that_is_gone(tmp_path):
     states = saved(tmp_path, 0, 3)
-    with pytest.raises(ArchiveError, match="state-00000002.safetensors is missing"):
+    with pytest.raises(ArchiveError, match=r"state-00000002\.safetensors is missing"):
         states.load(2, INITIAL)
 
 
