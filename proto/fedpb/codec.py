@@ -166,7 +166,9 @@ def checked_places(header: pb.BundleHeader, spec: BundleSpec) -> list[Place]:
         label_spec = spec.required.get(f"prototypes/{rows.level}/labels")
         if label_spec is not None and label_spec.shape == (0,):
             continue  # rows known by their position alone: the spec has fixed how many there are
-        if sizes[0] != sizes[1] or sizes[0] != sizes[2]:
+        count_spec = spec.required.get(f"prototypes/{rows.level}/counts")
+        told = count_spec is None or count_spec.shape != (0,)
+        if sizes[0] != sizes[1] or (told and sizes[0] != sizes[2]):
             raise PayloadError(f"prototypes {rows.level!r} have unequal rows: {sizes}")
     return places
 
