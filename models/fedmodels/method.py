@@ -49,6 +49,11 @@ class Run:
         """Return the weights everybody starts from."""
         return weights_of(self.make_net())
 
+    @cached_property
+    def width(self) -> int:
+        """Return d, the number of coordinates of an embedding."""
+        return self.make_net().width
+
 
 @dataclass(frozen=True)
 class ServerState:

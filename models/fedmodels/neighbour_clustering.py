@@ -52,9 +52,7 @@ def cluster_near(
     centres = init
     for _ in range(max_iter):
         near = _neighbours(centres, min(neighbours, count))
-        found = [
-            _assign(p, own, centres, near) for p, own in zip(points, labels, strict=True)
-        ]
+        found = [_assign(p, own, centres, near) for p, own in zip(points, labels, strict=True)]
         labels = torch.stack([chosen for chosen, _ in found])
         _refill(labels, torch.stack([distance for _, distance in found]), count)
         moved = _means(points, labels, shares, count, width).to(init.dtype)

@@ -19,6 +19,9 @@ _MODULES = {
     "fedprox": "fedprox",
     "local": "local",
     "centralized": "centralized",
+    "fedali": "fedali",
+    "moon": "moon",
+    "fedpac": "fedpac",
 }
 """Registered name -> module; a name is imported only when it is used."""
 

@@ -87,7 +87,7 @@ class FedAli(FedAvg):
     def broadcast(
         self, ctx: ServerContext, state: ServerState
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        return self._sent(state.common), {}
+        return self._sent(state.common, state.common.prototypes), {}  # P_glo, and P_loc equal to it
 
     def upload_spec(self, run: Run) -> BundleSpec:
         return self._spec(run) | scalar_spec("num_examples")
@@ -148,16 +148,17 @@ class FedAli(FedAvg):
         counts = [1.0] * len(counts) if self.weighting == "uniform" else counts
         return [n / sum(counts) for n in counts]
 
-    def _sent(self, bundle: Bundle) -> Bundle:
-        """Return what travels: with ``both``, the second set beside the first."""
+    def _sent(self, bundle: Bundle, other: Mapping[str, Prototypes]) -> Bundle:
+        """Return what travels: with ``both``, the other set beside the one that matters."""
         if self.wire_prototypes == "one":
             return bundle
-        twins = {f"{level}/twin": rows for level, rows in bundle.prototypes.items()}
+        twins = {f"{level}/twin": rows for level, rows in other.items()}
         return replace(bundle, prototypes={**bundle.prototypes, **twins})
 
     def _spec(self, run: Run) -> BundleSpec:
-        weights = run.initial_weights
-        return BundleSpec.of(self._sent(Bundle(self.shared(weights), prototypes_of(weights))))
+        prototypes = prototypes_of(run.initial_weights)
+        bundle = Bundle(self.shared(run.initial_weights), prototypes)
+        return BundleSpec.of(self._sent(bundle, prototypes))
 
     # --- client half ---------------------------------------------------------------------------
 
@@ -192,12 +193,12 @@ class FedAli(FedAvg):
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
         weights = weights_of(ctx.net)
-        upload = Bundle(self.shared(weights), prototypes_of(weights))
         scalars = {"num_examples": float(num_examples)}
-        return replace(self._sent(upload), scalars=scalars)
+        upload = Bundle(self.shared(weights), prototypes_of(weights), scalars=scalars)
+        return self._sent(upload, prototypes_of(weights, GLOBAL))
 
 
-def prototypes_of(weights: Weights) -> dict[str, Prototypes]:
-    """Return the local prototypes of a net's weights by block, ``alp/0`` nearest to the input."""
-    locals_ = [tensor for name, tensor in weights.items() if name.endswith(LOCAL)]
-    return {f"alp/{b}": Prototypes.by_position(vectors) for b, vectors in enumerate(locals_)}
+def prototypes_of(weights: Weights, which: str = LOCAL) -> dict[str, Prototypes]:
+    """Return one set of prototypes of a net's weights by block, ``alp/0`` nearest to the input."""
+    found = [tensor for name, tensor in weights.items() if name.endswith(which)]
+    return {f"alp/{block}": Prototypes.by_position(rows) for block, rows in enumerate(found)}

@@ -112,6 +112,7 @@ def hart(
     lite_conv: str = "time",
     dropout: float = 0.3,
     drop_path: float = 0.3,
+    blocks: int = len(KERNELS),
     alp: bool = False,
     prototypes: Sequence[int] = PROTOTYPES,
     alignment: Mapping[str, object] | None = None,
@@ -124,6 +125,7 @@ def hart(
         lite_conv: ``"time"`` or ``"official_flat"``, see :class:`LiteConv`.
         dropout: of attention weights and hidden units.
         drop_path: of the last block; it grows linearly from 0.
+        blocks: how many of the six, from the input on; fewer make a quick net.
         alp: put an alignment layer in each block.
         prototypes: how many, per block.
         alignment: switches of :class:`fedmodels.nets.alp.ALP`.
@@ -137,13 +139,15 @@ def hart(
         )
     if lite_conv not in ("time", "official_flat"):
         raise ConfigError(f"option lite_conv={lite_conv!r} must be 'time' or 'official_flat'")
-    layers = alignments("hart", DIM, len(KERNELS), prototypes if alp else None, alignment or {})
-    rates = rising(drop_path, len(KERNELS))
-    blocks = [
+    if not 1 <= blocks <= len(KERNELS):
+        raise ConfigError(f"option blocks={blocks} of net 'hart' must be 1 to {len(KERNELS)}")
+    layers = alignments("hart", DIM, blocks, prototypes if alp else None, alignment or {})
+    rates = rising(drop_path, blocks)
+    stack = [
         _Block(layer, kernel, lite_conv, dropout, rate)
-        for layer, kernel, rate in zip(layers, KERNELS, rates, strict=True)
+        for layer, kernel, rate in zip(layers, KERNELS[:blocks], rates, strict=True)
     ]
-    base = _HartBase(input_shape[0], blocks, dropout)
+    base = _HartBase(input_shape[0], stack, dropout)
     net = SplitNet(base, nn.Linear(WIDTH, num_classes), WIDTH)
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv1d):

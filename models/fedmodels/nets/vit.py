@@ -78,6 +78,7 @@ def vit_tiny(
     dropout: float = 0.0,
     drop_path: float = 0.0,
     pool: str = "cls",
+    blocks: int = BLOCKS,
     alp: bool = False,
     prototypes: Sequence[int] = PROTOTYPES,
     alignment: Mapping[str, object] | None = None,
@@ -92,6 +93,7 @@ def vit_tiny(
         dropout: of attention weights and hidden units.
         drop_path: of the last block; it grows linearly from 0.
         pool: what the head reads, the ``"cls"`` token or the ``"mean"``.
+        blocks: how many; fewer make a quick net.
         alp: put an alignment layer in each block.
         prototypes: how many, per block.
         alignment: switches of :class:`fedmodels.nets.alp.ALP`.
@@ -102,10 +104,12 @@ def vit_tiny(
     shape = image_shape("vit-tiny", input_shape, patch)
     if shape[1] % patch or shape[2] % patch:
         raise ConfigError(f"patches of side {patch} do not tile images {list(input_shape)}")
+    if blocks < 1:
+        raise ConfigError(f"option blocks={blocks} of net 'vit-tiny' must be 1 or more")
     if pool not in ("cls", "mean"):
         raise ConfigError(f"option pool={pool!r} of net 'vit-tiny' must be 'cls' or 'mean'")
     counts = prototypes if alp else None
-    layers = alignments("vit-tiny", DIM, BLOCKS, counts, alignment or {})
-    rates = rising(drop_path, BLOCKS)
-    blocks = [_Block(a, mlp_ratio, dropout, r) for a, r in zip(layers, rates, strict=True)]
-    return SplitNet(_VitBase(shape, patch, blocks, pool), nn.Linear(DIM, num_classes), DIM)
+    layers = alignments("vit-tiny", DIM, blocks, counts, alignment or {})
+    rates = rising(drop_path, blocks)
+    stack = [_Block(a, mlp_ratio, dropout, r) for a, r in zip(layers, rates, strict=True)]
+    return SplitNet(_VitBase(shape, patch, stack, pool), nn.Linear(DIM, num_classes), DIM)

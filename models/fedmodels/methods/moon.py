@@ -1,0 +1,111 @@
+"""MOON — Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021, Algorithm 1.
+https://arxiv.org/abs/2103.16257
+
+    paper    here                               paper     here
+    w^t      the payload                        z         out.features
+    w_i^t-1  state.weights["previous/base/…"]   z_glob    refs.received
+    mu       mu                                 z_prev    refs.previous
+    tau      temperature
+
+Deviations: z is the net's embedding, without a projection of its own, so that every method trains
+the same net (FedAli's published code does so too); the last batch of an epoch is kept; a client's
+first "previous" model is a switch, ``prev_init`` (docs/methods/moon.md).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from fedmodels.method import Batch, ClientContext, Output, Run
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import SplitNet, load_weights, weights_of
+from fedmodels.prototypes import embeddings
+from fedmodels.types import Bundle
+
+PREVIOUS = "previous/"
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """The two models a client's features are compared with, frozen."""
+
+    nets: tuple[SplitNet, SplitNet]  # received, previous
+    embedded: tuple[Tensor, Tensor] | None
+    """Their features of the whole training set (n, d), where inputs are not augmented."""
+
+    def features(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return z_glob and z_prev of a batch, (B, d) each."""
+        if self.embedded is not None:
+            received, previous = self.embedded
+            return received[batch.index], previous[batch.index]
+        with torch.no_grad():
+            return self.nets[0].features(batch.x), self.nets[1].features(batch.x)
+
+
+@register("moon")
+@dataclass(frozen=True, kw_only=True)
+class Moon(FedAvg):
+    """FedAvg whose clients' features are drawn to the received model, away from their last one."""
+
+    citation: ClassVar[str] = "Li et al., CVPR 2021"
+
+    mu: float = 1.0
+    """Weight of the contrastive term; 0 is FedAvg."""
+    temperature: float = 0.5
+    """tau of the contrastive term."""
+    prev_init: Literal["initial", "received", "none"] = "initial"
+    """A client's first previous model: the run's initial weights, what it received, or no term."""
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def keeps_state(self, run: Run) -> bool:
+        return True
+
+    def init_client(self, run: Run, client: int) -> Bundle:
+        return _previous(run.initial_weights) if self.prev_init == "initial" else Bundle()
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        load_weights(ctx.net, payload.weights)
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Teachers | None:
+        if not state.weights and self.prev_init == "none":
+            return None
+        last = {name.removeprefix(PREVIOUS): t for name, t in state.weights.items()}
+        received, previous = _frozen(ctx.net), _frozen(ctx.net)
+        load_weights(previous, last, strict=False)
+        embedded = None
+        if ctx.run.experiment.training.augment == "none":
+            x, _ = self.training_data(ctx, None)
+            embedded = embeddings(received, x), embeddings(previous, x)
+        return Teachers((received, previous), embedded)
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Teachers | None) -> Tensor:
+        supervised = super().loss(ctx, batch, out, refs)
+        if refs is None:
+            return supervised
+        z_glob, z_prev = refs.features(batch)
+        z = out.features
+        similarity = torch.stack([cosine_similarity(z, z_glob), cosine_similarity(z, z_prev)], 1)
+        first = torch.zeros(len(z), dtype=torch.int64, device=z.device)
+        contrastive = cross_entropy(similarity / self.temperature, first)  # eq. 3
+        return supervised + self.mu * contrastive  # eq. 4
+
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
+        return _previous(weights_of(ctx.net))
+
+
+def _previous(weights: dict[str, Tensor]) -> Bundle:
+    """Return what is kept of a model for the next time: the part that makes features."""
+    return Bundle({PREVIOUS + name: t for name, t in weights.items() if name.startswith("base/")})
+
+
+def _frozen(net: SplitNet) -> SplitNet:
+    """Return a copy in evaluation mode that takes no gradient."""
+    return copy.deepcopy(net).eval().requires_grad_(False)
