@@ -51,7 +51,7 @@ def evaluation_spec(weights: Weights) -> BundleSpec:
 
 
 def received(payload: Bundle) -> Weights:
-    """Return the weights of a payload by the net's names; ``eval/…`` stands in for what it names."""
+    """Return a payload's weights by the net's names; ``eval/…`` stands in for what it names."""
     own = {k: v for k, v in payload.weights.items() if not k.startswith(PREFIX)}
     extra = {k.removeprefix(PREFIX): v for k, v in payload.weights.items() if k not in own}
     return own | extra

@@ -1,0 +1,137 @@
+"""APFL — Deng et al., Adaptive Personalized Federated Learning, 2020, Algorithm 1.
+https://arxiv.org/abs/2003.13461
+
+    paper     here                         paper     here
+    w_i       ctx.net                      alpha_i   refs.alpha, scalars["alpha"]
+    v_i       refs.twin.net, ``twin/…``    eta       training.lr
+    v-bar_i   mixed(…)
+
+Deviations: v_i steps after w_i and so mixes with its newest value; all local steps are taken before
+one aggregation; ``mix = "logits"`` is what the authors' code does, equal only for linear models;
+their extra term 0.02 alpha in alpha's gradient is left out. Running statistics of v-bar are mixed
+like weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fedmodels.method import Batch, ClientContext, Run
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.twins import Twin, begin_twin, restored, stored
+from fedmodels.types import Bundle, Weights
+
+
+def mixed(v: Mapping[str, Tensor], w: Mapping[str, Tensor], alpha: Tensor | float) -> Weights:
+    """Return ``alpha v + (1 - alpha) w``; integer tensors are the larger ones."""
+    return {
+        k: alpha * v[k] + (1 - alpha) * w[k]
+        if v[k].is_floating_point()
+        else torch.maximum(v[k], w[k])
+        for k in v
+    }
+
+
+@dataclass
+class Refs:
+    """What one interaction refers to."""
+
+    twin: Twin
+    alpha: Tensor  # ()
+    trained: Weights = field(default_factory=dict)
+    """w_i after local training."""
+
+
+@register("apfl")
+@dataclass(frozen=True, kw_only=True)
+class Apfl(FedAvg):
+    """Every client predicts with a mixture of the global model and one of its own."""
+
+    citation: ClassVar[str] = "Deng et al., 2020"
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    alpha: float = 0.5
+    """Weight of the own model; the first one if adaptive."""
+    adaptive: bool = True
+    """Whether alpha follows its gradient."""
+    alpha_every: Literal["round", "step"] = "round"
+    """When it does: on the first batch of an interaction, as in the authors' code, or on each."""
+    mix: Literal["params", "logits"] = "params"
+    """What is mixed."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("global", "after_local", "after_downlink")
+
+    def keeps_state(self, run: Run) -> bool:
+        return True
+
+    def init_client(self, run: Run, client: int) -> Bundle:
+        return Bundle(weights=stored(run.initial_weights), scalars={"alpha": self.alpha})
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        v, alpha = restored(state.weights), state.scalars["alpha"]
+        weights = mixed(v, payload.weights, alpha) if self.mix == "params" else payload.weights
+        load_weights(ctx.net, weights)
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+        twin = begin_twin(ctx, restored(state.weights))
+        self.load_global(ctx, payload)  # the net trains as in FedAvg
+        return Refs(twin, torch.tensor(state.scalars["alpha"], device=ctx.device))
+
+    def mixture_loss(self, ctx: ClientContext, batch: Batch, refs: Refs, alpha: Tensor) -> Tensor:
+        """Return f_i(v-bar_i) on a batch; w_i is a constant in it."""
+        twin = refs.twin.net
+        if self.mix == "logits":
+            buffers = {k: b.clone() for k, b in ctx.net.named_buffers()}  # w_i's do not move
+            with torch.no_grad():
+                fixed = functional_call(ctx.net, buffers, (batch.x,))
+            return cross_entropy(alpha * twin(batch.x) + (1 - alpha) * fixed, batch.y)
+        w = {k: p.detach() for k, p in ctx.net.named_parameters()}
+        weights = mixed(dict(twin.named_parameters()), w, alpha)
+        logits: Tensor = functional_call(twin, weights, (batch.x,))
+        return cross_entropy(logits, batch.y)
+
+    def after_step(self, ctx: ClientContext, batch: Batch, refs: Refs) -> None:
+        adapts = self.adaptive and (self.alpha_every == "step" or refs.twin.steps == 0)
+        if not adapts and not float(refs.alpha):
+            return  # the gradient of v is alpha times something
+        with refs.twin.apart():
+            alpha = refs.alpha.clone().requires_grad_(adapts)
+            refs.twin.optimizer.zero_grad(set_to_none=True)
+            self.mixture_loss(ctx, batch, refs, alpha).backward()  # type: ignore[no-untyped-call]
+            refs.twin.optimizer.step()
+            if alpha.grad is not None:  # <v - w, grad f(v-bar)>, section 4.1 (adaptive alpha)
+                step = ctx.run.experiment.training.lr * alpha.grad
+                refs.alpha = (refs.alpha - step).clamp(0, 1)
+
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+        refs.trained, v = weights_of(ctx.net), weights_of(refs.twin.net)
+        alpha = float(refs.alpha)
+        ctx.metrics["alpha"] = alpha
+        new = Bundle(weights=stored(v), scalars={"alpha": alpha})
+        self.load(ctx, Bundle(weights=refs.trained), new)  # what the client is scored with
+        return new
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+        return Bundle(weights=refs.trained, scalars={"num_examples": float(num_examples)})
+
+    def predict(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
+    ) -> Mapping[str, Tensor]:
+        own = restored(state.weights)
+        if self.mix == "params" or ctx.view == "global" or not own:
+            return {"classifier": ctx.net(x)}
+        alpha = state.scalars["alpha"]
+        v = {k.replace("/", ".", 1): t.to(x.device) for k, t in own.items()}
+        logits: Tensor = functional_call(ctx.net, v, (x,))
+        return {"classifier": alpha * logits + (1 - alpha) * ctx.net(x)}

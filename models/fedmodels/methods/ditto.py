@@ -1,0 +1,84 @@
+"""Ditto — Li et al., Fair and Robust Federated Learning Through Personalization, ICML 2021,
+Algorithm 1. https://arxiv.org/abs/2012.04221
+
+    paper   here                          paper    here
+    w^t     the broadcast, refs.global_   lambda   lam
+    w_k     ctx.net                       eq. 2    after_step
+    v_k     refs.twin.net, ``twin/…``     s, r     training.local_epochs, for both
+
+Deviations: both updates run over the same batches; aggregation weighs by examples, where the
+released code takes the plain mean (``weighting``); lambda is one number, not chosen by client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedmodels.method import Batch, ClientContext, Run
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.twins import Twin, begin_twin, restored, stored
+from fedmodels.types import Bundle, Weights
+
+
+@dataclass
+class Refs:
+    """What one interaction refers to."""
+
+    twin: Twin
+    global_: list[Tensor]
+    trained: Weights = field(default_factory=dict)
+    """w_k after local training."""
+
+
+@register("ditto")
+@dataclass(frozen=True, kw_only=True)
+class Ditto(FedAvg):
+    """FedAvg, and beside it personal models held near the global one."""
+
+    citation: ClassVar[str] = "Li et al., ICML 2021"
+
+    lam: float = 1.0
+    """Pull of the personal model towards the broadcast; lr * lam has to stay below 2."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("global", "after_local", "after_downlink")
+
+    def keeps_state(self, run: Run) -> bool:
+        return True
+
+    def init_client(self, run: Run, client: int) -> Bundle:
+        return Bundle(weights=stored(run.initial_weights))
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        load_weights(ctx.net, restored(state.weights))
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+        twin = begin_twin(ctx, restored(state.weights))
+        self.load_global(ctx, payload)  # the net trains as in FedAvg
+        return Refs(twin, [w.detach().clone() for w in ctx.net.parameters()])
+
+    def after_step(self, ctx: ClientContext, batch: Batch, refs: Refs) -> None:
+        twin = refs.twin
+        with twin.apart():
+            pairs = zip(twin.net.parameters(), refs.global_, strict=True)
+            distance = torch.stack([(v - w).square().sum() for v, w in pairs]).sum()
+            loss = cross_entropy(twin.net(batch.x), batch.y) + self.lam / 2 * distance  # eq. 2
+            twin.optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            twin.optimizer.step()
+
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+        refs.trained, personal = weights_of(ctx.net), weights_of(refs.twin.net)
+        load_weights(ctx.net, personal)  # what the client is scored with
+        return Bundle(weights=stored(personal))
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+        return Bundle(weights=refs.trained, scalars={"num_examples": float(num_examples)})

@@ -1,0 +1,138 @@
+"""FedProto — Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients,
+AAAI 2022, Algorithm 1. https://arxiv.org/abs/2105.00243
+
+    paper        here                               paper     here
+    C_i^(j)      uplink, prototypes["class"]        lambda    lam
+    C-bar^(j)    payload.prototypes["class"]        eq. 6     aggregate
+    N_j          clients that report class j        eq. 7     loss
+
+Deviations: the regulariser is the squared distance's mean over coordinates, as in the released
+code, which takes class means while the last epoch trains where we take them after it, in evaluation
+mode; means over clients weigh by examples of the class (eq. 6), there they are plain
+(``weighting``); classes that nobody reports keep their prototype. There is no global model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedmodels.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.prototypes import (
+    Table,
+    class_prototypes,
+    distance_per_example,
+    embeddings,
+    mean_prototypes,
+    moved,
+    nearest_scores,
+    released,
+    uncounted,
+)
+from fedmodels.types import Bundle, BundleSpec, Prototypes, prototype_spec
+
+
+@dataclass
+class Refs:
+    """What one interaction refers to."""
+
+    everyone: Table
+    fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
+    """Class means after local training."""
+
+
+@register("fedproto")
+@dataclass(frozen=True, kw_only=True)
+class FedProto(FedAvg):
+    """Clients with models of their own share class means, and pull their embeddings to them."""
+
+    citation: ClassVar[str] = "Tan et al., AAAI 2022"
+
+    lam: float = 1.0
+    """Weight of the pull; 0 is Local-only."""
+    inference: Literal["nearest", "classifier"] = "nearest"
+    """The rule the method is scored by: nearest global prototype, or the logits; both are taken."""
+    candidates: Literal["local", "all"] = "local"
+    """Classes the nearest prototype is searched among: those the client has trained on, or all."""
+    clip_norm: float = 0.0
+    """Longer prototypes are scaled to this norm before they leave a client; 0 is off."""
+    noise_std: float = 0.0
+    """Standard deviation of Gaussian noise on what leaves a client."""
+    min_count: int = 1
+    """Classes of fewer examples do not leave a client."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("after_local", "after_downlink")
+
+    def shares(self, name: str) -> bool:
+        return False
+
+    def init_server(self, run: Run) -> ServerState:
+        nothing = uncounted(Prototypes.of({}, run.width))
+        return ServerState(Bundle(prototypes={"class": nothing}))
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        return prototype_spec("class", run.width, run.problem.num_classes)
+
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        classes = run.problem.num_classes
+        return prototype_spec("class", run.width, classes, counted=False), BundleSpec()
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        found = mean_prototypes(  # eq. 6
+            [u.prototypes["class"] for u in uploads.values()],
+            ctx.run.width,
+            uniform=self.weighting == "uniform",
+        )
+        now = moved(state.common.prototypes["class"], uncounted(found), beta=0.0)
+        return ServerState(Bundle(prototypes={"class": now}), state.own, state.clients)
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        load_weights(ctx.net, state.weights)
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+        return Refs(self.table(ctx, payload.prototypes.get("class")))
+
+    def table(self, ctx: ClientContext, prototypes: Prototypes | None) -> Table:
+        """Return prototypes laid out by class."""
+        return Table.of(prototypes, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Refs) -> Tensor:
+        pull = distance_per_example(out.features, batch.y, refs.everyone)
+        return super().loss(ctx, batch, out, refs) + self.lam * pull  # eq. 7
+
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+        x, y = self.training_data(ctx, refs)
+        refs.fresh = class_prototypes(embeddings(ctx.net, x), y, ctx.run.problem.num_classes)
+        own = moved(state.prototypes.get("class"), refs.fresh, beta=0.0)
+        return Bundle(weights=weights_of(ctx.net), prototypes={"class": own})
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+        sent = released(
+            refs.fresh,
+            ctx.generator("method"),
+            clip_norm=self.clip_norm,
+            noise_std=self.noise_std,
+            min_count=self.min_count,
+        )
+        return Bundle(prototypes={"class": sent})
+
+    def predict(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
+    ) -> Mapping[str, Tensor]:
+        z = ctx.net.features(x)
+        met = self.table(ctx, state.prototypes.get("class")).known
+        among = met if self.candidates == "local" else torch.ones_like(met)
+        nearest = nearest_scores(z, self.table(ctx, payload.prototypes.get("class")), among)
+        rules = {"nearest": nearest, "classifier": ctx.net.head(z)}
+        return {self.inference: rules.pop(self.inference), **rules}

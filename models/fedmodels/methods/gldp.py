@@ -1,0 +1,314 @@
+"""GLDP — Guo et al., Global-Local Dynamic Prototypes, in: STHFL, Spatio-Temporal Heterogeneous
+Federated Learning, 2025, Algorithm 1. https://arxiv.org/abs/2501.05775
+
+    paper           here                             paper     here
+    Theta           state.common.weights             t, s      t, s
+    mu_i, nu_i      base/…, head/… of ctx.net        beta      beta
+    C_i^{n,(m)}     refs.fresh                       lambda    lam
+    C-hat_i^n       state.prototypes["class"]        tau       tau
+    C-tilde^n       payload.prototypes["class"]      z         problem.num_classes
+    eq. 2, 8, 10    loss, local_loss, global_loss    eq. 12    loss
+
+One interaction is one stage m; the schedule ``rounds_outer`` visits every stage in every round.
+Deviations and readings of what the paper leaves open: docs/methods/gldp.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax, one_hot
+
+from fedmodels import heads
+from fedmodels.algebra import weighted_mean
+from fedmodels.method import (
+    Batch,
+    ClientContext,
+    Output,
+    Phase,
+    Run,
+    ServerContext,
+    ServerState,
+)
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.prototypes import (
+    Table,
+    class_prototypes,
+    distance_per_example,
+    embeddings,
+    mean_prototypes,
+    moved,
+    nearest_scores,
+    only,
+    released,
+    uncounted,
+)
+from fedmodels.types import (
+    Bundle,
+    BundleSpec,
+    ClientId,
+    Prototypes,
+    Weights,
+    prototype_spec,
+    scalar_spec,
+)
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass
+class Refs:
+    """What one interaction refers to."""
+
+    own: Table  # C-hat_i, as it was before this stage
+    everyone: Table  # C-tilde
+    latest: Tensor  # (n, d) each example's embedding when it was last trained on, if kept
+    visited: Tensor  # (n,) bool
+    fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
+
+
+@register("gldp")
+@dataclass(frozen=True, kw_only=True)
+class Gldp(FedAvg):
+    """Shared base, private heads, and prototypes that hold on to what is old or rare."""
+
+    citation: ClassVar[str] = "Guo et al., 2025"
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    lam: float = 0.5
+    """Weight of the local prototype loss; the global one has 1 - lam."""
+    beta: float = 0.5
+    """Share of the old prototype in both moving averages."""
+    tau: float = 1.0
+    """Temperature of the local prototype loss."""
+    t: int = 10
+    """Epochs of the representation; ``training.local_epochs`` is not used."""
+    s: int = 20
+    """Epochs of the head."""
+    order: Literal["base_first", "head_first"] = "base_first"
+    wd_head: float = 0.0
+    """Weight decay of the head, in place of the run's."""
+    use_lp: bool = True
+    use_gp: bool = True
+    kl_space: Literal["embedding", "head"] = "embedding"
+    """Where eq. 8 compares: softmax over the embedding's coordinates, or over the head's logits."""
+    kl_reduction: Literal["batchmean", "mean", "sum"] = "batchmean"
+    """Mean over examples; over examples and coordinates; or the sum."""
+    gp_mode: Literal["class_mean", "per_sample"] = "class_mean"
+    """What eq. 10 compares with the global prototype: the batch's class mean, or every example."""
+    uplink_proto: Literal["raw", "ema"] = "raw"
+    """What goes up: this stage's class means, or the client's moving averages of them."""
+    proto_pass: Literal["eval", "running"] = "eval"
+    """Class means after training, in evaluation mode, or as embedded in the last epoch."""
+    gp_refresh: Literal["stage", "round"] = "stage"
+    """Which global prototypes clients train with: the newest, or those of the round's beginning."""
+    bn: Literal["average", "local"] = "average"
+    """Whether running statistics belong to the representation or stay with the client."""
+    inference: Literal["gldp_gp", "gldp_lp", "classifier"] = "gldp_gp"
+    """The rule the method is scored by: nearest global or local prototype, or the head; all are."""
+    candidates: Literal["client_seen", "all"] = "client_seen"
+    """Classes of eq. 13: those the client has trained on, or all."""
+    eval_base: Literal["aggregated", "local"] = "aggregated"
+    """Representation of a client's personal model: everyone's, or its own of its last training."""
+    eval_model: Literal["last", "stage_mean"] = "last"
+    """What is scored: the newest representation, or the mean over the stages of the round."""
+    eval_upload_head: bool = False
+    """Send heads up, for scoring a classifier with their mean as a global model; counted apart."""
+    clip_norm: float = 0.0
+    """Longer prototypes are scaled to this norm before they leave a client; 0 is off."""
+    noise_std: float = 0.0
+    """Standard deviation of Gaussian noise on prototypes that leave a client."""
+    min_count: int = 1
+    """Prototypes of classes of fewer examples do not leave a client."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        own = ("after_local", "after_downlink")
+        headless = self.inference == "classifier" and not self.eval_upload_head
+        return own if headless or self.bn == "local" else ("global", *own)
+
+    def shares(self, name: str) -> bool:
+        statistic = self.bn == "local" and name.endswith(STATISTICS)
+        return name.startswith("base/") and not statistic
+
+    def shared(self, weights: Weights) -> Weights:
+        return heads.travelling(weights, self.shares, self.eval_upload_head)
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: Run) -> ServerState:
+        nothing = uncounted(Prototypes.of({}, run.width))
+        return ServerState(Bundle(self.shared(run.initial_weights), {"class": nothing}))
+
+    def broadcast(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        common = heads.trained_part(state.common)
+        if self.gp_refresh == "round" and self._in_round(ctx, state):
+            common = Bundle(common.weights, {"class": state.own.prototypes["class"]})
+        return common, {}
+
+    def evaluation(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        extra = heads.evaluation_part(state.common).weights | state.own.weights
+        common = heads.trained_part(state.common)
+        return common, heads.sent_to_everyone(ctx.run, Bundle(weights=extra))
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        sent = BundleSpec.of(Bundle(weights=self.shared(run.initial_weights)))
+        counts = scalar_spec("num_examples") if self.weighting == "examples" else BundleSpec()
+        return sent | counts | prototype_spec("class", run.width, run.problem.num_classes)
+
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        sent = Bundle(weights=self.shared(run.initial_weights))
+        extra = heads.evaluation_part(sent).weights
+        if self.eval_model == "stage_mean":
+            extra = extra | self._stage_weights(sent)
+        known = prototype_spec("class", run.width, run.problem.num_classes, counted=False)
+        return BundleSpec.of(heads.trained_part(sent)) | known, heads.evaluation_spec(extra)
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        weights = super().aggregate(ctx, state, uploads).common.weights  # eq. 5
+        found = mean_prototypes(
+            [u.prototypes["class"] for u in uploads.values()], ctx.run.width, uniform=True
+        )
+        known = state.common.prototypes["class"]
+        common = Bundle(weights, {"class": moved(known, uncounted(found), self.beta)})  # eq. 11
+        return ServerState(common, self._round_state(ctx, state, common), state.clients)
+
+    def _round_state(self, ctx: ServerContext, state: ServerState, common: Bundle) -> Bundle:
+        """Return what the server remembers of the round: its first prototypes, its mean model."""
+        stages = state.own.scalars.get("stages", 0.0) if self._in_round(ctx, state) else 0.0
+        weights: Weights = {}
+        if self.eval_model == "stage_mean":
+            weights = self._stage_weights(common)
+            if stages:
+                share = stages / (stages + 1)
+                weights = weighted_mean([state.own.weights, weights], [share, 1 - share])
+        prototypes: dict[str, Prototypes] = {}
+        if self.gp_refresh == "round":
+            prototypes = dict(self.broadcast(ctx, state)[0].prototypes)
+        if not weights and not prototypes:
+            return state.own
+        scalars = {"round": float(ctx.round), "stages": stages + 1}
+        return Bundle(weights, prototypes, scalars=scalars)
+
+    def _in_round(self, ctx: ServerContext, state: ServerState) -> bool:
+        """Tell whether the server's memory is of the round that goes on."""
+        return state.own.scalars.get("round") == ctx.round
+
+    def _stage_weights(self, common: Bundle) -> Weights:
+        """Return the representation under the names it is sent with for evaluation."""
+        return {heads.PREFIX + k: v for k, v in heads.trained_part(common).weights.items()}
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        trains = ctx.view == ""
+        own = {k: v for k, v in state.weights.items() if not trains or not self.shares(k)}
+        load_weights(ctx.net, heads.received(payload) | own)
+
+    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
+        load_weights(ctx.net, heads.received(payload), strict=False)
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+        own, everyone = self.tables(ctx, payload, state)
+        kept = len(ctx.stream.train(ctx.task)[1]) if self.proto_pass == "running" else 0
+        latest = torch.zeros(kept, ctx.net.width, device=ctx.device)
+        return Refs(own, everyone, latest, torch.zeros(kept, dtype=torch.bool, device=ctx.device))
+
+    def tables(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> tuple[Table, Table]:
+        """Return the client's and everyone's prototypes, laid out by class."""
+        classes, width = ctx.run.problem.num_classes, ctx.net.width
+        held = state.prototypes.get("class"), payload.prototypes.get("class")
+        return (
+            Table.of(held[0], classes, width, ctx.device),
+            Table.of(held[1], classes, width, ctx.device),
+        )
+
+    def phases(self, ctx: ClientContext) -> Sequence[Phase]:
+        base = Phase(self.t, ("base/",), bn_of_frozen="eval")  # line 12
+        decay = {"head/": self.wd_head}
+        head = Phase(self.s, ("head/",), weight_decay=decay, bn_of_frozen="eval")  # line 13
+        return [base, head] if self.order == "base_first" else [head, base]
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Refs) -> Tensor:
+        total = super().loss(ctx, batch, out, refs)  # eq. 2
+        if self.use_lp:
+            total = total + self.lam * self.local_loss(ctx, batch, out, refs.own)
+        if self.use_gp:
+            total = total + (1 - self.lam) * self.global_loss(batch, out, refs.everyone)
+        if self.proto_pass == "running":
+            refs.latest[batch.index] = out.features.detach().float()
+            refs.visited[batch.index] = True
+        return total  # eq. 12
+
+    def local_loss(self, ctx: ClientContext, batch: Batch, out: Output, own: Table) -> Tensor:
+        """Return eq. 8: KL of the client's own old prototype of y and the embedding of x."""
+        target, z = own.vectors[batch.y], out.features  # (B, d)
+        if self.kl_space == "head":
+            with torch.no_grad():
+                target = ctx.net.head(target)
+            z = out.logits
+        log_p, log_q = (log_softmax(v.float() / self.tau, dim=1) for v in (target, z))
+        divergence = kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)  # (B,)
+        total = (divergence * own.known[batch.y]).sum()
+        parts = {"sum": 1, "batchmean": len(z), "mean": z.numel()}
+        return total / parts[self.kl_reduction]
+
+    def global_loss(self, batch: Batch, out: Output, everyone: Table) -> Tensor:
+        """Return eq. 10: squared distances to the global prototypes, weighed by b_n / b."""
+        z = out.features.float()
+        if self.gp_mode == "per_sample":
+            return distance_per_example(z, batch.y, everyone)
+        members = one_hot(batch.y, len(everyone.known)).T.to(z.dtype)  # (K, B)
+        counts = members.sum(1)  # b_n
+        means = members @ z / counts.clamp(min=1)[:, None]  # C_B^n
+        squared = (means - everyone.vectors).square().mean(1)  # (K,)
+        return (squared * everyone.known * counts).sum() / len(z)
+
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+        x, y = self.training_data(ctx, refs)
+        classes = ctx.run.problem.num_classes
+        if self.proto_pass == "running":
+            refs.fresh = class_prototypes(refs.latest[refs.visited], y[refs.visited], classes)
+        else:
+            refs.fresh = class_prototypes(embeddings(ctx.net, x), y, classes)  # eq. 6
+        kept = moved(state.prototypes.get("class"), refs.fresh, self.beta)  # eq. 9
+        everything = self.eval_base == "local"
+        weights = {k: v for k, v in weights_of(ctx.net).items() if everything or not self.shares(k)}
+        return Bundle(weights, {"class": kept})
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+        ema = self.uplink_proto == "ema"
+        sent = released(
+            only(state.prototypes["class"], like=refs.fresh) if ema else refs.fresh,
+            ctx.generator("method"),
+            clip_norm=self.clip_norm,
+            noise_std=self.noise_std,
+            min_count=self.min_count,
+        )
+        scalars = {"num_examples": float(num_examples)} if self.weighting == "examples" else {}
+        return Bundle(self.shared(weights_of(ctx.net)), {"class": sent}, scalars=scalars)
+
+    def predict(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
+    ) -> Mapping[str, Tensor]:
+        z = ctx.net.features(x)
+        own, everyone = self.tables(ctx, payload, state)
+        among = own.known if self.candidates == "client_seen" else torch.ones_like(own.known)
+        local = own if bool(own.known.any()) else everyone
+        rules = {"gldp_gp": nearest_scores(z, everyone, among)}  # eq. 13
+        rules["gldp_lp"] = nearest_scores(z, local, among)
+        if ctx.view != "global" or self.eval_upload_head:  # everyone's model has no head otherwise
+            rules["classifier"] = ctx.net.head(z)
+        return {self.inference: rules.pop(self.inference), **rules}
