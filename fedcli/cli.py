@@ -107,6 +107,9 @@ def partition(
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
     ] = None,
+    picture: Annotated[
+        bool, typer.Option(help="Draw who holds what into OUT/partition.png as well.")
+    ] = True,
 ) -> None:
     """Cut a data set into one directory per client, and show who holds what."""
     from fedcli.data.commands import run_partition
@@ -126,6 +129,10 @@ def partition(
         out,
         gather=method.name == "centralized" and method.hyper_parameters()["data"] == "pooled",
     )
+    if picture:
+        from fedcli.data.picture import draw_partition
+
+        typer.echo(f"picture: {draw_partition(out)}")
 
 
 @app.command("data")

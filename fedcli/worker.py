@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -135,6 +136,7 @@ class Worker:
             seconds=time.monotonic() - begun,
             num_examples=done.num_examples,
             extra=ctx.metrics,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
         )
         if "after_local" in order.views:
             self._add_counts(report, order, ctx, "after_local", payload, done.state)
@@ -182,7 +184,7 @@ class Worker:
     ) -> None:
         """Score the model in the net on the test sets of the order."""
         ctx.view = view
-        found = score(self.method, ctx, payload, state, dict(self._sets(order)))
+        found = score(self.method, ctx, payload, state, dict(self._sets(order, view)))
         for (rule, name), c in found.items():
             report.counts.append(
                 rpc.Counts(
@@ -196,12 +198,12 @@ class Worker:
                 )
             )
 
-    def _sets(self, order: rpc.Order) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+    def _sets(self, order: rpc.Order, view: str) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         if self.client != EVALUATOR:
             self.stream.meet(order.tasks_seen)
             for task in range(min(order.tasks_seen, self.data.num_tasks)):
                 yield f"task/{task}", self.stream.test(task)
-        if self.client == EVALUATOR or order.global_test:
+        if self.client == EVALUATOR or (order.global_test and view != "global"):
             found = self.stream.global_test()
             if found is not None:
                 yield "global-test", found

@@ -26,6 +26,7 @@ from fedsrv.processes import (
 from fedsrv.progress import Display
 from fedsrv.record import read_run
 from fedsrv.report import final_table, write_html
+from fedsrv.server_data import check_given
 from fedsrv.store import refuse_existing
 
 MAX_RESTARTS = 3
@@ -45,6 +46,7 @@ def launch(
     resume: bool = False,
     data: Path | None = None,
     device: str = "auto",
+    server_data: Path | None = None,
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
 
@@ -55,6 +57,7 @@ def launch(
         resume: go on with the run in ``out``.
         data: a partition root made before.
         device: ``auto``, ``cpu`` or ``cuda:K``.
+        server_data: the server's own examples; those of the partition, if any, unless given.
 
     Raises:
         FedtideError: the run failed; says why.
@@ -62,13 +65,17 @@ def launch(
     """
     if not resume:
         refuse_existing(out)
+    root = data or out / "data"
+    held = server_data or root / "server"
+    made_here = data is None and experiment.data.server_examples is not None
+    check_given(experiment, made_here or held.is_dir())
     if experiment.evaluate.reference:  # fail before the run, not after it
         from fedsrv.summary import iaa_series
 
         iaa_series(Path(experiment.evaluate.reference))
     (out / "logs").mkdir(parents=True, exist_ok=True)
     display = Display(f"{experiment.method.name} on {experiment.data.name}")
-    with Launch(experiment, out, data or out / "data", device, display) as run:
+    with Launch(experiment, out, root, device, display, held) as run:
         run.partition(made_before=data is not None)
         try:
             with display:
@@ -105,6 +112,8 @@ class Launch:
     data: Path
     device: str
     display: Display
+    server_data: Path
+    """The server's own examples; only where there are any."""
     box: Box = field(default_factory=Box)
     address: str = "127.0.0.1:0"
     clients: list[str] = field(default_factory=list)
@@ -148,7 +157,7 @@ class Launch:
                     "make one with: fedcli partition CONFIG --out DIR"
                 )
             return
-        argv = ["partition", str(self.config), "--out", str(self.data)]
+        argv = ["partition", str(self.config), "--out", str(self.data), "--no-picture"]
         self.fork_server.tell({"id": PARTITION, "argv": argv, "log": str(self._log(PARTITION))})
         while (said := self.box.get()).source == "hosts":
             fact = {} if said.status is not None else json.loads(said.line)
@@ -165,8 +174,9 @@ class Launch:
         self._start_coordinator()
 
     def _start_coordinator(self) -> None:
+        held = self.server_data if self.server_data.is_dir() else None
         command = coordinator_command(
-            self.config, self.out, self.address, EVALUATOR in self.clients
+            self.config, self.out, self.address, EVALUATOR in self.clients, held
         )
         self.coordinator = self._child("server", command)
 

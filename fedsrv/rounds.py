@@ -13,9 +13,10 @@ from typing import Any
 
 from fedmodels.config import Experiment
 from fedmodels.errors import RunFailed
-from fedmodels.method import Metrics, Run, ServerContext, ServerState
+from fedmodels.method import Metrics, Run, ServerContext, ServerData, ServerState
 from fedmodels.methods import make
-from fedmodels.metrics import minority_classes
+from fedmodels.metrics import frequency_groups, minority_classes
+from fedmodels.nets.cost import multiply_adds
 from fedmodels.types import EVALUATOR, BundleSpec, ClientId, state_digest
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.cohort import Cohort, Results, StateLost, Trip
@@ -23,6 +24,7 @@ from fedsrv.events import EventLog
 from fedsrv.profile import Profile
 from fedsrv.schedule import Step, steps
 from fedsrv.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
+from fedsrv.server_data import check_fits, check_given
 from fedsrv.store import Record, Store, Syncer
 from fedsrv.summary import summarise
 
@@ -34,9 +36,16 @@ class Engine:
     """Takes a run from where it is committed to its end."""
 
     def __init__(
-        self, experiment: Experiment, cohort: Cohort, store: Store, events: EventLog
+        self,
+        experiment: Experiment,
+        cohort: Cohort,
+        store: Store,
+        events: EventLog,
+        server_data: ServerData | None = None,
     ) -> None:
         self.experiment, self.cohort, self.store, self.events = experiment, cohort, store, events
+        check_given(experiment, server_data is not None)
+        self.server_data = server_data
         self.method = make(experiment.method.name, **experiment.method.hyper_parameters())
         self.last_trained: dict[int, int] = {}
         """Interaction of each client's last committed upload: the private state it must hold."""
@@ -71,8 +80,22 @@ class Engine:
         self.tasks = {c: p.num_tasks for c, p in self.profiles.items()}
         self.steps = steps(self.experiment, self.method.trainers(self.run_facts), self.tasks)
         examples = sum(p.train.sum(axis=0) for p in self.profiles.values())
-        self.minority = minority_classes(examples)
+        self.groups = {"minority": minority_classes(examples), **frequency_groups(examples)}
         self.stateful = self.method.keeps_state(self.run_facts)
+        if self.server_data is not None:
+            check_fits(self.server_data, self.run_facts.problem)
+
+    def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
+        """Return where the server half is at a step."""
+        return ServerContext(
+            self.run_facts,
+            step.interaction,
+            step.round,
+            step.task,
+            cohort,
+            server_data=self.server_data,
+            minority=tuple(self.minority),
+        )
 
     def _take_up(self) -> None:
         """Go back to the last commit whose server and client states all still exist."""
@@ -127,7 +150,7 @@ class Engine:
     def _interact(self, step: Step, syncer: Syncer) -> None:
         """Do one interaction: train, aggregate, commit, score."""
         begun = time.monotonic()
-        ctx = ServerContext(self.run_facts, step.interaction, step.round, step.task, step.cohort)
+        ctx = self._context(step, step.cohort)
         due = self._is_due(step)
         results = self._train(ctx, due)
         trained = time.monotonic()
@@ -228,6 +251,7 @@ class Engine:
                         "loss": r.loss,
                         "seconds": r.seconds,
                         "num_examples": r.num_examples,
+                    "peak_rss_bytes": r.peak_rss_bytes,
                         **dict(r.extra),
                     }
                 )
@@ -263,7 +287,7 @@ class Engine:
 
     def _score(self, step: Step, record: Record, scores: Scores) -> None:
         """Score the committed models and complete the record."""
-        ctx = ServerContext(self.run_facts, step.interaction, step.round, step.task, step.cohort)
+        ctx = self._context(step, step.cohort)
         common, personal = self.method.evaluation(ctx, self.state)
         clients: list[ClientId] = list(self.profiles) if step.ends_round else list(record["cohort"])
         if step.ends_round and self.cohort.has_evaluator():
@@ -288,7 +312,7 @@ class Engine:
             record["metrics"]["a_sel"] = a_sel
         if step.ends_round:
             seen = self._tasks_seen(step)
-            found = round_metrics(scores, view, self.minority, self.profiles, seen)
+            found = round_metrics(scores, view, self.groups, self.profiles, seen)
             record["metrics"] |= found
         for client, row in client_rows(scores).items():
             record["clients"].setdefault(client, {}).update(row)
@@ -307,9 +331,7 @@ class Engine:
         """Let every client store its final model and report its digest; return the summary."""
         last = self.steps[-1]
         everyone: list[ClientId] = list(self.profiles)
-        ctx = ServerContext(
-            self.run_facts, last.interaction, last.round, last.task, tuple(self.profiles)
-        )
+        ctx = self._context(last, tuple(self.profiles))
         common, personal = self.method.broadcast(ctx, self.state)
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)
@@ -319,7 +341,8 @@ class Engine:
         digests = [r.report.state_sha256 for c, r in results.by_client.items() if c != EVALUATOR]
         digest = state_digest(self.state.named(), digests)
         records = [record for record, _ in self.store.records()]
-        summary = summarise(records, self.experiment, self.method.local_view, digest)
+        macs = multiply_adds(self.run_facts.make_net(), self.run_facts.problem.input_shape)
+        summary = summarise(records, self.experiment, self.method.local_view, digest, macs)
         missing = sorted(str(c) for c in everyone if c not in results.by_client)
         if missing:
             summary["clients_missing"] = missing

@@ -115,7 +115,7 @@ def accuracy_over(found: Iterable[Counts | None]) -> float | None:
 def round_metrics(
     scores: Scores,
     local_view: str,
-    minority: Sequence[int],
+    groups: Mapping[str, Sequence[int]],
     profiles: Mapping[int, Profile],
     tasks_seen: int,
 ) -> dict[str, float]:
@@ -124,21 +124,31 @@ def round_metrics(
     Args:
         scores: counts of the round.
         local_view: view that stands for "the client's model".
-        minority: classes of the minority variants.
+        groups: classes by name, such as ``minority``, for variants over these classes alone.
         profiles: the clients' descriptions; training examples met so far weigh ``iaa``.
         tasks_seen: how many tasks the clients have met.
     """
     out: dict[str, float | None] = {}
     for key, view in (("a_glo", "global"), ("a_loc", local_view)):
         own = {c: own_test(sets) for c, sets in scores.of(view).items()}
-        rare = [counts.subset(minority) for counts in own.values() if counts]
-        out[key], out[f"{key}_minority"] = accuracy_over(own.values()), accuracy_over(rare)
+        union = {c: sets.get(GLOBAL_TEST) for c, sets in scores.of(view).items()}
+        for suffix, found in (("", own), ("_balanced", union)):
+            out |= _variants(key + suffix, list(found.values()), groups)
         for rule in scores.rules()[1:]:
             other = (own_test(sets) for sets in scores.of(view, rule).values())
             out[f"{key}_{rule}"] = accuracy_over(other)
     out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)
     out |= _f1(scores, "after_local" if scores.of("after_local") else "after_downlink")
     return {key: value for key, value in out.items() if value is not None and math.isfinite(value)}
+
+
+def _variants(
+    key: str, found: Sequence[Counts | None], groups: Mapping[str, Sequence[int]]
+) -> dict[str, float | None]:
+    """Return a mean accuracy over clients, and the same over each group of classes."""
+    known = [counts for counts in found if counts is not None]
+    rows = {f"{key}_{name}": [c.subset(classes) for c in known] for name, classes in groups.items()}
+    return {key: accuracy_over(known), **{k: accuracy_over(row) for k, row in rows.items()}}
 
 
 def _weighted_accuracy(
@@ -157,11 +167,12 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
     """Return Personalization, Generalization and Global as FedAli defines them."""
     found = scores.of(view)
     out: dict[str, float | None] = {}
-    own = [counts.macro_f1() for sets in found.values() if (counts := own_test(sets))]
-    union = [sets[GLOBAL_TEST].macro_f1() for sets in found.values() if GLOBAL_TEST in sets]
-    for key, values in (("personalization", own), ("generalization", union)):
-        if values:
-            out[key], out[f"{key}_std"] = mean_and_std(values)
+    own = [c for sets in found.values() if (c := own_test(sets))]
+    union = [sets[GLOBAL_TEST] for sets in found.values() if GLOBAL_TEST in sets]
+    for key, counts in (("personalization", own), ("generalization", union)):
+        if counts:
+            out[key], out[f"{key}_std"] = mean_and_std(c.macro_f1() for c in counts)
+            out[f"{key}_acc"] = mean_accuracy(counts)
     for (client, v, _), sets in scores.counts.items():
         if client == EVALUATOR and v == "global" and GLOBAL_TEST in sets:
             out.setdefault("global_f1", sets[GLOBAL_TEST].macro_f1())

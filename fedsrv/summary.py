@@ -11,16 +11,28 @@ import numpy as np
 
 from fedmodels.config import Experiment
 from fedmodels.errors import DataError
-from fedmodels.metrics import average_forgetting_measure, forgetting
+from fedmodels.metrics import (
+    average_forgetting_measure,
+    backward_transfer,
+    best_round,
+    forgetting,
+)
 
 Record = Mapping[str, Any]
-_BEST_ROUND = ("personalization", "personalization_std", "generalization", "generalization_std")
+_OF_CLIENTS = ("personalization", "generalization")
+_OF_SERVER = ("global_f1", "global_acc")
 
 
 def summarise(
-    records: Sequence[Record], experiment: Experiment, local_view: str, state_sha256: str
+    records: Sequence[Record],
+    experiment: Experiment,
+    local_view: str,
+    state_sha256: str,
+    macs_per_example: int,
 ) -> dict[str, Any]:
     """Return ``summary.json``."""
+    rows = [row for record in records for row in record["clients"].values()]
+    trained = sum(row.get("num_examples", 0) for row in rows) * experiment.training.local_epochs
     return {
         "format": 1,
         "method": experiment.method.name,
@@ -36,6 +48,11 @@ def summarise(
         "seconds": {
             key: sum(r["seconds"][key] for r in records) for key in ("train", "server", "wall")
         },
+        "compute": {
+            "macs_per_example": macs_per_example,
+            "training_macs": 3 * macs_per_example * trained,  # backward counts twice
+            "peak_client_rss_bytes": max((row.get("peak_rss_bytes", 0) for row in rows), default=0),
+        },
         "state_sha256": state_sha256,
     }
 
@@ -46,8 +63,9 @@ def run_metrics(
     """Return a run's metrics: means over the last scored rounds, unless a metric says otherwise.
 
     Personalization and Generalization are those of the round with the best mean Personalization,
-    Global F1 and accuracy those of their best round (FedAli); AA is the mean of the IAA series and
-    AFM is taken against the reference run (pFedGRP); forgetting is over the stages of the last
+    Global F1 and accuracy those of the global model's best round (FedAli; ``evaluate.select_by``
+    says by what, ``…_last`` are those of the last scored round); AA is the mean of the IAA series
+    and AFM is taken against the reference run (pFedGRP); forgetting is over the stages of the last
     round of each task.
     """
     scored = [r["metrics"] for r in records if "a_glo" in r["metrics"] or "a_loc" in r["metrics"]]
@@ -56,7 +74,7 @@ def run_metrics(
     for key in sorted({key for metrics in scored for key in metrics}):
         series = [metrics[key] for metrics in scored if key in metrics]
         out[key] = float(np.mean(series[-experiment.evaluate.last_rounds :]))
-    out |= _best_round(scored)
+    out |= _best_rounds(scored, experiment.evaluate.select_by)
     iaa = [metrics["iaa"] for metrics in scored if "iaa" in metrics]
     if iaa:
         out["aa"] = float(np.mean(iaa))
@@ -65,21 +83,24 @@ def run_metrics(
             out["afm"] = average_forgetting_measure(iaa, reference)
     matrix = stage_matrix(records, local_view)
     if len(matrix) > 1:
-        out["forgetting"] = forgetting(matrix)
+        out["forgetting"], out["bwt"] = forgetting(matrix), backward_transfer(matrix)
     return {key: value for key, value in out.items() if np.isfinite(value)}
 
 
-def _best_round(scored: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[str, float]:
+    """Return FedAli's metrics at the best round of clients' models and of the global model."""
     out: dict[str, float] = {}
-    candidates = [m for m in scored if "personalization" in m]
-    if candidates:
-        best = max(candidates, key=lambda m: m["personalization"])  # ties: the earliest round
-        out |= {key: best[key] for key in _BEST_ROUND if key in best}
-        out["personalization_last"] = candidates[-1]["personalization"]
-    for key in ("global_f1", "global_acc"):
-        series = [m[key] for m in scored if key in m]
-        if series:
-            out[key], out[f"{key}_last"] = max(series), series[-1]
+    by_f1 = select_by == "f1"
+    for names, key in (
+        (_OF_CLIENTS, "personalization" if by_f1 else "personalization_acc"),
+        (_OF_SERVER, "global_f1" if by_f1 else "global_acc"),
+    ):
+        candidates = [m for m in scored if key in m]
+        if not candidates:
+            continue
+        best = candidates[best_round([m[key] for m in candidates])]  # ties: the earliest
+        out |= {k: value for k, value in best.items() if k.startswith(names)}
+        out |= {f"{name}_last": candidates[-1][name] for name in names if name in candidates[-1]}
     return out
 
 

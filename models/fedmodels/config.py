@@ -94,7 +94,10 @@ class Evaluate(Table):
     """Run directory against which the average forgetting measure is taken."""
     batch_size: Annotated[int, Field(ge=1)] = 256
     generalization: bool = False
-    """Score clients' models on the global test set too, where there is one: costly."""
+    """Score clients' models on the global test set too, where there is one: costly. It gives
+    FedAli's Generalization and FedMLP's A_loc (``a_loc_balanced``)."""
+    select_by: Literal["f1", "accuracy"] = "f1"
+    """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code."""
 
 
 class Server(Table):

@@ -140,7 +140,7 @@ class Counts(_message.Message):
     def __init__(self, view: _Optional[str] = ..., rule: _Optional[str] = ..., test_set: _Optional[str] = ..., support: _Optional[_Iterable[int]] = ..., predicted: _Optional[_Iterable[int]] = ..., correct: _Optional[_Iterable[int]] = ..., loss_sum: _Optional[float] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable")
+    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes")
     class ExtraEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class Report(_message.Message):
     STATE_SHA256_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    PEAK_RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
     loss: float
     seconds: float
     num_examples: int
@@ -162,7 +163,8 @@ class Report(_message.Message):
     state_sha256: str
     extra: _containers.ScalarMap[str, float]
     durable: int
-    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ...) -> None: ...
+    peak_rss_bytes: int
+    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ...) -> None: ...
 
 class PushHeader(_message.Message):
     __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure")
