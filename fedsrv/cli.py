@@ -84,6 +84,10 @@ def serve(
     evaluator: Annotated[
         bool, typer.Option(help="Wait for the evaluator before the first round.")
     ] = False,
+    server_data: Annotated[
+        Path | None,
+        typer.Option(help="Examples of the server's own, for methods that train on them."),
+    ] = None,
     events: Annotated[
         bool, typer.Option(hidden=True, help="Print events; end with standard input.")
     ] = False,
@@ -104,7 +108,13 @@ def serve(
             threading.Thread(target=_print_events, args=(log,), daemon=True).start()
 
     summary = serve_run(
-        experiment, out, where, resume=resume, expects_evaluator=evaluator, on_ready=ready
+        experiment,
+        out,
+        where,
+        resume=resume,
+        expects_evaluator=evaluator,
+        server_data=server_data,
+        on_ready=ready,
     )
     if not events:
         _show(out)
@@ -160,13 +170,25 @@ def launch(
         Path | None, typer.Option(help="A partition made before; made in OUT/data unless given.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:K.")] = "auto",
+    server_data: Annotated[
+        Path | None,
+        typer.Option(help="The server's own examples; those of the partition unless given."),
+    ] = None,
 ) -> None:
     """Run coordinator and clients as local processes, with live progress and a final table."""
     set_up()
     experiment = read_experiment(config, sets)
     from fedsrv.launcher import launch as launch_run
 
-    launch_run(experiment, out, hosts=hosts, resume=resume, data=data, device=device)
+    launch_run(
+        experiment,
+        out,
+        hosts=hosts,
+        resume=resume,
+        data=data,
+        device=device,
+        server_data=server_data,
+    )
 
 
 @app.command()

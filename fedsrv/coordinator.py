@@ -23,6 +23,7 @@ from fedsrv.events import EventLog
 from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort
 from fedsrv.rounds import Engine
+from fedsrv.server_data import server_data_for
 from fedsrv.service import Service, start_server, stop_server
 from fedsrv.spool import Spool
 from fedsrv.store import Store, write_atomically
@@ -62,6 +63,7 @@ def serve(
     *,
     resume: bool = False,
     expects_evaluator: bool = False,
+    server_data: Path | None = None,
     on_ready: Callable[[str, EventLog], None] = lambda address, events: None,
 ) -> dict[str, Any]:
     """Serve one run to its end and return its summary.
@@ -72,12 +74,14 @@ def serve(
         listen: where.
         resume: go on with the run in ``out``.
         expects_evaluator: wait for the evaluator before the first round.
+        server_data: directory of the server's own examples, for methods that train on them.
         on_ready: told the address, once clients can join.
 
     Raises:
         FedtideError: the run could not start, or could not go on.
     """
     listen.check()
+    held = server_data_for(experiment, server_data)
     torch.set_num_threads(experiment.server.threads)
     with ExitStack() as stack:
         store = Store(out, experiment, resume)
@@ -105,7 +109,7 @@ def serve(
         stack.callback(events.close)  # first of all, so that monitors see the end
         stack.callback(cohort.stop, "the server is shutting down")
         on_ready(f"{listen.address.rpartition(':')[0]}:{port}", events)
-        summary = Engine(experiment, cohort, store, events).run()
+        summary = Engine(experiment, cohort, store, events, held).run()
         write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
 

@@ -73,11 +73,14 @@ class Child:
             self.process.wait()
 
 
-def coordinator_command(config: Path, out: Path, address: str, evaluator: bool) -> list[str]:
+def coordinator_command(
+    config: Path, out: Path, address: str, evaluator: bool, server_data: Path | None = None
+) -> list[str]:
     """Return the command of the coordinator; resuming an empty directory starts afresh."""
     command = [sys.executable, "-m", "fedsrv", "serve", str(config), "--listen", address]
     command += ["--out", str(out), "--resume", "--events"]
-    return [*command, "--evaluator"] if evaluator else command
+    command += ["--evaluator"] if evaluator else []
+    return [*command, "--server-data", str(server_data)] if server_data else command
 
 
 def fork_server_command() -> list[str]:

@@ -94,7 +94,7 @@ class Engine:
             step.task,
             cohort,
             server_data=self.server_data,
-            minority=tuple(self.minority),
+            minority=tuple(self.groups["minority"]),
         )
 
     def _take_up(self) -> None:

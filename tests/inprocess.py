@@ -18,6 +18,7 @@ from fedpb.codec import RawFrame, Receiver, encode, merged, read_chunk
 from fedsrv.cohort import Result, Results, Trip
 from fedsrv.events import EventLog
 from fedsrv.rounds import Engine
+from fedsrv.server_data import server_data_for
 from fedsrv.store import Store
 
 
@@ -81,7 +82,7 @@ class InProcessCohort:
             specs = worker.payload_spec()
             parts = {"common": transported(trip.common, specs["common"])}
             if client in trip.personal:
-                parts["personal"] = transported(trip.personal[int(client)], specs["personal"])
+                parts["personal"] = transported(trip.personal[client], specs["personal"])
             done = worker.execute(order, merged(parts))
             assert done is not None
             if done.failure:
@@ -116,9 +117,11 @@ def run_in_process(
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
     resume = bool(options.pop("resume", False))
     torch.set_num_threads(experiment.training.threads)  # the count changes floats
+    place = data / "server"
+    held = server_data_for(experiment, place if place.is_dir() else None)
     store = Store(out, experiment, resume)
     try:
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
-        return Engine(experiment, cohort, store, EventLog()).run()
+        return Engine(experiment, cohort, store, EventLog(), held).run()
     finally:
         store.close()

@@ -16,9 +16,11 @@ from fedcli.data.datasets import DATASETS, Dataset, load, names, source_of
 from fedcli.data.longtail import keep_per_class
 from fedcli.data.partition import partition
 from fedcli.data.picture import draw_partition
+from fedcli.data.reserve import set_apart
 from fedcli.data.seeds import rng_of
 from fedcli.data.store import TABLE, write_partition
 from fedcli.data.union import gathered
+from fedmodels.errors import ConfigError
 from fedmodels.scenario import Data, ScenarioTable
 
 MAX_ROWS = 40
@@ -56,7 +58,8 @@ def run_partition(
         DataError: the data set is missing, or ``out`` holds something else.
     """
     console = console or Console()
-    dataset = thinned(load(experiment_data), experiment_data.max_per_class, seed)
+    dataset, reserve = set_apart(load(experiment_data), experiment_data, seed)
+    dataset = thinned(dataset, experiment_data.max_per_class, seed)
     config = {
         "data": experiment_data.model_dump(mode="json", exclude={"root"}),
         "variant": dataset.variant,
@@ -74,13 +77,21 @@ def run_partition(
         dataset.groups,
         coarse=dataset.coarse,
     )
+    if reserve is not None and made.zscore != "none":
+        raise ConfigError(
+            "[data] server_examples: clients of this scenario normalise by themselves, so there is "
+            "no way to normalise what the server holds"
+        )
     if gather:
         dataset, made = gathered(dataset, made)
         config["gathered"] = True
-    written = write_partition(out, dataset, made, config)
+    written = write_partition(out, dataset, made, config, reserve)
     if written:
         draw_partition(out)
     console.print(_holdings(json.loads((out / TABLE).read_bytes())))
+    if reserve is not None:
+        counts = f"{len(reserve.y)} labelled and {len(reserve.unlabelled)} unlabelled"
+        console.print(f"the server holds {counts} training examples that no client holds")
     done = "written to" if written else "the same partition is already in"
     console.print(f"{done} {out}", markup=False, highlight=False, soft_wrap=True)
     return str(out)

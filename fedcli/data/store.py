@@ -29,6 +29,7 @@ from fedcli.data.datasets import Dataset, Inputs
 from fedcli.data.deal import Partition
 from fedcli.data.directory import channel_moments
 from fedcli.data.longtail import IntArray
+from fedcli.data.reserve import Reserve
 from fedmodels.errors import DataError
 
 __all__ = ["ClientData", "GlobalTest", "digest_of", "same_partition", "write_partition"]
@@ -77,7 +78,11 @@ def _difference(found: Any, wanted: Mapping[str, Any]) -> str:
 
 
 def write_partition(
-    out: Path, dataset: Dataset, partition: Partition, config: Mapping[str, Any]
+    out: Path,
+    dataset: Dataset,
+    partition: Partition,
+    config: Mapping[str, Any],
+    reserve: Reserve | None = None,
 ) -> bool:
     """Write ``out`` as a whole or not at all.
 
@@ -86,6 +91,7 @@ def write_partition(
         dataset: what is dealt out.
         partition: who gets what.
         config: everything the partition follows from, as JSON values.
+        reserve: what the server gets, in ``out/server``.
 
     Returns:
         Whether it was written; False where the same partition was there already.
@@ -100,6 +106,8 @@ def write_partition(
         place = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         try:
             _write_all(place, dataset, partition, config)
+            if reserve is not None:
+                _write_server(place / "server", dataset, reserve)
             place.chmod(0o755)
             os.rename(place, out)
         finally:
@@ -139,7 +147,9 @@ def _write_all(
     (place / TABLE).write_text(json.dumps(content) + "\n")
 
 
-def description_of(dataset: Dataset, moments: Moments, scale: float | None = None) -> dict[str, Any]:
+def description_of(
+    dataset: Dataset, moments: Moments, scale: float | None = None
+) -> dict[str, Any]:
     """Return the fields that client.json and problem.json share."""
     return {
         "dataset": dataset.name,
@@ -247,4 +257,14 @@ def _write_global_test(
         file = ProblemFile(**description_of(dataset, ((0.0,), (1.0,)), scale=1.0))
     np.save(place / "x.npy", x, allow_pickle=False)
     np.save(place / "y.npy", y, allow_pickle=False)
+    (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n")
+
+
+def _write_server(place: Path, dataset: Dataset, reserve: Reserve) -> None:
+    """Write the server's examples, in the layout of the global test set."""
+    place.mkdir()
+    file = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
+    np.save(place / "x.npy", reserve.x, allow_pickle=False)
+    np.save(place / "y.npy", reserve.y, allow_pickle=False)
+    np.save(place / "unlabelled_x.npy", reserve.unlabelled, allow_pickle=False)
     (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n")

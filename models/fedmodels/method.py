@@ -76,6 +76,15 @@ class ServerState:
 
 
 @dataclass(frozen=True)
+class ServerData:
+    """Examples that the server itself holds, normalised; for methods that declare their need."""
+
+    x: Tensor  # (n, *input_shape)
+    y: Tensor  # (n,) int64
+    unlabelled: Tensor  # (m, *input_shape)
+
+
+@dataclass(frozen=True)
 class ServerContext:
     """Where the server half is in the run."""
 
@@ -87,6 +96,10 @@ class ServerContext:
     """The clients of this interaction, ascending."""
     series: dict[str, Any] = field(default_factory=dict)
     """Nested lists for the report, such as ``aggregation_weights`` (n, n); put in by ``finish``."""
+    server_data: ServerData | None = None
+    """There for every method that ``needs_server_data``."""
+    minority: tuple[int, ...] = ()
+    """The rarer half of the classes by what all clients announced: only an oracle may look."""
 
     def generator(self, purpose: str = "method") -> torch.Generator:
         """Return a fresh generator of this interaction for one purpose."""
@@ -188,6 +201,8 @@ class Method(ABC):
     citation: ClassVar[str]
     keeps_history: ClassVar[bool] = False
     """Whether clients may look at the training data of earlier tasks."""
+    needs_server_data: ClassVar[bool] = False
+    """Whether the server half trains on examples of its own."""
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -41,10 +41,20 @@ class Data(Table):
     """Directory to look in first; then ``$FEDTIDE_DATA``, then the cache."""
     max_per_class: Positive | None = None
     """Keep at most this many training examples of each class, drawn with the run's seed."""
+    server_examples: Positive | None = None
+    """Set apart so many training examples of each class for the server; no client holds them."""
+    server_unlabelled: Positive | None = None
+    """And so many more of each class without their labels; as many unless given."""
     labels: Literal["fine", "coarse"] = "fine"
     """CIFAR-100 alone has coarse labels: its 20 superclasses."""
     legacy_windows: bool = False
     """HHAR, RealWorld: leave out a window that ends exactly where its recording does."""
+
+    @model_validator(mode="after")
+    def _check_server(self) -> Data:
+        if self.server_unlabelled is not None and self.server_examples is None:
+            raise ConfigError("[data] server_unlabelled needs server_examples")
+        return self
 
 
 class ScenarioTable(Table):
