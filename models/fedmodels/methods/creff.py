@@ -30,6 +30,8 @@ from fedmodels.method import ClientContext, Metrics, Run, ServerContext, ServerS
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights
+from fedmodels.prototypes import embeddings
+from fedmodels.randomness import derive_seed, generator, seeded
 from fedmodels.types import Bundle, BundleSpec, Prototypes, Weights, prototype_spec
 
 HEAD = ("head/weight", "head/bias")
@@ -62,7 +64,7 @@ def gradient_distance(found: Tensor, wanted: Tensor) -> Tensor:
 @register("creff")
 @dataclass(frozen=True, kw_only=True)
 class CReFF(FedAvg):
-    """FedAvg whose head is trained again on the server, on features that match clients' gradients."""
+    """FedAvg whose head is re-trained on the server, on features that match clients' gradients."""
 
     citation: ClassVar[str] = "Shang et al., IJCAI 2022"
 
@@ -92,14 +94,12 @@ class CReFF(FedAvg):
         if not isinstance(net.head, nn.Linear) or net.head.bias is None:
             name = run.experiment.net.name
             raise ConfigError(f"creff needs a net whose head is one linear layer; {name!r} has not")
-        head = run.make_net("retrained-head").head.state_dict()
-        noise = torch.randn(
-            classes, self.num_features, net.width, generator=torch.Generator().manual_seed(
-                run.experiment.seed % 2**63)
-        )  # fmt: skip
-        common = {**run.initial_weights, **{f"retrained/{k}": v for k, v in head.items()}}
+        first = generator(derive_seed(run.experiment.seed, "server", 0, "method"))
+        noise = torch.randn(classes, self.num_features, net.width, generator=first)
+        weights = run.initial_weights
+        heads = {new: weights[old] for new, old in zip(RETRAINED, HEAD, strict=True)}
         own = {"features": noise, "known": torch.zeros(classes, dtype=torch.bool)}
-        return ServerState(Bundle(weights=common), Bundle(weights=own))
+        return ServerState(Bundle(weights={**weights, **heads}), Bundle(weights=own))
 
     def upload_spec(self, run: Run) -> BundleSpec:
         weight, bias = (run.initial_weights[key] for key in HEAD)
@@ -163,21 +163,23 @@ class CReFF(FedAvg):
     def _retrained(
         self, ctx: ServerContext, features: Tensor, known: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of a fresh head after SGD on the features, gradients in closed form."""
-        fresh = ctx.run.make_net(f"retrained-head/{ctx.interaction}").head.state_dict()
-        weight, bias = fresh["weight"].clone(), fresh["bias"].clone()
+        """Return W and b of a fresh head after SGD on the features; gradients in closed form."""
+        seed = derive_seed(ctx.run.experiment.seed, "server", ctx.interaction, "init")
+        with seeded(seed):
+            fresh = nn.Linear(features.shape[-1], len(known))
+        weight, bias = fresh.weight, fresh.bias
         use = torch.arange(len(known)) if not self.mask_unknown else known.nonzero()[:, 0]
         z = features[use].flatten(0, 1)  # (C m, d)
         onehot = torch.eye(len(known))[use.repeat_interleave(features.shape[1])]  # (C m, K)
         order = ctx.generator("method")
         for _ in range(self.crt_epochs):
-            for index in torch.randperm(len(z), generator=order).split(self.crt_batch_size):
+            for index in torch.split(torch.randperm(len(z), generator=order), self.crt_batch_size):
                 x = z[index]
                 error = torch.addmm(bias, x, weight.T).softmax(1).sub_(onehot[index])
                 step = self.lr_net / len(index)
                 weight.addmm_(error.T, x, alpha=-step)
                 bias.sub_(error.sum(0), alpha=step)
-        return weight, bias
+        return weight.detach(), bias.detach()
 
     # --- client half ---------------------------------------------------------------------------
 
@@ -193,13 +195,11 @@ class CReFF(FedAvg):
         """Return g_c of each class of the task, at the received extractor and re-trained head."""
         weight, bias = (payload.weights[key] for key in RETRAINED)
         x, y = ctx.stream.train(ctx.task)
-        ctx.net.eval()
-        parts = torch.split(x, ctx.run.experiment.evaluate.batch_size)
-        features = [ctx.net.features(part).cpu() for part in parts if len(part)]
+        features, y = embeddings(ctx.net, x).cpu(), y.cpu()
         draw, rows = ctx.generator("method"), {}
-        for k, count in enumerate(torch.bincount(y.cpu(), minlength=len(bias)).tolist()):
+        for k, count in enumerate(torch.bincount(y, minlength=len(bias)).tolist()):
             if count:
-                z = torch.cat(features)[y.cpu() == k]
+                z = features[y == k]
                 size = min(count, self.gradient_batch)
                 picks = [
                     torch.randperm(count, generator=draw)[:size] for _ in range(self.gradient_draws)

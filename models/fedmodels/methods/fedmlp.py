@@ -1,0 +1,392 @@
+"""FedMLP — Guo et al., Dynamic Heterogeneous Federated Learning with Multi-Level Prototypes,
+Pattern Recognition 153, 2024. https://arxiv.org/abs/2312.09881
+
+    paper          here                             paper          here
+    f_m, g_m       weights base/, head/             P              common, prototypes semantic
+    c_m^k          uplink, prototypes class         J              common, levels/minority
+    C_m            state, prototypes class          O_m            Levels.local_semantic
+    G              common, prototypes class         z_i^k          out.features
+    n_m,t^k        own, counts/m/t                  alpha, u, v    alpha, u, v
+
+The cluster of each class of G travels beside P as ``levels/cluster``: a payload brings
+|G| (8 + 4d) + 4 v d bytes of prototypes, and one bit a class for J.
+
+Deviations: all that the paper leaves open is a field here, whose default is argued on the method's
+page; Eq. 6, whose index stands outside of its sum, is a mean over the minority examples.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax, normalize, smooth_l1_loss
+
+from fedmodels import heads
+from fedmodels.algebra import class_means, cluster, nearest
+from fedmodels.clustering import finch
+from fedmodels.errors import ConfigError
+from fedmodels.method import Batch, ClientContext, Metrics, Output, Run, ServerContext, ServerState
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.metrics import minority_classes
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.prototypes import (
+    Table,
+    class_prototypes,
+    embeddings,
+    mean_prototypes,
+    moved,
+    nearest_scores,
+    uncounted,
+)
+from fedmodels.types import (
+    Bundle,
+    BundleSpec,
+    ClientId,
+    Prototypes,
+    TensorSpec,
+    Weights,
+    prototype_spec,
+)
+
+CLUSTER, MINORITY = "levels/cluster", "levels/minority"
+PRIVATE_VIEWS = ("after_local", "after_downlink")
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What the regularisers refer to: constants, by class where they are tables."""
+
+    global_class: Table  # G
+    global_semantic: Table  # P[a(k)]; known for k in J alone
+    local_class: Table  # C_m
+    local_semantic: Tensor  # O_m (u, d), maybe without a row
+
+
+def smooth_l1(z: Tensor, target: Tensor, threshold: float, reduction: str) -> Tensor:
+    """Return the smooth-L1 distance of each row, (n, d) and (n, d) give (n,)."""
+    per_coordinate = smooth_l1_loss(z, target, reduction="none", beta=threshold)
+    return per_coordinate.mean(1) if reduction == "mean" else per_coordinate.sum(1)
+
+
+def divergence(z: Tensor, c: Tensor, tau: float, norm: str, direction: str) -> Tensor:
+    """Return KL(z || c) of each row, or KL(c || z), both turned into distributions over d: (n,)."""
+    if norm == "l2_softmax":
+        z, c = normalize(z, dim=1), normalize(c, dim=1)
+    p, q = log_softmax(z / tau, 1), log_softmax(c / tau, 1)
+    # torch's kl_div(log q, log p) is KL(p || q)
+    first, second = (q, p) if direction == "z_c" else (p, q)
+    return kl_div(first, second, reduction="none", log_target=True).sum(1)
+
+
+@register("fedmlp")
+@dataclass(frozen=True, kw_only=True)
+class FedMLP(FedAvg):
+    """A shared extractor under regularisers of three kinds of prototypes, and private heads."""
+
+    citation: ClassVar[str] = "Guo et al., Pattern Recognition 2024"
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    """Aggregation weights: 1 / the number of participants, as the paper's; or n_k / n."""
+    share: str = "extractor"
+    """What travels: ``extractor``, ``all``, or ``shallow(n)``: the first n layers with weights."""
+    loss_p: bool = True
+    """Whether embeddings are drawn to global prototypes, L_P."""
+    loss_i: bool = True
+    """Whether embeddings are held near local prototypes of earlier tasks, L_I."""
+    loss_s: bool = True
+    """Whether minority classes are drawn to semantic prototypes, L_S."""
+    alpha: float = 1.0
+    """Weight of L_S."""
+    tau: float = 1.0
+    """Temperature of L_I."""
+    u: int = 0
+    """Local semantic prototypes; 0 is the root of the number of prototypes, rounded up."""
+    v: int = 0
+    """Global semantic prototypes; 0 is the root of the number of classes, rounded up."""
+    clustering: Literal["kmeans", "finch"] = "kmeans"
+    """How semantic prototypes are found; ``finch`` finds their number itself."""
+    smooth_l1_threshold: float = 1.0
+    """Where smooth-L1 goes from a square to a line."""
+    sl1_reduction: Literal["mean", "sum"] = "mean"
+    """Over the coordinates of an embedding."""
+    ls_norm: Literal["minority_mean", "class_sum", "batch_mean"] = "minority_mean"
+    """What L_S is divided by: minority examples, those of each class, or the batch."""
+    kl_norm: Literal["softmax", "l2_softmax"] = "softmax"
+    """How embeddings become distributions; ``l2_softmax`` normalises them first."""
+    kl_dir: Literal["z_c", "c_z"] = "z_c"
+    """KL(embedding || prototype), or the other way round."""
+    history: Literal["accumulate", "previous_task"] = "accumulate"
+    """Local prototypes a client remembers: the latest of every class, or the last task's."""
+    c_new: Literal["sample", "class_mean"] = "sample"
+    """A new class starts at the semantic prototype nearest to each example, or to their mean."""
+    minority: Literal["server_counts", "oracle"] = "server_counts"
+    """J from the counts clients reported, or from those of all data, known in advance."""
+    minority_when_balanced: bool = False
+    """Whether the upper half of the classes stands for J where all counts are equal."""
+    proto_agg: Literal["participants", "all_latest"] = "participants"
+    """Global prototypes: means over this interaction's clients, or over everybody's latest."""
+    inference: Literal["classifier", "prototype"] = "classifier"
+    """The rule that counts; the other one is scored beside it."""
+    eval_upload_head: bool = False
+    """Send heads up for the global model's score; their bytes are counted apart."""
+    eval_base: Literal["aggregated", "local"] = "aggregated"
+    """Extractor of a client's scored model: the received one, or the one it just trained."""
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot say."""
+        if self.share not in ("extractor", "all") and not re.fullmatch(
+            r"shallow\([1-9]\d*\)", self.share
+        ):
+            raise ConfigError(
+                f"method.share must be extractor, all or shallow(n), not {self.share!r}"
+            )
+        if min(self.u, self.v) < 0 or min(self.tau, self.smooth_l1_threshold) <= 0:
+            raise ConfigError("method.u and v must be 0 or more, tau and the threshold above 0")
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        if self.share == "all":
+            return ("global", "after_local")
+        return ("global", *PRIVATE_VIEWS) if self.eval_upload_head else PRIVATE_VIEWS
+
+    @property
+    def local_view(self) -> str:
+        return "after_local" if self.eval_base == "local" else super().local_view
+
+    def shared(self, weights: Weights) -> Weights:
+        travels = self._travels(weights)
+        return heads.travelling(weights, travels.__contains__, self.eval_upload_head)
+
+    def private(self, weights: Weights) -> Weights:
+        """Return the part of a net's weights that stays with the client."""
+        travels = self._travels(weights)
+        return {name: tensor for name, tensor in weights.items() if name not in travels}
+
+    def _travels(self, weights: Weights) -> set[str]:
+        """Return the names that travel of weights in the net's order."""
+        if not self.share.startswith("shallow"):
+            return {k for k in weights if self.share == "all" or k.startswith("base/")}
+        left, names = int(self.share[8:-1]), set()
+        for name, tensor in weights.items():
+            left -= tensor.dim() > 1  # a kernel or matrix begins a layer: vectors after it are its
+            if left >= 0:
+                names.add(name)
+        return names
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: Run) -> ServerState:
+        levels = {
+            CLUSTER: torch.zeros(0, dtype=torch.int32),
+            MINORITY: torch.zeros(math.ceil(run.problem.num_classes / 8), dtype=torch.uint8),
+        }
+        nothing = Prototypes.by_position(torch.zeros(0, run.width))
+        prototypes = {"class": nothing, "semantic": nothing}
+        return ServerState(Bundle({**self.shared(run.initial_weights), **levels}, prototypes))
+
+    def broadcast(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        return heads.trained_part(state.common), {}
+
+    def evaluation(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        extra = heads.evaluation_part(state.common)
+        return heads.trained_part(state.common), heads.sent_to_everyone(ctx.run, extra)
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        return super().upload_spec(run) | prototype_spec(
+            "class", run.width, run.problem.num_classes
+        )
+
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        classes, sent = run.problem.num_classes, Bundle(weights=self.shared(run.initial_weights))
+        nothing = TensorSpec(torch.int32, (0,))
+        levels = {
+            f"weights/{CLUSTER}": TensorSpec(torch.int32, (None,), classes),
+            f"weights/{MINORITY}": TensorSpec(torch.uint8, (math.ceil(classes / 8),)),
+            "prototypes/semantic/vectors": TensorSpec(torch.float32, (None, run.width), classes),
+            "prototypes/semantic/labels": nothing,
+            "prototypes/semantic/counts": nothing,
+        }
+        g = prototype_spec("class", run.width, classes, counted=False)
+        common = BundleSpec.of(heads.trained_part(sent)) | g | BundleSpec(levels)
+        return common, heads.evaluation_spec(heads.evaluation_part(sent).weights)
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        mean = super().aggregate(ctx, state, uploads).common.weights
+        reported = {client: upload.prototypes["class"] for client, upload in uploads.items()}
+        counts = {
+            f"counts/{client}/{ctx.task}": _counts(rows, ctx.run)
+            for client, rows in reported.items()
+        }
+        clients = state.clients
+        if self.proto_agg == "all_latest":
+            clients = {**clients, **_with_latest(clients, reported)}
+            reported = {i: clients[i].prototypes["class"] for i in sorted(clients)}
+        found = mean_prototypes(list(reported.values()), ctx.run.width, uniform=True)  # eq. 3
+        g = moved(uncounted(state.common.prototypes["class"]), uncounted(found), 0.0)  # eq. 4
+        prototypes = {**state.common.prototypes, "class": g}
+        common = Bundle({**state.common.weights, **mean}, prototypes)
+        own = Bundle({**state.own.weights, **counts})
+        return ServerState(common, own, clients)
+
+    def finish(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> tuple[ServerState, Metrics]:
+        classes, g = ctx.run.problem.num_classes, state.common.prototypes["class"]
+        size = self.v or math.ceil(math.sqrt(classes))
+        p, a = self._clustered(g.vectors, size, ctx.run)
+        rare, bits = self._minority(ctx, state), np.zeros(classes, dtype=bool)
+        bits[rare] = True
+        levels = {CLUSTER: a.int(), MINORITY: torch.from_numpy(np.packbits(bits))}
+        prototypes = {"class": g, "semantic": Prototypes.by_position(p)}
+        common = Bundle({**state.common.weights, **levels}, prototypes)
+        metrics = {"known_classes": float(len(g.labels)), "minority_classes": float(len(rare))}
+        return replace(state, common=common), metrics
+
+    def _minority(self, ctx: ServerContext, state: ServerState) -> list[int]:
+        """Return J: the lower half of the known classes; every (client, task) counts once."""
+        if self.minority == "oracle":
+            return list(ctx.minority)
+        tables = [c for k, c in state.own.weights.items() if k.startswith("counts/")]
+        totals = torch.stack(tables).sum(0) if tables else torch.zeros(0, dtype=torch.int64)
+        balanced = len(set(totals[totals > 0].tolist())) <= 1
+        return minority_classes(totals) if self.minority_when_balanced or not balanced else []
+
+    def _clustered(self, points: Tensor, size: int, run: Run) -> tuple[Tensor, Tensor]:
+        """Return up to ``size`` centres (v, d) of points (n, d), and the centre of each (n,)."""
+        if len(points) == 0:
+            return points, torch.zeros(0, dtype=torch.int64)
+        if self.clustering == "finch":
+            return finch(points)
+        return cluster(points, min(size, len(points)), seed=run.experiment.seed)
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def keeps_state(self, run: Run) -> bool:
+        return True
+
+    def init_client(self, run: Run, client: int) -> Bundle:
+        memory = {"class": Prototypes.of({}, run.width)}
+        return Bundle(self.private(run.initial_weights), memory)
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        load_weights(ctx.net, {**_net_weights(payload), **state.weights})
+
+    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
+        load_weights(ctx.net, _net_weights(payload))
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Levels:
+        g, memory = payload.prototypes["class"], state.prototypes["class"]
+        centres, a = payload.prototypes["semantic"].vectors, payload.weights[CLUSTER].long()
+        bits = np.unpackbits(payload.weights[MINORITY].numpy())[: ctx.run.problem.num_classes]
+        semantic = self._table(ctx, replace(g, vectors=centres[a]))  # P[a(k)]
+        rare = semantic.known & torch.from_numpy(bits.astype(bool)).to(ctx.device)
+        size = self.u or math.ceil(math.sqrt(len(memory.labels)))
+        return Levels(
+            self._table(ctx, g),
+            Table(semantic.vectors, rare),
+            self._table(ctx, memory),
+            self._clustered(memory.vectors, size, ctx.run)[0].to(ctx.device),
+        )
+
+    def _table(self, ctx: ClientContext, rows: Prototypes) -> Table:
+        return Table.of(rows, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Levels) -> Tensor:
+        total = super().loss(ctx, batch, out, refs)  # eq. 10
+        z, y = out.features, batch.y
+        if self.loss_p:
+            total = total + self.prototype_loss(z, y, refs)
+        if self.loss_i:
+            total = total + self.inter_task_loss(z, y, refs)
+        if self.loss_s:
+            total = total + self.alpha * self.semantic_loss(z, y, refs)
+        return total  # eq. 11
+
+    def prototype_loss(self, z: Tensor, y: Tensor, refs: Levels) -> Tensor:
+        """Return L_P: the mean distance to the global prototype, 0 where there is none (eq. 5)."""
+        known = refs.global_class.known[y]
+        return self._distance(z[known], refs.global_class.vectors[y[known]]).sum() / len(y)
+
+    def inter_task_loss(self, z: Tensor, y: Tensor, refs: Levels) -> Tensor:
+        """Return L_I: the mean divergence from the remembered prototype (eq. 7)."""
+        old, target = refs.local_class.known[y], refs.local_class.vectors[y]  # eq. 8, first case
+        if len(refs.local_semantic):
+            points = z.detach()
+            if self.c_new == "class_mean":
+                means = class_means(points, y, len(refs.local_class.known))
+                points = torch.stack([means[k][0] for k in y.tolist()])
+            initial = refs.local_semantic[nearest(points, refs.local_semantic)]  # eq. 9
+            target, old = torch.where(old[:, None], target, initial), torch.ones_like(old)
+        rows = divergence(z[old], target[old], self.tau, self.kl_norm, self.kl_dir)
+        return rows.sum() / len(y)
+
+    def semantic_loss(self, z: Tensor, y: Tensor, refs: Levels) -> Tensor:
+        """Return L_S: the distance of minority examples to their cluster's prototype (eq. 6)."""
+        rare = refs.global_semantic.known[y]
+        rows = self._distance(z[rare], refs.global_semantic.vectors[y[rare]])
+        if self.ls_norm == "class_sum":
+            return (rows / torch.bincount(y[rare])[y[rare]]).sum()
+        return rows.sum() / (len(y) if self.ls_norm == "batch_mean" else max(len(rows), 1))
+
+    def _distance(self, z: Tensor, target: Tensor) -> Tensor:
+        return smooth_l1(z, target, self.smooth_l1_threshold, self.sl1_reduction)
+
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Levels
+    ) -> Bundle:
+        x, y = ctx.stream.train(ctx.task)
+        found = class_prototypes(embeddings(ctx.net, x), y, ctx.run.problem.num_classes)  # eq. 1
+        before = state.prototypes["class"] if self.history == "accumulate" else None
+        return Bundle(self.private(weights_of(ctx.net)), {"class": moved(before, found, 0.0)})
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Levels, num_examples: int) -> Bundle:
+        upload = super().uplink(ctx, state, refs, num_examples)
+        current = set(ctx.stream.train(ctx.task)[1].tolist())
+        rows = {k: row for k, row in state.prototypes["class"].rows().items() if k in current}
+        return replace(upload, prototypes={"class": Prototypes.of(rows, ctx.net.width)})  # eq. 2
+
+    def predict(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
+    ) -> Mapping[str, Tensor]:
+        z, g = ctx.net.features(x), self._table(ctx, payload.prototypes["class"])
+        by_rule = {"classifier": ctx.net.head(z), "prototype": nearest_scores(z, g, g.known)}
+        other = "prototype" if self.inference == "classifier" else "classifier"
+        return {rule: by_rule[rule] for rule in (self.inference, other)}
+
+
+def _with_latest(
+    clients: Mapping[int, Bundle], reported: Mapping[int, Prototypes]
+) -> dict[int, Bundle]:
+    """Return the last prototypes, of any task, of the clients that report now."""
+    before = {i: b.prototypes["class"] for i, b in clients.items()}
+    return {
+        i: Bundle(prototypes={"class": moved(before.get(i), rows, 0.0)})
+        for i, rows in reported.items()
+    }
+
+
+def _counts(rows: Prototypes, run: Run) -> Tensor:
+    """Return the examples of each class behind the rows, (K,) int32."""
+    counts = torch.zeros(run.problem.num_classes, dtype=torch.int32)
+    counts[rows.labels.long()] = rows.counts
+    return counts
+
+
+def _net_weights(payload: Bundle) -> Weights:
+    """Return what belongs into the net, what was sent for evaluation only included."""
+    found = heads.received(payload).items()
+    return {name: tensor for name, tensor in found if not name.startswith("levels/")}
