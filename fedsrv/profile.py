@@ -14,6 +14,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.types import ClientId, Problem
 
 FORMAT = 1
+Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Profile:
     """One client's description: the problem it has, and how many examples per task and class."""
 
     problem: Problem
-    train: npt.NDArray[np.int64]  # (T, K)
-    test: npt.NDArray[np.int64]  # (T, K)
+    train: Counts  # (T, K)
+    test: Counts  # (T, K)
 
     @property
     def num_tasks(self) -> int:
@@ -43,15 +44,24 @@ class Profile:
                     f"client {client}: client.json has format {facts['format']}, expected {FORMAT}"
                 )
             problem = Problem(tuple(map(int, facts["input_shape"])), int(facts["num_classes"]))
+            if min(problem.input_shape, default=0) < 1 or not 1 <= problem.num_classes <= 100_000:
+                raise ValueError("an impossible problem")
             tasks = facts.get("tasks", [])
-            shape = (len(tasks), problem.num_classes)
-            train = np.array([t["train"] for t in tasks], dtype=np.int64).reshape(shape)
-            test = np.array([t["test"] for t in tasks], dtype=np.int64).reshape(shape)
-        except (ValueError, KeyError, TypeError) as error:
+            train, test = (_counts(tasks, part, problem) for part in ("train", "test"))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise PayloadError(f"client {client}: client.json is malformed: {error!r}") from None
-        if min(problem.input_shape, default=0) < 1 or not 1 <= problem.num_classes <= 100_000:
-            raise PayloadError(f"client {client}: client.json states an impossible problem")
         return cls(problem, train, test)
+
+
+def _counts(tasks: list[dict[str, list[int]]], part: str, problem: Problem) -> Counts:
+    """Return the examples of each task and class (T, K)."""
+    rows = [task[part] for task in tasks]
+    for row in rows:
+        if len(row) != problem.num_classes:
+            raise ValueError(f"{part} counts of {len(row)} classes")
+        if not all(type(n) is int and 0 <= n < 2**40 for n in row):
+            raise ValueError(f"{part} counts that are none")
+    return np.array(rows, dtype=np.int64).reshape(len(rows), problem.num_classes)
 
 
 class Admission:
