@@ -110,7 +110,7 @@ class Family:
     def trained(
         self, tensors: Weights, inputs: Tensor, seed: int, tick: Tick | None = None
     ) -> Weights:
-        """Return the generator after one training on inputs (n, C, H, W); it goes on, nothing restarts.
+        """Return the generator after it trained on, from where it was, on inputs (n, C, H, W).
 
         Args:
             tensors: of :meth:`fresh`, or of an earlier training.

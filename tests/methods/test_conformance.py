@@ -36,9 +36,18 @@ ALIGNED = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "protot
 NEEDS: dict[str, dict[str, object]] = {"fedali": {"net": ALIGNED}}
 """Tables a method cannot do without, by name: ``{"fedali": {"net": {"name": "hart", …}}}``."""
 
+SMALL_GENERATORS = {"generator_width": 4, "generator_epochs": 5, "n_check": 16}
+SMALL: dict[str, dict[str, object]] = {
+    "pfedgrp": {**SMALL_GENERATORS, "server_volume": 12, "w_epochs": 2},
+    "fedavg-replay": SMALL_GENERATORS,
+    "pfedgraph-replay": SMALL_GENERATORS,
+}
+"""Hyper-parameters that make a method fast enough for so many runs, by name."""
+
 VARIANTS = [
     ("fedavg", {"weighting": "uniform"}),
     ("centralized", {"data": "own"}),
+    ("pfedgrp", {"generator_decouple": False, "replay_labels": "soft"}),
     ("fedali", {"wire_prototypes": "both", "keep_personal_prototypes": True}),
 ]
 """Switches that change what travels or who trains."""
@@ -52,9 +61,8 @@ EVERY_NAME = pytest.mark.parametrize("name", names())
 
 def experiment_for(case, **overrides):
     name, switches = case
-    return tiny_experiment(
-        method={"name": name, **switches}, **{**NEEDS.get(name, {}), **overrides}
-    )
+    method = {"name": name, **SMALL.get(name, {}), **switches}
+    return tiny_experiment(method=method, **{**NEEDS.get(name, {}), **overrides})
 
 
 @pytest.fixture(scope="module")

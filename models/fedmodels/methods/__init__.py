@@ -28,6 +28,15 @@ _MODULES = {
     "fedali": "fedali",
     "moon": "moon",
     "fedpac": "fedpac",
+    "fedntd": "fedntd",
+    "creff": "creff",
+    "fedic": "fedic",
+    "fedmlp": "fedmlp",
+    "pfedgrp": "pfedgrp",
+    "fedavg-replay": "fedavg_replay",
+    "pfedgraph": "pfedgraph",
+    "pfedgraph-replay": "pfedgraph_replay",
+    "fedem": "fedem",
 }
 """Registered name -> module; a name is imported only when it is used."""
 

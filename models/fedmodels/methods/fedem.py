@@ -1,0 +1,158 @@
+"""FedEM — Marfoq et al., Federated Multi-Task Learning under a Mixture of Distributions,
+NeurIPS 2021, Algorithm 1. https://arxiv.org/abs/2108.10252
+
+    paper       here                                paper       here
+    theta_m     weights "learner{m}/…"              pi_m        private weights["pi"]
+    q_s(m)      refs.q (n, M)                       l           cross-entropy, in evaluation mode
+
+Deviations: a learner's mean is over the clients that answered; the loss is that of the run's local
+epochs with q fixed; see docs/methods/fedem.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fedmodels.method import Batch, ClientContext, Output, Run, ServerState
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.training import run_phases
+from fedmodels.types import Bundle, BundleSpec, Weights, scalar_spec
+
+
+@dataclass
+class Refs:
+    """What local training refers to."""
+
+    learners: list[Weights]
+    """theta_m, before and, one after the other, after training."""
+    pi: Tensor  # (M,) float64
+    q: Tensor  # (n, M)
+    now: int = 0
+    """The learner that trains."""
+
+
+@register("fedem")
+@dataclass(frozen=True, kw_only=True)
+class FedEM(FedAvg):
+    """Every client's data come from a mixture; all clients learn its components together."""
+
+    citation: ClassVar[str] = "Marfoq et al., NeurIPS 2021"
+
+    learners: int = 3
+    """M, the components."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("after_downlink",)  # a mixture is no net
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: Run) -> ServerState:
+        return ServerState(Bundle(weights=self._initial(run)))
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        return BundleSpec.of(Bundle(weights=self._initial(run))) | scalar_spec("num_examples")
+
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        return BundleSpec.of(Bundle(weights=self._initial(run))), BundleSpec()
+
+    def _initial(self, run: Run) -> Weights:
+        """Return M different sets of weights: equal learners would stay equal for ever."""
+        out = _named(0, run.initial_weights)
+        for m in range(1, self.learners):
+            out |= _named(m, weights_of(run.make_net(role=f"learner{m}")))
+        return out
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def keeps_state(self, run: Run) -> bool:
+        return True
+
+    def init_client(self, run: Run, client: int) -> Bundle:
+        return Bundle(weights={"pi": torch.full((self.learners,), 1 / self.learners).double()})
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        load_weights(ctx.net, self._learners(payload)[int(state.weights["pi"].argmax())])
+
+    def _learners(self, payload: Bundle) -> list[Weights]:
+        return [_learner(m, payload.weights) for m in range(self.learners)]
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+        learners, (x, y) = self._learners(payload), ctx.stream.train(ctx.task)
+        pi = state.weights["pi"]
+        if not len(y):
+            return Refs(learners, pi, torch.zeros(0, self.learners))
+        q = responsibilities(losses_of(ctx, learners, x, y), pi)  # E step
+        return Refs(learners, q.mean(0).cpu(), q.to(x.dtype))  # M step
+
+    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Refs) -> float:
+        total = 0.0
+        for m, start in enumerate(list(refs.learners)):
+            refs.now = m
+            load_weights(ctx.net, start)
+            total += run_phases(self, ctx, x, y, refs)
+            refs.learners[m] = weights_of(ctx.net)
+        return total
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Refs) -> Tensor:
+        q = refs.q[batch.index, refs.now]
+        return (q * cross_entropy(out.logits, batch.y, reduction="none")).mean()
+
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+        return Bundle(weights={"pi": refs.pi.clone()})
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+        weights: Weights = {}
+        for m, learner in enumerate(refs.learners):
+            weights |= _named(m, learner)
+        return Bundle(weights=weights, scalars={"num_examples": float(num_examples)})
+
+    def predict(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
+    ) -> Mapping[str, Tensor]:
+        pi = state.weights["pi"].tolist()
+        parts = [_logits(ctx, w, x).softmax(1) for w in self._learners(payload)]
+        mixture = torch.stack([p * part for p, part in zip(pi, parts, strict=True)]).sum(0)
+        return {"classifier": mixture.clamp_min(1e-30).log()}  # logs, for the loss
+
+
+def responsibilities(losses: Tensor, pi: Tensor) -> Tensor:
+    """Return q (n, M), proportional to ``pi_m exp(-l_m)``, of losses (n, M) and pi (M,)."""
+    return (pi.to(losses.device).log() - losses.double()).softmax(1)
+
+
+@torch.no_grad()
+def losses_of(ctx: ClientContext, learners: list[Weights], x: Tensor, y: Tensor) -> Tensor:
+    """Return the loss (n, M) of every example under every learner, in evaluation mode."""
+    size = ctx.run.experiment.evaluate.batch_size
+    ctx.net.eval()
+    columns = [
+        torch.cat([_logits(ctx, learner, part) for part in torch.split(x, size)])
+        for learner in learners
+    ]
+    return torch.stack([cross_entropy(c, y, reduction="none") for c in columns], 1)
+
+
+def _logits(ctx: ClientContext, weights: Weights, x: Tensor) -> Tensor:
+    """Return the logits of a learner; the net in ``ctx`` lends its form."""
+    tensors = {k.replace("/", ".", 1): t.to(x.device) for k, t in weights.items()}
+    logits: Tensor = functional_call(ctx.net, tensors, x)
+    return logits
+
+
+def _named(m: int, weights: Weights) -> Weights:
+    return {f"learner{m}/{name}": tensor for name, tensor in weights.items()}
+
+
+def _learner(m: int, weights: Mapping[str, Tensor]) -> Weights:
+    prefix = f"learner{m}/"
+    return {k.removeprefix(prefix): t for k, t in weights.items() if k.startswith(prefix)}

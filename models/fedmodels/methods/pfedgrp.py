@@ -1,0 +1,407 @@
+"""pFedGRP — personalised federated learning on data that change over time, by generative replay.
+https://arxiv.org/abs/2410.01502 (v2), Algorithm 1
+
+    paper           here                                paper       here
+    C_g             state.common.weights                Y_i, S_i    histogram.round, .total
+    C_{g,i}         clients[i].weights "personal/…"     A_{i,c}     generators["c"]
+    C_i^{t,*}       uploads[i].weights                  TH_G        th_g
+    W_i             row i of ``_rows``                  lambda      lam
+
+Deviations and what the paper leaves open: docs/methods/pfedgrp.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedmodels.collaboration import (
+    collaboration_graph,
+    distances,
+    graph_metrics,
+    mixed,
+    parameter_keys,
+    shares_of,
+)
+from fedmodels.generators import USUAL, Arch, Family
+from fedmodels.method import (
+    Batch,
+    ClientContext,
+    Metrics,
+    Output,
+    Run,
+    ServerContext,
+    ServerState,
+)
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.mixing import Found, Mixer, Search, find_weights
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.randomness import derive_seed
+from fedmodels.replay import ClassReplay, Judge, Rehearsal, Replayed, published
+from fedmodels.training import run_phases
+from fedmodels.types import (
+    Bundle,
+    BundleSpec,
+    ClientId,
+    GeneratorState,
+    Histogram,
+    TensorSpec,
+    Weights,
+)
+
+PERSONAL = "personal/"
+
+
+@register("pfedgrp")
+@dataclass(frozen=True, kw_only=True)
+class PFedGRP(FedAvg):
+    """Replay of past classes on clients, aggregation weights learned on generated data."""
+
+    citation: ClassVar[str] = "arXiv 2410.01502v2"
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    """Of the mean model C_g."""
+    lam: float = 0.3
+    """lambda: how much replayed outputs are held to the personal model's; 0 is ablation ASG."""
+    loss_norm: Literal["joint", "separate", "sum"] = "joint"
+    """Eq. 6: both sums over b, means over each set, or plain sums."""
+    align: Literal["logits", "probs"] = "logits"
+    """The outputs that are held."""
+    init_from: Literal["global", "personal"] = "global"
+    """Where local training starts; ``personal`` with lam = 0 is ablation ASP."""
+    aggregate_by: Literal["learned", "fedavg", "pfedgraph"] = "learned"
+    """Personal aggregation weights: eq. 8, training set sizes, or the collaboration graph."""
+    graph_alpha: float = 0.8
+    """pFedGraph's alpha."""
+    cap: Literal["total", "generated"] = "total"
+    """What the largest real class bounds: real and replayed examples together, or replayed ones."""
+    replay_filter: bool = True
+    """Keep only images that the classifier takes for their class; false is ablation AS1."""
+    replay_attempts: int = 10
+    """Images drawn at most for one that is wanted."""
+    replay_labels: Literal["hard", "soft"] = "hard"
+    """A replayed example's class, or the classifier's probabilities."""
+    shortage: Literal["truncate", "fill_top"] = "truncate"
+    """Go without what the filter rejects, or take the rejected images nearest to the class."""
+    th_g: float = 0.25
+    """TH_G: a generator is trained again when less of it is recognised."""
+    n_check: int = 200
+    """Images drawn for that."""
+    generator_update: Literal["drift", "always"] = "drift"
+    """Train below th_g, or at every encounter (ablation AS2)."""
+    generator_decouple: bool = True
+    """One generator for each class, or one for all, trained every round (ablation AS3)."""
+    generator_arch: Arch = "wgan"
+    """WGAN-GP, its DCGAN form, or a diffusion model sampled by DPM-Solver."""
+    generator_width: int = 0
+    """Channels; 0 is 16 for GANs (CIFAR-10: 64), 32 for diffusion."""
+    generator_width_mult: int = 1
+    """Factor of it; 2 in ablation AS3."""
+    generator_epochs: int = 0
+    """Epochs of one training; 0 is 200 for GANs (CIFAR-10: 1000), 6000 for diffusion."""
+    generator_batch: int = 64
+    """Batch size of training and of drawing."""
+    generator_lr: float = 0.0
+    """Adam's learning rate; 0 is 1e-4 for GANs, 2e-4 for diffusion."""
+    generator_restart: bool = False
+    """Train from scratch each time instead of going on."""
+    generator_moments: bool = False
+    """Keep Adam's moments in the private state, which triples it."""
+    server_volume: int = 200
+    """V: generated examples of the client's most frequent class on the server."""
+    label_dist: Literal["counts", "freq"] = "counts"
+    """Send S, or S over its sum in parts per million."""
+    w_param: Literal["softmax", "quad", "pgd", "affine"] = "softmax"
+    """How the simplex is parametrised; ``affine`` allows negative weights."""
+    w_init: Literal["uniform", "self"] = "uniform"
+    """Initial weights."""
+    w_optimizer: Literal["adam", "sgd"] = "adam"
+    """Of eq. 8."""
+    w_lr: float = 0.01
+    """Its learning rate."""
+    w_epochs: int = 20
+    """Its epochs."""
+    w_batch: int = 64
+    """Its batch size."""
+    w_entropy_floor: float = 0.0
+    """Least entropy of a row over log n."""
+    bn: Literal["weighted", "batch"] = "weighted"
+    """Batch normalisation in eq. 8: by statistics mixed with w, or by the batch's."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("global", "after_local", "after_downlink")
+
+    def replay(self, run: Run) -> ClassReplay:
+        """Return how replay is done, on both sides."""
+        width = self.generator_width or USUAL[self.generator_arch][0]
+        family = Family(
+            input_shape=run.problem.input_shape,
+            arch=self.generator_arch,
+            width=width * self.generator_width_mult,
+            epochs=self.generator_epochs,
+            batch_size=self.generator_batch,
+            lr=self.generator_lr,
+            moments=self.generator_moments,
+        )
+        return ClassReplay(
+            family=family,
+            filtered=self.replay_filter,
+            attempts=self.replay_attempts,
+            shortage=self.shortage,
+            update=self.generator_update,
+            th_g=self.th_g,
+            n_check=self.n_check,
+            restart=self.generator_restart,
+            decoupled=self.generator_decouple,
+            soft=self.replay_labels == "soft",
+            cap=self.cap,
+            batch=self.generator_batch,
+        )
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def broadcast(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        return state.common, self._personal(state, ctx.cohort)
+
+    def evaluation(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        return state.common, self._personal(state, tuple(state.clients))
+
+    def _personal(self, state: ServerState, clients: tuple[int, ...]) -> dict[ClientId, Bundle]:
+        """Return C_{g,i} of clients that have one; the others take C_g for it."""
+        held = {c: state.clients[c].weights for c in clients if c in state.clients}
+        return {c: Bundle(weights=weights) for c, weights in held.items()}
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        classes, optional = run.problem.num_classes, dict[str, TensorSpec]()
+        if self.aggregate_by == "learned":
+            shapes = self.replay(run).family.public_shapes()
+            keys = map(str, range(classes)) if self.generator_decouple else ("all",)
+            generators = {key: GeneratorState(0, shapes) for key in keys}
+            optional = dict(BundleSpec.of(Bundle(generators=generators)).required)
+        told = Histogram(*(torch.zeros(n, dtype=torch.int32) for n in (0, classes)))
+        return super().upload_spec(run) | BundleSpec(
+            BundleSpec.of(Bundle(histogram=told)).required, optional
+        )
+
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        personal = _prefixed(run.initial_weights)
+        return super().payload_spec(run)[0], BundleSpec.of(Bundle(weights=personal))
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        mean = super().aggregate(ctx, state, uploads)  # C_g
+        clients = dict(state.clients)
+        expected = self.replay(ctx.run).family.public_shapes().keys()
+        for client, upload in uploads.items():
+            before = clients.get(client, Bundle())
+            whole = {k: g for k, g in upload.generators.items() if g.tensors.keys() == expected}
+            new = {k: GeneratorState(g.version, _copied(g.tensors)) for k, g in whole.items()}
+            assert upload.histogram is not None
+            told = Histogram(*(t.clone() for t in (upload.histogram.round, upload.histogram.total)))
+            clients[client] = Bundle(
+                before.weights or _prefixed(mean.common.weights),
+                generators={**before.generators, **new},
+                histogram=told,
+            )
+        return ServerState(mean.common, state.own, clients)
+
+    def finish(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> tuple[ServerState, Metrics]:
+        if not uploads:
+            return state, {}
+        models = [u.weights for u in uploads.values()]
+        rows, metrics = self._rows(ctx, state, uploads)
+        clients = dict(state.clients)
+        for row, client in zip(rows, uploads, strict=True):
+            held = clients[client]
+            weights = _prefixed(mixed(models, row))  # C_{g,i} = sum_j w_ij C_j
+            clients[client] = Bundle(weights, generators=held.generators, histogram=held.histogram)
+        metrics |= graph_metrics(ctx, rows, uploads)
+        return ServerState(state.common, state.own, clients), metrics
+
+    def _rows(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> tuple[Tensor, Metrics]:
+        """Return W (n, n), the aggregation weights of every client of the cohort."""
+        models = [u.weights for u in uploads.values()]
+        shares = shares_of([u.scalars["num_examples"] for u in uploads.values()])
+        if self.aggregate_by == "fedavg":
+            return shares.expand(len(shares), -1).clone(), {}
+        if self.aggregate_by == "pfedgraph":
+            keys = parameter_keys(ctx.run.make_net())
+            d = distances(models, ctx.run.initial_weights, keys)
+            return collaboration_graph(d, shares, self.graph_alpha), {}
+        mixer = Mixer(ctx.run.make_net(), models, bn=self.bn)
+        found, drawn = [], []
+        for position, (client, upload) in enumerate(uploads.items()):
+            examples = self._examples(ctx, state.clients[client], client, upload.weights)
+            drawn.append(first := examples(0))
+            found.append(self._learned(ctx, mixer, position, client, first, examples))
+        ctx.series["mixing_loss"] = [[f.uniform, f.loss] for f in found if f.loss == f.loss]
+        looked = sum(r.drawn for r in drawn)
+        metrics: Metrics = {}
+        if looked:
+            metrics["server_acceptance"] = sum(r.accepted for r in drawn) / looked
+            metrics["server_shortage"] = sum(r.shortage for r in drawn) / sum(
+                r.asked for r in drawn
+            )
+        return torch.stack([f.w for f in found]), metrics
+
+    def _examples(
+        self, ctx: ServerContext, held: Bundle, client: int, weights: Weights
+    ) -> Callable[[int], Replayed]:
+        """Return the function that draws D_i of an epoch; the client's own model is the judge."""
+        assert held.histogram is not None
+        total = held.histogram.total.double()
+        volumes = (self.server_volume * total / total.max().clamp_min(1)).round().long()
+        net = ctx.run.make_net()
+        load_weights(net, weights)
+        replay, judge = self.replay(ctx.run), Judge(net)
+        seed, at = ctx.run.experiment.seed, ctx.interaction
+        return lambda epoch: replay.replayed(
+            held.generators,
+            volumes,
+            judge,
+            lambda word: derive_seed(seed, f"server/{client}/{epoch}/{word}", at, "method"),
+        )
+
+    def _learned(
+        self,
+        ctx: ServerContext,
+        mixer: Mixer,
+        position: int,
+        client: int,
+        first: Replayed,
+        examples: Callable[[int], Replayed],
+    ) -> Found:
+        """Solve eq. 8 for one client."""
+        search = Search(
+            epochs=self.w_epochs,
+            lr=self.w_lr,
+            optimizer=self.w_optimizer,
+            batch_size=self.w_batch,
+            param=self.w_param,
+            init=self.w_init,
+            entropy_floor=self.w_entropy_floor,
+        )
+
+        def of(epoch: int) -> tuple[Tensor, Tensor]:
+            now = examples(epoch) if epoch else first
+            return now.x, now.y if now.soft is None else now.soft
+
+        seed = derive_seed(ctx.run.experiment.seed, f"server/{client}", ctx.interaction, "method")
+        again = not self.generator_decouple  # AS3 draws anew in every epoch
+        return find_weights(mixer, of if again else of(0), position, search, seed)
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def keeps_state(self, run: Run) -> bool:
+        return True
+
+    def init_client(self, run: Run, client: int) -> Bundle:
+        nobody = torch.zeros(run.problem.num_classes, dtype=torch.int32)
+        return Bundle(histogram=Histogram(nobody, nobody.clone()))
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        personal = {
+            k.removeprefix(PERSONAL): t
+            for k, t in payload.weights.items()
+            if k.startswith(PERSONAL)
+        }
+        if personal:
+            load_weights(ctx.net, personal)
+        else:
+            self.load_global(ctx, payload)
+
+    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
+        weights = payload.weights.items()
+        load_weights(ctx.net, {k: t for k, t in weights if not k.startswith(PERSONAL)})
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Rehearsal:
+        refs = self.replay(ctx.run).prepared(ctx, state)  # ctx.net holds C_{g,i} of the last round
+        if self.lam:
+            refs.teacher = refs.judge(refs.replayed.x)
+        if self.init_from == "global":
+            self.load_global(ctx, payload)  # C <- C_g
+        return refs
+
+    def training_data(self, ctx: ClientContext, refs: Rehearsal) -> tuple[Tensor, Tensor]:
+        return refs.training_data()
+
+    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Rehearsal) -> float:
+        redraw = refs.redraw
+        if redraw is None:
+            return run_phases(self, ctx, x, y, refs)
+
+        def renewed(epoch: int) -> tuple[Tensor, Tensor]:  # AS3
+            if epoch:
+                refs.replayed = redraw(epoch)
+                refs.teacher = refs.judge(refs.replayed.x) if self.lam else None
+            return refs.training_data()
+
+        return run_phases(self, ctx, x, y, refs, renewed)
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Rehearsal) -> Tensor:
+        first = len(refs.real[1])
+        replayed = batch.index >= first
+        if self.loss_norm != "sum" and not bool(replayed.any()):
+            return cross_entropy(out.logits, batch.y)
+        rows, outputs = batch.index[replayed] - first, out.logits[replayed]
+        if refs.replayed.soft is None:
+            fit = cross_entropy(out.logits, batch.y, reduction="sum")
+        else:
+            fit = cross_entropy(out.logits[~replayed], batch.y[~replayed], reduction="sum")
+            fit = fit + cross_entropy(outputs, refs.replayed.soft[rows], reduction="sum")
+        held = torch.zeros_like(fit)
+        if refs.teacher is not None:
+            target = refs.teacher[rows]
+            if self.align == "probs":
+                outputs, target = outputs.softmax(1), target.softmax(1)
+            held = (outputs - target).square().mean(1).sum()
+        if self.loss_norm == "sum":
+            return fit + self.lam * held
+        over = len(batch.y) if self.loss_norm == "joint" else len(rows)
+        return fit / len(batch.y) + self.lam * held / over  # eq. 6
+
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Rehearsal
+    ) -> Bundle:
+        return self.replay(ctx.run).kept(ctx, state, refs)  # eq. 7
+
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: Rehearsal, num_examples: int
+    ) -> Bundle:
+        assert state.histogram is not None
+        total = state.histogram.total
+        if self.label_dist == "freq":
+            parts = 1e6 * total.double() / total.sum().clamp_min(1)
+            total = parts.round().to(torch.int32)
+        new = {k: g for k, g in state.generators.items() if k in refs.trained}
+        return Bundle(
+            weights=weights_of(ctx.net),  # C_i^{t,*}
+            generators=published(new) if self.aggregate_by == "learned" else {},
+            histogram=Histogram(torch.zeros(0, dtype=torch.int32), total),  # S, not Y
+            scalars={"num_examples": float(num_examples)},
+        )
+
+
+def _prefixed(weights: Weights) -> Weights:
+    return {PERSONAL + name: tensor for name, tensor in weights.items()}
+
+
+def _copied(weights: Weights) -> Weights:
+    """Return tensors that do not live in a receive buffer."""
+    return {name: tensor.clone() for name, tensor in weights.items()}
