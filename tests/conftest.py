@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -16,7 +18,7 @@ from fedcli.data.client_data import ClientData
 from fedcli.data.commands import run_partition
 from fedcli.data.stream import TaskStream
 from fedmodels.config import Experiment, experiment_of
-from fedmodels.method import ClientContext, Method, Run, ServerContext
+from fedmodels.method import ClientContext, Method, Run, ServerContext, ServerData
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
 from fedmodels.types import Bundle, Problem
@@ -60,7 +62,30 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_partition(
         made.data, made.scenario, made.schedule.clients, made.seed, root, Console(quiet=True)
     )
+    write_server_data(root)
     return root
+
+
+def write_server_data(root: Path) -> None:
+    """Put noise beside a partition of digits, for methods that train on the server."""
+    place, rng = root / "server", np.random.default_rng(0)
+    place.mkdir()
+    facts = json.loads((root / "0" / "client.json").read_text())
+    facts.pop("tasks", None)
+    (place / "problem.json").write_text(json.dumps(facts))
+    for name, count in (("x", 20), ("unlabelled_x", 16)):
+        x = rng.uniform(0, 16, (count, *facts["input_shape"])).astype(np.float32)
+        np.save(place / f"{name}.npy", x)
+    np.save(place / "y.npy", np.arange(20, dtype=np.int64) % facts["num_classes"])
+
+
+def server_context(run: Run, interaction: int, cohort: tuple[int, ...]) -> ServerContext:
+    """Return the context of a server half, with noise as the data of its own."""
+    draw = torch.Generator().manual_seed(0)
+    shape, classes = run.problem.input_shape, run.problem.num_classes
+    x, unlabelled = (torch.randn(n, *shape, generator=draw) for n in (2 * classes, 16))
+    held = ServerData(x, torch.arange(2 * classes) % classes, unlabelled)
+    return ServerContext(run, interaction, 0, 0, cohort, server_data=held)
 
 
 @pytest.fixture
