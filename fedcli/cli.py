@@ -81,7 +81,7 @@ def clients_of(text: str) -> list[ClientId]:
     """
     if text == "evaluator":
         return ["evaluator"]
-    found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
+    found = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", text)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if first > last:
         raise ConfigError(f"--client-id {text!r} is no id, no range such as 0-24, not evaluator")

@@ -40,7 +40,7 @@ def _first_line(cls: type[Method]) -> str:
 
 
 def _meanings(cls: type[Method]) -> dict[str, str]:
-    """Return the text under each field of a class and of its parents."""
+    """Return the text under each field of a class, or of the parent it was taken from."""
     found: dict[str, str] = {}
     for part in reversed(cls.__mro__):
         if not issubclass(part, Method) or part is Method:
@@ -50,5 +50,6 @@ def _meanings(cls: type[Method]) -> dict[str, str]:
         for node, after in zip(body.body, body.body[1:], strict=False):
             text = getattr(getattr(after, "value", None), "value", None)
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                found[node.target.id] = " ".join(text.split()) if isinstance(text, str) else ""
+                known = found.get(node.target.id, "")
+                found[node.target.id] = " ".join(text.split()) if isinstance(text, str) else known
     return found

@@ -1,0 +1,46 @@
+import dataclasses
+
+import pytest
+from rich.console import Console
+
+from fedmodels.errors import ConfigError
+from fedmodels.methods import make, method_class, names
+from fedsrv.catalogue import method_table, methods_table
+
+
+def text_of(table):
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_every_method_has_its_line():
+    table = methods_table()
+    assert list(table.columns[0].cells) == names()
+    for column in table.columns[1:]:
+        assert all(column.cells)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_hyper_parameter_has_default_and_meaning(name):
+    table = method_table(name)
+    fields = dataclasses.fields(method_class(name))
+    keys, defaults, meanings = (list(column.cells) for column in table.columns)
+    assert keys == [field.name for field in fields]
+    for key, default, meaning in zip(keys, defaults, meanings, strict=True):
+        assert default == repr(getattr(make(name), key))
+        assert meaning, f"{name}.{key} is not explained"
+    assert method_class(name).citation in str(table.title)
+
+
+def test_what_is_shown():
+    shown = text_of(method_table("fedprox"))
+    assert "Weight of the proximal term; 0 is FedAvg." in shown
+    assert "Aggregation weights: n_k / n over the clients" in shown
+    assert "Li et al., MLSys 2020" in shown
+
+
+def test_an_unknown_method():
+    with pytest.raises(ConfigError, match=r"unknown method 'fedprx'; .* Did you mean 'fedprox'\?"):
+        method_table("fedprx")

@@ -1,0 +1,213 @@
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import fedcli.cli
+import fedsrv.cli
+from fedmodels.errors import ConfigError, LinkError
+
+FEDSRV = {
+    "launch": {"CONFIG", "--out", "--set", "--hosts", "--resume"},
+    "serve": {
+        "CONFIG", "--listen", "--out", "--resume", "--set", "--server-data",
+        "--tls-cert", "--tls-key", "--tls-client-ca", "--insecure",
+    },
+    "methods": {"NAME"},
+    "report": {"RUNS", "--html"},
+    "certs init": {"--dir"},
+    "certs issue": {"IDENTITY", "--dir"},
+}  # fmt: skip
+FEDCLI = {
+    "join": {
+        "--client-id", "--server", "--data", "--state-dir", "--device", "--give-up-after",
+        "--tls-ca", "--tls-cert", "--tls-key",
+    },
+    "partition": {"CONFIG", "--out", "--set"},
+    "data": set(),
+}  # fmt: skip
+"""What users rely on: commands and options may be added, never renamed or removed."""
+
+
+def surface(app):
+    """Return the options and arguments of every command, by its words."""
+    found = {}
+
+    def visit(command, words):
+        for name, below in getattr(command, "commands", {}).items():
+            visit(below, [*words, name])
+        if not hasattr(command, "commands"):
+            found[" ".join(words)] = {
+                word
+                for p in command.params
+                for word in (p.opts if p.param_type_name == "option" else [p.name.upper()])
+            }
+
+    visit(typer.main.get_command(app), [])
+    return found
+
+
+@pytest.mark.parametrize(("app", "frozen"), [(fedsrv.cli.app, FEDSRV), (fedcli.cli.app, FEDCLI)])
+def test_commands_and_options_stay(app, frozen):
+    found = surface(app)
+    assert frozen.keys() <= found.keys()
+    for command, options in frozen.items():
+        assert options <= found[command], command
+
+
+@pytest.mark.parametrize("app", [fedsrv.cli.app, fedcli.cli.app])
+def test_every_option_is_explained(app):
+    def visit(command):
+        assert command.help, command.name
+        for p in command.params:
+            assert getattr(p, "help", None) or p.hidden, (command.name, p.name)
+        for below in getattr(command, "commands", {}).values():
+            visit(below)
+
+    visit(typer.main.get_command(app))
+
+
+@pytest.mark.parametrize(
+    ("app", "words"),
+    [(fedsrv.cli.app, w.split()) for w in ("", "certs", *FEDSRV)]
+    + [(fedcli.cli.app, w.split()) for w in ("", *FEDCLI)],
+)
+def test_help(app, words):
+    found = CliRunner().invoke(app, [*words, "--help"])
+    assert found.exit_code == 0
+    assert "Usage" in found.output
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+def run(monkeypatch, capsys, module, *arguments):
+    """Return exit status and standard error of a command, as a shell would see them."""
+    monkeypatch.setattr(sys, "argv", [module.__name__.partition(".")[0], *arguments])
+    try:
+        module.main()
+    except SystemExit as ended:
+        status = ended.code
+    else:
+        status = 0
+    return status, capsys.readouterr().err
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[data]\nname = "digits"\n[scenario]\nkind = "iid"\n[net]\nname = "mlp"\n'
+        '[method]\nname = "fedprox"\n'
+    )
+    return path
+
+
+@pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
+@pytest.mark.parametrize("arguments", [["nothing"], ["--nothing"]])
+def test_wrong_usage(monkeypatch, capsys, module, arguments):
+    status, error = run(monkeypatch, capsys, module, *arguments)
+    assert status == 2
+    assert "Usage" in error
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["serve", "{missing}"], "error: cannot read the config"),
+        (["launch", "{missing}"], "error: cannot read the config"),
+        (["serve", "{config}", "--set", "method.mue=1"], "unknown key 'mue' in [method]"),
+        (["launch", "{config}", "--set", "seed"], "is not key=value"),
+        (["launch", "{config}", "--out", "{full}"], "exists and is not empty"),
+        (["serve", "{config}", "--out", "{full}"], "exists and is not empty"),
+        (["serve", "{config}", "--out", "{out}", "--listen", "0.0.0.0:0"], "without TLS"),
+        (["serve", "{config}", "--tls-cert", "x"], "belong together"),
+        (["serve", "{config}", "--tls-client-ca", "x"], "needs --tls-cert"),
+        (["methods", "fedprx"], "Did you mean 'fedprox'?"),
+    ],
+)
+def test_mistakes_under_fedsrv(monkeypatch, capsys, tmp_path, config, command, line):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").write_text("")
+    places = {"config": config, "missing": tmp_path / "no.toml"}
+    places |= {name: tmp_path / name for name in ("full", "out")}
+    arguments = [word.format(**places) for word in command]
+    status, error = run(monkeypatch, capsys, fedsrv.cli, *arguments)
+    assert status == 2
+    errors = [text for text in error.splitlines() if text.startswith("error: ")]
+    assert len(errors) == 1
+    assert line in errors[0]
+    assert "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "line"),
+    [
+        (["partition", "{missing}", "--out", "{out}"], 2, "cannot read the config"),
+        (["partition", "{config}", "--out", "{out}", "--set", "sed=1"], 2, "unknown key 'sed'"),
+        (["join", "--client-id", "2-1"], 2, "is no id, no range"),
+        (["join", "--client-id", "-1"], 2, "is no id, no range"),
+        (["join", "--client-id", "0", "--device", "tpu"], 2, "is not auto, cpu or cuda:K"),
+        (["join", "--client-id", "0", "--tls-cert", "x"], 2, "need --tls-ca"),
+        (["join", "--client-id", "0"], 1, "is not there: it should be this client's data"),
+        (["join", "--client-id", "evaluator"], 1, "the evaluator has nothing to do"),
+    ],
+)
+def test_mistakes_under_fedcli(monkeypatch, capsys, tmp_path, config, command, status, line):
+    places = {"config": config, "missing": tmp_path / "no.toml", "out": tmp_path / "out"}
+    arguments = [word.format(**places) for word in command]
+    if command[0] == "join":
+        arguments += ["--server", "127.0.0.1:1", "--data", str(tmp_path)]
+        arguments += ["--state-dir", str(tmp_path / "state")]
+    found, error = run(monkeypatch, capsys, fedcli.cli, *arguments)
+    assert found == status
+    errors = [text for text in error.splitlines() if text.startswith("error: ")]
+    assert len(errors) == 1
+    assert line in errors[0]
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ConfigError("x"), 2), (LinkError("x"), 1), (KeyboardInterrupt(), 130)]
+)
+@pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
+def test_exit_status(monkeypatch, capsys, module, error, status):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(module, "app", fails)
+    assert run(monkeypatch, capsys, module)[0] == status
+
+
+def test_client_ids():
+    assert fedcli.cli.clients_of("7") == [7]
+    assert fedcli.cli.clients_of("0-3") == [0, 1, 2, 3]
+    assert fedcli.cli.clients_of("evaluator") == ["evaluator"]
+    for text in ("", "a", "1-", "-", "3-1", "1,2", "1 - 2", "٣", "1-2-3"):
+        with pytest.raises(ConfigError):
+            fedcli.cli.clients_of(text)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("fedsrv.cli", []),
+        ("fedsrv.cli", ["serve"]),
+        ("fedsrv.cli", ["launch"]),
+        ("fedcli.cli", []),
+        ("fedcli.cli", ["join"]),
+        ("fedcli.cli", ["partition"]),
+    ],
+)
+def test_help_needs_no_torch(module, words):
+    """What a user waits for first must come at once."""
+    program = (
+        f"import sys\nimport {module} as cli\nsys.argv = ['it', *{[*words, '--help']!r}]\n"
+        "try:\n    cli.main()\nexcept SystemExit as ended:\n    assert not ended.code\n"
+        "slow = {'torch', 'grpc', 'numpy'} & sys.modules.keys()\n"
+        "assert not slow, slow\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
