@@ -41,12 +41,16 @@ SMALL: dict[str, dict[str, object]] = {
     "pfedgrp": {**SMALL_GENERATORS, "server_volume": 12, "w_epochs": 2},
     "fedavg-replay": SMALL_GENERATORS,
     "pfedgraph-replay": SMALL_GENERATORS,
+    "creff": {"match_steps": 5, "crt_epochs": 2},
+    "fedic": {"fine_tuning_steps": 5, "calibration_steps": 5, "distillation_steps": 5},
 }
 """Hyper-parameters that make a method fast enough for so many runs, by name."""
 
 VARIANTS = [
     ("fedavg", {"weighting": "uniform"}),
     ("centralized", {"data": "own"}),
+    ("fedmlp", {"share": "all", "proto_agg": "all_latest", "clustering": "finch"}),
+    ("fedmlp", {"share": "shallow(1)", "eval_upload_head": True, "inference": "prototype"}),
     ("pfedgrp", {"generator_decouple": False, "replay_labels": "soft"}),
     ("fedali", {"wire_prototypes": "both", "keep_personal_prototypes": True}),
 ]

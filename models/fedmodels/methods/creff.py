@@ -126,7 +126,7 @@ class CReFF(FedAvg):
         known[list(wanted)] = True
         metrics = {}
         if wanted and self.match_steps:
-            features, metrics["matching"] = self._match(features, wanted, weight, bias)
+            features, metrics["gradient_cosine"] = self._match(features, wanted, weight, bias)
         if self.crt_epochs and (bool(known.any()) or not self.mask_unknown):
             weight, bias = self._retrained(ctx, features, known)
         heads = dict(zip(RETRAINED, (weight, bias), strict=True))
@@ -146,7 +146,11 @@ class CReFF(FedAvg):
     def _match(
         self, features: Tensor, wanted: Mapping[int, Tensor], weight: Tensor, bias: Tensor
     ) -> tuple[Tensor, float]:
-        """Move the features of reported classes to where the head's gradients are the real ones."""
+        """Move the features of reported classes to where the head's gradients are the real ones.
+
+        Returns:
+            All features, and the mean cosine between gradients before the last step.
+        """
         classes, target = torch.tensor(list(wanted)), torch.stack(list(wanted.values()))
         free = features[classes].clone().requires_grad_(True)
         optimizer = torch.optim.SGD([free], lr=self.lr_feature)
@@ -157,7 +161,8 @@ class CReFF(FedAvg):
             optimizer.step()
         moved = features.clone()
         moved[classes] = free.detach()
-        return moved, float(distance.detach()) / len(classes)
+        rows = target.shape[0] * (target.shape[1] + 1)
+        return moved, 1 - float(distance.detach()) / rows
 
     @torch.no_grad()
     def _retrained(

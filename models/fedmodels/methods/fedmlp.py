@@ -253,8 +253,7 @@ class FedMLP(FedAvg):
         levels = {CLUSTER: a.int(), MINORITY: torch.from_numpy(np.packbits(bits))}
         prototypes = {"class": g, "semantic": Prototypes.by_position(p)}
         common = Bundle({**state.common.weights, **levels}, prototypes)
-        metrics = {"known_classes": float(len(g.labels)), "minority_classes": float(len(rare))}
-        return replace(state, common=common), metrics
+        return replace(state, common=common), {"known_share": len(g.labels) / classes}
 
     def _minority(self, ctx: ServerContext, state: ServerState) -> list[int]:
         """Return J: the lower half of the known classes; every (client, task) counts once."""
