@@ -64,25 +64,25 @@ def cluster_near(
 
 
 def _neighbours(centres: Tensor, count: int) -> Tensor:
-    """Return the indices (G, m) of the centres nearest to each one, itself first."""
+    """Return the indices (G, m), rising, of the centres nearest to each one, itself included."""
     squares = centres.square().sum(1)
     parts = []
     for rows in torch.split(torch.arange(len(centres)), ROWS):
         distance = torch.addmm(squares, centres[rows], centres.T, alpha=-2)  # less the row's own
         distance[torch.arange(len(rows)), rows] = -torch.inf
-        parts.append(distance.topk(count, largest=False).indices)
+        parts.append(distance.topk(count, largest=False).indices.sort(1).values)
     return torch.cat(parts)
 
 
 def _assign(points: Tensor, own: Tensor, centres: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each point's nearest candidate (G,) and its squared distance (G,)."""
+    """Return each point's nearest candidate (G,), the first among equals, and how far it is."""
     chosen, distances = [], []
     for rows in torch.split(torch.arange(len(points)), ROWS):
         candidates = near[own[rows]]  # (r, m)
         apart = (centres[candidates] - points[rows, None]).square().sum(-1)
-        distance, index = apart.min(1)
-        chosen.append(candidates.gather(1, index[:, None])[:, 0])
-        distances.append(distance)
+        index = apart.argmin(1, keepdim=True)
+        chosen.append(candidates.gather(1, index)[:, 0])
+        distances.append(apart.gather(1, index)[:, 0])
     return torch.cat(chosen), torch.cat(distances)
 
 

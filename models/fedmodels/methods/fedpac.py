@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedmodels.algebra import class_means, nnls_simplex, weighted_mean
+from fedmodels.errors import PayloadError
 from fedmodels.method import (
     Batch,
     ClientContext,
@@ -125,8 +126,11 @@ class FedPAC(FedAvg):
         after = super().aggregate(ctx, state, bases)  # theta <- sum_i n_i/n theta_i
         if after is state:
             return state
-        own = [u.prototypes["class"] for u in uploads.values()]
-        prototypes = mean_prototypes(own, ctx.run.width, uniform=False)  # c^k, by n_ik / n_k
+        own, classes = (
+            {c: u.prototypes["class"] for c, u in uploads.items()},
+            ctx.run.problem.num_classes,
+        )
+        prototypes = mean_prototypes(own, classes, ctx.run.width, uniform=False)  # c^k: n_ik / n_k
         common = Bundle(after.common.weights, {"class": prototypes})
         return ServerState(common, state.own, state.clients)
 
@@ -136,7 +140,7 @@ class FedPAC(FedAvg):
         voters = {c: u for c, u in uploads.items() if u.scalars["num_examples"]}
         if not voters:
             return state, {}
-        mixtures = self._mixtures(list(voters.values()), ctx.run)
+        mixtures = self._mixtures(voters, ctx.run)
         heads = [
             {name: t for name, t in u.weights.items() if not self.shares(name)}
             for u in voters.values()
@@ -149,21 +153,26 @@ class FedPAC(FedAvg):
             ctx.series["aggregation_weights"] = mixtures
         return ServerState(state.common, state.own, {**state.clients, **own}), {}
 
-    def _mixtures(self, voters: Sequence[Bundle], run: Run) -> list[list[float]]:
+    def _mixtures(self, voters: Mapping[int, Bundle], run: Run) -> list[list[float]]:
         """Return alpha, a row on the simplex for each client (eq. 13).
 
         min over alpha of alpha^T (diag(V) + H_i H_i^T) alpha, where row j of H_i is h_i - h_j. With
         h^T = Q R, the columns of R are as far from each other as the rows of h are.
         """
-        h = np.zeros((len(voters), run.problem.num_classes, run.width))
-        for row, upload in zip(h, voters, strict=True):
+        classes = run.problem.num_classes
+        h = np.zeros((len(voters), classes, run.width))
+        for row, (client, upload) in zip(h, voters.items(), strict=True):
             for k, (vector, _) in upload.prototypes["statistics"].rows().items():
+                if not 0 <= k < classes:
+                    raise PayloadError(f"client {client} reports statistics of class {k}")
                 row[k] = vector.numpy()
         corner = np.asarray(np.linalg.qr(h.reshape(len(voters), -1).T, mode="r"))
-        deviations = np.diag(np.sqrt([max(u.scalars["variance"], 0.0) for u in voters]))
+        deviations = np.diag(np.sqrt([max(u.scalars["variance"], 0.0) for u in voters.values()]))
         mixtures = []
         for i in range(len(voters)):
-            alpha = nnls_simplex(np.vstack([deviations, corner[:, i, None] - corner]))
+            apart = corner[:, i, None] - corner
+            apart[np.abs(apart) < 1e-12 * np.abs(corner).max()] = 0  # rounding of equal rows of h
+            alpha = nnls_simplex(np.vstack([deviations, apart]))
             alpha = np.where(alpha < self.min_weight, 0.0, alpha)
             mixtures.append((alpha / alpha.sum()).tolist())
         return mixtures
