@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fedcli.data.client_data import ClientData
-from fedcli.link import Link, Member, SessionGone, Superseded
+from fedcli.link import Link, Member, SessionGone, Superseded, UploadRefused
 from fedcli.state import Session, StateDirectory
 from fedcli.worker import Result, Worker, open_data
 from fedmodels.config import experiment_of
@@ -26,6 +26,8 @@ from fedmodels.types import EVALUATOR, Bundle, BundleSpec, ClientId
 from fedpb import coordinator_pb2 as rpc
 
 PROTOCOL = 1
+KEEP_BYTES = 256 << 20
+"""Uploads that one process keeps until they are committed, all its clients together."""
 log = logging.getLogger(__name__)
 
 
@@ -70,7 +72,13 @@ class Host:
                 )
                 torch.set_num_threads(experiment.training.threads)
                 self.workers[client] = Worker(
-                    client, self.data[client], self.states[client], experiment, self.device
+                    client,
+                    self.data[client],
+                    self.states[client],
+                    experiment,
+                    self.device,
+                    sibling=next(iter(self.workers.values()), None),
+                    keep_bytes=KEEP_BYTES // len(self.data),
                 )
 
     def _join(self, client: ClientId) -> rpc.JoinReply:
@@ -167,7 +175,7 @@ class Host:
         try:
             self._rejoin(gone)
         except FedtideError as error:
-            self._orders.put(error)
+            self._fail(error)
             return False
         return True
 
@@ -176,25 +184,34 @@ class Host:
 
     def _push_forever(self) -> None:
         while (result := self._results.get()) is not None:
-            client = client_of(result.order)
-            while True:
-                member = self.members[client]
-                try:
-                    self.link.push(member, result)
-                    break
-                except SessionGone:
-                    if not self._renew({client: member}):
-                        return
-                except Superseded as error:
-                    log.warning("client %s: %s", client, error)
-                    break
-                except LinkError as error:
-                    if "INVALID_ARGUMENT" in str(error) or "RESOURCE_EXHAUSTED" in str(error):
-                        log.error("%s", error)  # this upload is refused; the run may go on
-                        break
-                    self._failure = error
-                    self._orders.put(error)
+            if self._failure is None:  # after one, results are only taken off the queue
+                self._push(result)
+
+    def _push(self, result: Result) -> None:
+        """Bring back one result, joining again where the server forgot the session."""
+        client = client_of(result.order)
+        while True:
+            member = self.members[client]
+            try:
+                self.link.push(member, result)
+                return
+            except SessionGone:
+                if not self._renew({client: member}):
                     return
+            except UploadRefused as error:  # this client fails for this interaction
+                log.error("%s", error)
+                return
+            except Superseded as error:
+                log.warning("client %s: %s", client, error)
+                return
+            except LinkError as error:
+                self._fail(error)
+                return
+
+    def _fail(self, error: FedtideError) -> None:
+        """End the process: the thread that trains finds the error where it waits for orders."""
+        self._failure = self._failure or error
+        self._orders.put(error)
 
     def _beat_forever(self) -> None:
         while not self._closed.wait(self.beat_every_s):

@@ -46,6 +46,10 @@ class SessionGone(Exception):
     """The server does not know the session any more; joining again helps."""
 
 
+class UploadRefused(LinkError):
+    """The server will not take this upload, now or later; the run may go on."""
+
+
 class Superseded(Exception):
     """The server no longer wants this result."""
 
@@ -111,6 +115,8 @@ class Link:
                     raise SessionGone(error.details()) from None
                 if code == grpc.StatusCode.ABORTED:
                     raise Superseded(error.details()) from None
+                if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
+                    raise UploadRefused(f"{what}: {error.details()} ({code.name})") from None
                 if code not in _RETRIED:
                     raise LinkError(f"{what}: {error.details()} ({code.name})") from None
                 if self._closed.is_set():

@@ -6,7 +6,7 @@ import logging
 import resource
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from fedmodels.config import Experiment
 from fedmodels.errors import DataError, FedtideError
 from fedmodels.method import ClientContext, Run
 from fedmodels.methods import make
-from fedmodels.nets.split import weights_of
+from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.training import score, train_locally
 from fedmodels.types import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
 from fedpb import coordinator_pb2 as rpc
@@ -62,14 +62,20 @@ class Worker:
     states: StateDirectory
     experiment: Experiment
     device: torch.device
+    sibling: InitVar[Worker | None] = None
+    """Another client of this process: they train in turn, and share its net to work with."""
+    keep_bytes: int = 256 << 20
+    """A larger upload is not kept until it is committed, but computed again if need be."""
     progress: Progress = field(default_factory=Progress)
+    run: Run = field(init=False)
+    net: SplitNet = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, sibling: Worker | None) -> None:
         """Build the method, the net and the stream of tasks."""
         table = self.experiment.method
         self.method = make(table.name, **table.hyper_parameters())
-        self.run = Run(self.experiment, self.data.problem)
-        self.net = self.run.make_net().to(self.device)
+        self.run = sibling.run if sibling else Run(self.experiment, self.data.problem)
+        self.net = sibling.net if sibling else self.run.make_net().to(self.device)
         self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
         self.stateful = self.method.keeps_state(self.run)
         self._held: Result | None = None
@@ -143,9 +149,10 @@ class Worker:
         if self.stateful:
             self.states.save(order.interaction, done.state)
         report.durable = self.states.durable
-        self._held = Result(order, done.upload, report)
         self.progress = Progress()
-        return self._held
+        result = Result(order, done.upload, report)
+        self._held = result if done.upload.num_bytes() <= self.keep_bytes else None
+        return result
 
     def _evaluate(self, order: rpc.Order, payload: Bundle) -> Result:
         """Score the models the order names."""

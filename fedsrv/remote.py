@@ -29,6 +29,7 @@ class Member:
     token: bytes
     client_json: str
     versions: tuple[int, ...]
+    """Private states it holds, or held and may have pruned below the watermark."""
     seen: float
     """When it was last heard of, on the monotonic clock."""
     waiting: int = 0
@@ -273,6 +274,11 @@ class RemoteCohort:
         with self._changed:
             return 0 <= interaction <= self.committed
 
+    def count_down(self, trip: OpenTrip, num_bytes: int) -> None:
+        """Count what crossed to a client."""
+        with self._changed:
+            trip.wire_down += num_bytes
+
     def wake(self) -> None:
         """Let every waiting caller look again whether it is still wanted."""
         with self._changed:
@@ -307,7 +313,9 @@ class RemoteCohort:
                 result.logical_down = trip.common.num_bytes + (encoded.num_bytes if encoded else 0)
                 trip.results[client] = result
                 if trip.trip.sample.kind == rpc.ORDER_TRAIN:
-                    self._members[client].trained = trip.trip.sample.interaction
+                    member = self._members[client]
+                    member.trained = trip.trip.sample.interaction
+                    member.versions = (*member.versions, member.trained)
             self._changed.notify_all()
         if first:
             kind = "failed" if isinstance(result, str) else "upload"

@@ -170,16 +170,18 @@ class Service:
         client = client_id_of(order.client_id, self.cohort.num_clients)
         if client in trip.personal:
             parts.append(("personal", trip.personal[client]))
+        crossed = 0
         for role, encoded in parts:
             part = rpc.PartHeader(role=role, digest=encoded.digest, held=encoded.digest in held)
             if not part.held:
                 part.bundle.CopyFrom(encoded.header)
             head = rpc.PullChunk(part=part).SerializeToString()
-            trip.wire_down += len(head)
+            crossed += len(head)
             yield head
             if not part.held:
-                trip.wire_down += encoded.wire_bytes
+                crossed += sum(map(len, encoded.chunks))
                 yield from encoded.chunks
+        self.cohort.count_down(trip, crossed)
 
     def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushReply:
         """Take the result of one order."""

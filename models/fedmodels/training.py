@@ -88,6 +88,7 @@ def run_phases(
             epoch += 1
     for parameter in ctx.net.parameters():
         parameter.requires_grad_(True)
+        parameter.grad = None
     return mean_loss
 
 

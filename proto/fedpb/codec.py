@@ -192,11 +192,6 @@ class Encoded:
     num_bytes: int
     """Logical size: what the tensors hold, without padding and framing."""
 
-    @property
-    def wire_bytes(self) -> int:
-        """Return what really crosses, without HTTP/2 framing."""
-        return int(self.header.ByteSize()) + sum(map(len, self.chunks))
-
 
 def encode(bundle: Bundle) -> Encoded:
     """Encode a bundle once; the chunks may be sent to any number of receivers."""

@@ -159,4 +159,5 @@ def test_a_client_that_lost_its_state_rolls_the_living_run_back(
         file.unlink()
     clients[trained] = run.join(str(trained))
     server.wait_kind("rollback")
+    assert server.wait_kind("commit")["interaction"] == 2  # no further back than needed
     assert_same(run.finish(server, *clients.values()), undisturbed)
