@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +108,9 @@ class Loopback:
         )  # fmt: skip
         return self.fork_server.start(arguments, self.root / f"client-{client}.log")
 
-    def run(self, *clients: str) -> dict[str, Any]:
+    def run(self, *clients: str, serve: Sequence[str] = ()) -> dict[str, Any]:
         """Run undisturbed to the end; return the summary."""
-        coordinator = self.serve()
+        coordinator = self.serve(*serve)
         started = [self.join(client) for client in clients]
         return self.finish(coordinator, *started)
 
@@ -133,7 +133,9 @@ def loopback(
     """Return a maker of runs over loopback."""
     made: list[Loopback] = []
 
-    def make(experiment: dict[str, Any] | Experiment, name: str = "one") -> Loopback:
+    def make(
+        experiment: dict[str, Any] | Experiment, name: str = "one", partition: Path = partition
+    ) -> Loopback:
         resolved = experiment if isinstance(experiment, Experiment) else experiment_of(experiment)
         root = tmp_path / name
         root.mkdir()

@@ -67,7 +67,8 @@ class ForkServer:
         return Client(self, key, self._fact(key, "pid"), log)
 
     def close(self) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait(10)
         self.process.stdout.close()

@@ -143,7 +143,7 @@ def test_what_dies_is_started_again(launch: Any, tmp_path: Path, steer: Path) ->
     pids = {}
     for process in run.family():
         pids["fedsrv serve" if "serve" in process.cmdline() else process.pid] = process
-    log = (run.out / "logs" / "client-1.log")
+    log = run.out / "logs" / "client-1.log"
     client = next(
         p for p in run.family()
         if "fedcli.hosts" in p.cmdline() and any(f.path == str(log) for f in p.open_files())
@@ -200,9 +200,7 @@ def test_a_process_that_dies_again_and_again_ends_the_run(launch: Any, tmp_path:
         (["--set", "data.name='mnist'", "--set", "data.root='/nowhere'"], 1, "mnist"),
     ],
 )
-def test_mistakes_get_one_line(
-    more: list[str], status: int, line: str, launch: Any
-) -> None:
+def test_mistakes_get_one_line(more: list[str], status: int, line: str, launch: Any) -> None:
     if os.environ.get("FEDTIDE_DATA") and "data.name='mnist'" in more:
         pytest.skip("the real data set is at hand")
     run = launch(SHORT, *more)

@@ -1,4 +1,4 @@
-"""The same run, whatever carries it: in process, one process per client, two clients per process."""
+"""The same run, whatever carries it: in process, one process per client, several per process."""
 
 from __future__ import annotations
 
@@ -7,31 +7,41 @@ from typing import Any
 
 import pytest
 
+from fedmodels.methods import method_class
 from tests.inprocess import run_in_process
 from tests.integration.conftest import Sites, tables
+from tests.methods.test_conformance import CASES, experiment_for
 
 pytestmark = pytest.mark.loopback
 
-METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {"name": "fedavg"},
-    "fedprox": {"name": "fedprox", "mu": 0.1},
-    "local": {"name": "local"},
-    "centralized": {"name": "centralized", "data": "own"},
-}
+IDS = ["-".join([name, *map(str, switches.values())]) for name, switches in CASES]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_layout_ends_in_the_same_state(
-    method: str, loopback: Sites, partition: Path, tmp_path: Path
-) -> None:
-    experiment = tables(method, method=METHODS[method])
-    alone = run_in_process(experiment, partition, tmp_path / "in-process")
-    single = loopback(experiment, "single").run("0", "1", "2")
-    paired = loopback(experiment, "paired").run("0-1", "2")
-    assert single["state_sha256"] == alone["state_sha256"] == paired["state_sha256"]
-    assert single["metrics"] == alone["metrics"] == paired["metrics"]
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["state_sha256"] == other["state_sha256"]
+    assert one["metrics"] == other["metrics"]
     for key in ("down", "up"):
-        assert single["bytes"][key] == alone["bytes"][key] == paired["bytes"][key]
+        assert one["bytes"][key] == other["bytes"][key]
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_every_method_over_loopback_is_the_same_run(
+    case: tuple[str, dict[str, Any]], loopback: Sites, digits: Path, tmp_path: Path
+) -> None:
+    experiment = experiment_for(case)
+    alone = run_in_process(experiment, digits, tmp_path / "in-process")
+    run = loopback(experiment, partition=digits)
+    needs = method_class(case[0]).needs_server_data
+    more = ["--server-data", str(digits / "server")] if needs else []
+    assert_same(run.run("0-1", "2", serve=more), alone)
+
+
+def test_one_process_per_client_is_the_same_run(
+    loopback: Sites, partition: Path, tmp_path: Path
+) -> None:
+    experiment = tables("held")
+    alone = run_in_process(experiment, partition, tmp_path / "in-process")
+    assert_same(loopback(experiment, "single").run("0", "1", "2"), alone)
 
 
 def test_a_host_fetches_the_common_part_once(loopback: Sites) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.loopback
 
 
 @pytest.fixture(scope="module")
-def certs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an authority's directory with the server's and three clients' certificates."""
     root = tmp_path_factory.mktemp("certs")
     init_authority(root)
@@ -23,7 +22,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     other = root / "other"
     init_authority(other)
     issue(other, "2")
-    yield root
+    return root
 
 
 def server_options(certs: Path) -> list[str]:

@@ -1,0 +1,52 @@
+"""Golden traces: what five rounds of every method came to, so that moved numbers show.
+
+``make golden`` writes the traces anew; review the diff. They were made on one x86-64 machine, and
+other processors round differently, so figures are compared with a tolerance, which no real change
+of a method stays within.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.inprocess import run_in_process
+from tests.methods.test_conformance import CASES, experiment_for
+
+HERE = Path(__file__).parent
+REWRITE = os.environ.get("FEDTIDE_REWRITE_GOLDEN") == "1"
+SHOWN = ("loss", "a_glo", "a_loc", "a_sel")
+
+
+def trace_of(run: Path) -> list[dict[str, float]]:
+    """Return the figures of every interaction of a run."""
+    records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    return [
+        {
+            "interaction": r["interaction"],
+            **{k: round(r["metrics"][k], 6) for k in SHOWN if k in r["metrics"]},
+        }
+        for r in records
+    ]
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=["-".join([name, *map(str, switches.values())]) for name, switches in CASES]
+)
+def test_the_trace_is_what_it_was(case, digits, tmp_path, request):
+    file = HERE / f"{request.node.callspec.id}.jsonl"
+    run_in_process(experiment_for(case, schedule={"rounds": 5}), digits, tmp_path / "run")
+    trace = trace_of(tmp_path / "run")
+    if REWRITE:
+        file.write_text("".join(json.dumps(row) + "\n" for row in trace))
+    assert file.exists(), "no trace yet: make golden"
+    golden = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(trace) == len(golden) == 10
+    for found, expected in zip(trace, golden, strict=True):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            tolerance = 0.02 if key == "loss" else 0.05
+            assert found[key] == pytest.approx(value, abs=tolerance), (key, expected)
