@@ -208,12 +208,6 @@ def test_empty_bundle_travels():
     assert received(encoded, BundleSpec())[0] == Bundle()
 
 
-def test_wire_bytes_are_what_crosses():
-    encoded = encode(Bundle(weights={"w": torch.ones(100)}))
-    expected = len(encoded.header.SerializeToString()) + sum(map(len, encoded.chunks))
-    assert encoded.wire_bytes == expected
-
-
 # --- refusals -------------------------------------------------------------------------------------
 
 BASE = Bundle(
