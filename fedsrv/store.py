@@ -2,11 +2,14 @@
 
 An interaction is committed by one rename (the new server state) and one SQLite record; the record
 is the commit. Scores of the committed models are added to the record when they are known. A state
-file without a record, or the other way round, is no commit and is computed again.
+file without a record, or the other way round, is no commit and is computed again. What the server
+keeps of single clients lies in files of its own (:mod:`fedsrv.parts`), written before the state
+file that names them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -22,6 +25,7 @@ from fedmodels.config import Experiment, difference
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.method import ServerState
 from fedmodels.types import Bundle
+from fedsrv.parts import Manifest, Parts
 
 FORMAT = 1
 _SCHEMA = """
@@ -63,6 +67,10 @@ class Store:
             self._db.execute(f"PRAGMA synchronous={'FULL' if self.strict else 'NORMAL'}")
             self._db.executescript(_SCHEMA)
             self.run_id = self._identity()
+            self._parts = Parts(self.states)
+            self._manifests: dict[int, Manifest] = {}
+            self._synced: set[str] = set()
+            """Part files that are safe on the disk; written by the syncing thread alone."""
             self._drop_unusable()
             self.rewrite_lines()
         except BaseException:
@@ -125,18 +133,23 @@ class Store:
         return [(json.loads(record), bool(scored)) for record, scored in rows]
 
     def state(self, interaction: int) -> ServerState:
-        """Return the committed state after an interaction."""
+        """Return the committed state after an interaction.
+
+        Raises:
+            ArchiveError: a file of it is gone or damaged.
+        """
         named, _ = load_named(self._file(interaction))
-        clients = {
-            int(name.partition("/")[2]): bundle
-            for name, bundle in named.items()
-            if name.startswith("clients/")
-        }
+        clients = self._parts.load(self._manifest(interaction))
         return ServerState(named.get("common", Bundle()), named.get("own", Bundle()), clients)
 
     def has_state(self, interaction: int) -> bool:
         """Tell whether the state after an interaction can be taken up; -1 always can."""
-        return interaction == -1 or self._file(interaction).exists()
+        if interaction == -1 or not self._file(interaction).exists():
+            return interaction == -1
+        try:
+            return self._parts.exist(self._manifest(interaction))
+        except ArchiveError:
+            return False
 
     def pending(self) -> tuple[Record, str] | None:
         """Return the record that waits for scores, and the counts its training trip brought."""
@@ -147,7 +160,11 @@ class Store:
     def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
         """Make an interaction count; with ``counts``, its scores are still to come."""
         number = record["interaction"]
-        save_named(self._file(number), dict(state.named()), {"run": self.run_id}, fsync=self.strict)
+        header = {"run": self.run_id}
+        parts = self._parts.save(number, state, header, fsync=self.strict)
+        bundles = {"common": state.common, "own": state.own}
+        save_named(self._file(number), bundles, {**header, "parts": parts}, fsync=self.strict)
+        self._manifests[number] = parts
         self._db.execute(
             "INSERT INTO interactions VALUES (?, ?, ?, ?)",
             (number, counts is None, json.dumps(record), counts or ""),
@@ -169,6 +186,9 @@ class Store:
         for file in self._state_files():
             if int(file.stem.partition("-")[2]) > interaction:
                 file.unlink()
+        self._parts.forget()
+        self._synced = set()
+        self._drop_parts()
         self.rewrite_lines()
 
     def prune(self, watermark: int) -> None:
@@ -177,6 +197,28 @@ class Store:
         for file in self._state_files():
             if int(file.stem.partition("-")[2]) < keep:
                 file.unlink(missing_ok=True)
+        self._drop_parts()
+
+    def _drop_parts(self) -> None:
+        """Delete the parts that no state file names any more."""
+        kept = [int(file.stem.partition("-")[2]) for file in self._state_files()]
+        manifests: dict[int, Manifest] = {}
+        for interaction in kept:
+            with contextlib.suppress(ArchiveError):
+                manifests[interaction] = self._manifest(interaction)
+        self._manifests = manifests
+        self._parts.drop(manifests.values())
+
+    def _manifest(self, interaction: int) -> Manifest:
+        """Return the file of each part of the state after an interaction.
+
+        Raises:
+            ArchiveError: the state file is gone or damaged.
+        """
+        if interaction not in self._manifests:
+            _, header = load_named(self._file(interaction), verify=False)
+            self._manifests[interaction] = dict(header.get("parts", {}))
+        return self._manifests[interaction]
 
     # --- clients ----------------------------------------------------------------------------------
 
@@ -199,7 +241,7 @@ class Store:
 
     def _drop_unusable(self) -> None:
         """After a crash: forget records whose state is damaged or gone, and states without one."""
-        for leftover in self.states.glob(".state-*"):  # a write that a crash cut short
+        for leftover in self.states.glob(".*.safetensors.*"):  # a write that a crash cut short
             leftover.unlink()
         last = self.committed
         while last >= 0:
@@ -221,9 +263,12 @@ class Store:
 
     def sync(self, interaction: int) -> None:
         """Put the state after an interaction, and its record, safely on the disk."""
-        for path in (self._file(interaction), self.states, self.path / "run.db-wal"):
+        files = self._manifests.get(interaction, {}).values()
+        parts = [self.states / name for name in files if name not in self._synced]
+        for path in (*parts, self._file(interaction), self.states, self.path / "run.db-wal"):
             if path.exists():
                 sync_path(path)
+        self._synced = set(files)
 
     def close(self) -> None:
         """Give the directory back."""
