@@ -81,7 +81,7 @@ class Mixer:
         self._gradient.zero_()
         loss = cross_entropy(self.net(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss), self.models @ self._gradient
+        return float(loss.detach()), self.models @ self._gradient
 
     @torch.no_grad()
     def loss(self, w: Tensor, examples: Examples, batch_size: int = 256) -> float:

@@ -197,7 +197,7 @@ class ClassReplay:
                 scores = judge(x)
                 hit = scores.argmax(1) == label
                 rejected.append(x[~hit])
-                chances.append(scores.softmax(1)[~hit, label])
+                chances.append(scores.log_softmax(1)[~hit, label])
             else:
                 hit = torch.ones(len(x), dtype=torch.bool, device=x.device)
             drawn += len(x)
