@@ -85,18 +85,20 @@ def mean_prototypes(sets: Sequence[Prototypes], width: int, *, uniform: bool) ->
     """Return the mean over clients, class by class, among those that report the class.
 
     Args:
-        sets: one set of a client each, in client-id order.
+        sets: a set of each client, in client-id order.
         width: d.
         uniform: every client counts alike; otherwise by its number of examples of the class.
     """
+    found: dict[int, list[tuple[Tensor, int]]] = {}
+    for reported in sets:
+        for label, row in reported.rows().items():
+            found.setdefault(label, []).append(row)
     rows: dict[int, tuple[Tensor, int]] = {}
-    held = [s.rows() for s in sets]
-    for label in sorted({label for one in held for label in one}):
-        found = [one[label] for one in held if label in one]
-        counts = [count for _, count in found]
+    for label, held in found.items():
+        counts = [count for _, count in held]
         total = sum(counts)
-        shares = [1 / len(found) if uniform or not total else n / total for n in counts]
-        mean = weighted_mean([{"": vector} for vector, _ in found], shares)[""]
+        shares = [1 / len(held) if uniform or not total else n / total for n in counts]
+        mean = weighted_mean([{"": vector} for vector, _ in held], shares)[""]
         rows[label] = (mean, total)
     return Prototypes.of(rows, width)
 

@@ -89,11 +89,9 @@ class FedProto(FedAvg):
     def aggregate(
         self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
     ) -> ServerState:
-        found = mean_prototypes(  # eq. 6
-            [u.prototypes["class"] for u in uploads.values()],
-            ctx.run.width,
-            uniform=self.weighting == "uniform",
-        )
+        uniform = self.weighting == "uniform"
+        reported = [u.prototypes["class"] for u in uploads.values()]
+        found = mean_prototypes(reported, ctx.run.width, uniform=uniform)  # eq. 6
         now = moved(state.common.prototypes["class"], uncounted(found), beta=0.0)
         return ServerState(Bundle(prototypes={"class": now}), state.own, state.clients)
 

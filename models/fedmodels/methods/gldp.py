@@ -178,9 +178,8 @@ class Gldp(FedAvg):
         self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
     ) -> ServerState:
         weights = super().aggregate(ctx, state, uploads).common.weights  # eq. 5
-        found = mean_prototypes(
-            [u.prototypes["class"] for u in uploads.values()], ctx.run.width, uniform=True
-        )
+        reported = [u.prototypes["class"] for u in uploads.values()]
+        found = mean_prototypes(reported, ctx.run.width, uniform=True)
         known = state.common.prototypes["class"]
         common = Bundle(weights, {"class": moved(known, uncounted(found), self.beta)})  # eq. 11
         return ServerState(common, self._round_state(ctx, state, common), state.clients)
