@@ -71,7 +71,8 @@ def test_calibrated_by_hand():
 
     s = (1, 0), b = 0: scores 0 and ln 3, sigmoids 1/2 and 3/4, weights 2/5 and 3/5; z_e = 2/5
     (0, 5) + 3/5 (ln 3, 0) = (.659167, 2); w = (2, 1), b' = (0, 1): (1.318335, 3); feature 1,
-    u = 0, b'' = ln 3: gate 3/4; with the fine-tuned (4, 0): 3/4 (1.318335, 3) + 1/4 (4, 0) = (1.988751, 2.25).
+    u = 0, b'' = ln 3: gate 3/4; with the fine-tuned (4, 0): 3/4 (1.318335, 3) + 1/4 (4, 0) =
+    (1.988751, 2.25).
     """
     calibrator = {
         "ensemble_scale": torch.tensor([1.0, 0.0]),
