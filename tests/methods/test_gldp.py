@@ -154,7 +154,7 @@ def test_class_mean_or_every_example(mode, expected):
 
 
 def test_total():
-    """CE .7, LP .364175, GP 1.375, lambda .5: 1.569588."""
+    """CE .7, LP .364175, GP 1.375: 1.569588 with lambda 1/2, and 1.822294 with 1/4."""
     z = torch.tensor([[0.0, 1.0, 0.0]])
     logits = torch.tensor([[-math.log(math.exp(0.7) - 1), 0.0]])  # log(1 + e^-a) = .7
     batch, out = Batch(z, torch.tensor([0]), torch.arange(1)), Output(z, logits)
@@ -162,6 +162,8 @@ def test_total():
     away = (math.sqrt(3 * 1.375), 1.0, 0.0)
     refs = Refs(table({0: (1.0, 0.0, 0.0)}), table({0: away}), z, torch.ones(1))
     assert make("gldp").loss(ctx, batch, out, refs).item() == pytest.approx(1.569588, **CLOSE)
+    quarter = make("gldp", lam=0.25).loss(ctx, batch, out, refs)
+    assert quarter.item() == pytest.approx(1.822294, **CLOSE)
     plain = make("gldp", use_lp=False, use_gp=False).loss(ctx, batch, out, refs)
     assert plain.item() == pytest.approx(0.7, **CLOSE)
     first = replace(refs, own=nowhere(3), everyone=nowhere(3))

@@ -1,5 +1,5 @@
-"""GLDP — Guo et al., Global-Local Dynamic Prototypes, in: STHFL, Spatio-Temporal Heterogeneous
-Federated Learning, 2025, Algorithm 1. https://arxiv.org/abs/2501.05775
+"""GLDP — Guo et al., STHFL: Spatio-Temporal Heterogeneous Federated Learning, 2025, Algorithm 1.
+https://arxiv.org/abs/2501.05775. The method is the paper's Global-Local Dynamic Prototype framework.
 
     paper           here                             paper     here
     Theta           state.common.weights             t, s      t, s
