@@ -50,6 +50,7 @@ class StateDirectory:
         self._syncing: deque[int] = deque()
         self._sync_wanted = threading.Event()
         self._durable = -1
+        self._syncing_one = threading.Lock()
         self._drop_unusable()
         self._syncing.extend(self.versions())  # an earlier process may have died before its sync
         self._sync_wanted.set()
@@ -110,10 +111,11 @@ class StateDirectory:
         Raises:
             ArchiveError: the state is gone or damaged.
         """
-        for version in self.versions():
-            if version > base:
-                (self.path / _NAME.format(version)).unlink()
-        self._durable = min(self._durable, base)
+        with self._syncing_one:
+            for version in self.versions():
+                if version > base:
+                    (self.path / _NAME.format(version)).unlink()
+            self._durable = min(self._durable, base)
         if base < 0:
             return initial
         if self._cached is None or self._cached[0] != base:
@@ -145,8 +147,10 @@ class StateDirectory:
             self._sync_wanted.clear()
             while self._syncing:
                 version = self._syncing.popleft()
-                if self._sync(self.path / _NAME.format(version)):
-                    self._durable = version
+                synced = self._sync(self.path / _NAME.format(version))
+                with self._syncing_one:  # it may have been deleted meanwhile
+                    if synced and (self.path / _NAME.format(version)).exists():
+                        self._durable = version
 
     def _sync(self, path: Path) -> bool:
         try:

@@ -144,7 +144,7 @@ class RemoteCohort:
             results = dict(sorted(open_trip.results.items(), key=_by_id))
             failed = dict(sorted(open_trip.failed.items(), key=_by_id))
         if len(results) < needed:
-            raise RunFailed(_why(trip, failed, len(results), needed))
+            raise RunFailed(_why(trip, failed))
         wire_up = sum(r.wire_up for r in results.values())
         return Results(results, failed, open_trip.wire_down, wire_up)
 
@@ -368,13 +368,10 @@ def _by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
     return (True, 0) if client == EVALUATOR else (False, int(client))
 
 
-def _why(trip: Trip, failed: Mapping[ClientId, str], got: int, needed: int) -> str:
-    order = trip.sample
-    if not failed:
-        return f"round {order.round}: {got} clients answered in time, {needed} are needed"
+def _why(trip: Trip, failed: Mapping[ClientId, str]) -> str:
     client, reason = next(iter(failed.items()))
     others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
-    return str(ClientFailed(client, order.round, "upload", reason)) + others
+    return str(ClientFailed(client, trip.sample.round, "upload", reason)) + others
 
 
 def client_id_of(text: str, num_clients: int) -> ClientId:

@@ -70,8 +70,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _refuse(context: grpc.ServicerContext, error: Exception) -> None:
     """End a call with the code and the line of an error."""
     code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-    log.warning("%s: %s", code.name, error)
-    context.abort(code, str(error))
+    line = str(error)[:1000]  # it travels in a header, and may quote the caller
+    log.warning("%s: %s", code.name, line)
+    context.abort(code, line)
 
 
 def _coded(call: F) -> F:

@@ -55,6 +55,8 @@ class Store:
         self.strict = experiment.server.durability == "strict"
         if not resume:
             refuse_existing(path)
+        elif path.is_dir() and any(path.iterdir()) and not _may_hold_a_run(path):
+            raise ConfigError(f"{path} holds no run to resume; leave --resume out, or name its --out")
         self.states = path / "server"
         try:
             self.states.mkdir(parents=True, exist_ok=True)
@@ -331,6 +333,11 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     temporary.replace(path)
+
+
+def _may_hold_a_run(path: Path) -> bool:
+    """Tell a run directory, or what the launcher lays out for one, from a stranger's directory."""
+    return any((path / name).exists() for name in ("run.db", "logs", "clients"))
 
 
 def refuse_existing(path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fedmodels.config import Training
+from fedmodels.errors import ConfigError
 from fedmodels.method import Batch, ClientContext, LocalResult, Method, Output, Phase
 from fedmodels.metrics import Counts
 from fedmodels.nets.split import SplitNet
@@ -104,6 +105,8 @@ def begin_phase(net: SplitNet, phase: Phase, training: Training) -> torch.optim.
             for prefix, value in phase.weight_decay.items():
                 decay = value if name.startswith(prefix) else decay
             groups.setdefault(decay, []).append(parameter)
+    if not groups:
+        raise ConfigError(f"a phase trains {list(phase.trains)}, of which the net has nothing")
     net.train()
     if phase.bn_of_frozen == "eval":
         for role, module in (("base/", net.base), ("head/", net.head)):

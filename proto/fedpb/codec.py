@@ -288,12 +288,16 @@ class Receiver:
 
         Raises:
             PayloadError: bytes are missing, or a tensor holds what it must not: NaN or infinite
-                values, or counts below zero.
+                values, counts below zero, or booleans that are none.
         """
         if self.received != self.header.payload_bytes:
             raise PayloadError(
                 f"the stream ended after {self.received} of {self.header.payload_bytes} bytes"
             )
+        for place in self.places:
+            held = self.buffer[place.offset : place.offset + place.num_bytes]
+            if place.dtype == torch.bool and max(held, default=0) > 1:
+                raise PayloadError(f"tensor {place.key!r} holds booleans that are neither 0 nor 1")
         bundle = bundle_of(self.header, self.places, self.buffer)
         check_finite(bundle)
         check_counts(bundle)
