@@ -135,6 +135,37 @@ def partition(
         typer.echo(f"picture: {draw_partition(out)}")
 
 
+@app.command()
+def pretrain(
+    config: Annotated[Path, typer.Argument(help="The experiment whose net is trained.")],
+    out: Annotated[Path, typer.Option(help="The file of weights, for [net] weights.")],
+    data: Annotated[
+        list[str] | None, typer.Option(help="Data sets to pool; that of the config unless given.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 200,
+    batch_size: Annotated[int, typer.Option(min=1)] = 128,
+    lr: Annotated[float, typer.Option(min=1e-9)] = 3e-4,
+    mask: Annotated[float, typer.Option(help="Share of the tokens that are hidden.")] = 0.6,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:K.")] = "auto",
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+    ] = None,
+) -> None:
+    """Pre-train HART on unlabelled windows by masked autoencoding (FedAli)."""
+    from fedcli.pretrain import Pretraining
+    from fedcli.pretrain import pretrain as run
+    from fedmodels.config import parse_experiment
+
+    try:
+        text = config.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {config}: {error}") from None
+    experiment = parse_experiment(text, str(config), sets or ())
+    how = Pretraining(epochs, batch_size, lr, mask)
+    run(experiment, data or (), out, how, _device(device), typer.echo)
+    typer.echo(f'written to {out}: start a run from it with [net] weights = "{out}"')
+
+
 @app.command("data")
 def list_data() -> None:
     """Say which data sets are known, present, or how to get them."""

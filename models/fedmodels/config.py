@@ -30,6 +30,9 @@ class NetTable(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+    weights: str | None = None
+    """A file of weights that all start from, such as ``fedcli pretrain`` writes; every process
+    of the run reads it. What it lacks is initialised as ever."""
 
     def options(self) -> dict[str, Any]:
         """Return what is passed to ``make_net`` beside the name."""

@@ -17,7 +17,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from fedmodels.archive import load
 from fedmodels.config import Experiment
+from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.randomness import derive_seed, seeded
@@ -46,13 +48,37 @@ class Run:
 
     @cached_property
     def initial_weights(self) -> Weights:
-        """Return the weights everybody starts from."""
-        return weights_of(self.make_net())
+        """Return the weights everybody starts from.
+
+        Raises:
+            ConfigError: ``[net] weights`` is no file of such weights.
+        """
+        fresh, path = weights_of(self.make_net()), self.experiment.net.weights
+        return pretrained(path, fresh) if path else fresh
 
     @cached_property
     def width(self) -> int:
         """Return d, the number of coordinates of an embedding."""
         return self.make_net().width
+
+
+def pretrained(path: str, fresh: Weights) -> Weights:
+    """Return initial weights, those that a file holds taken from it."""
+    try:
+        found = load(path)[0].weights
+    except ArchiveError as error:
+        raise ConfigError(f"[net] weights: {error}") from None
+    strange = sorted(found.keys() - fresh.keys())
+    if strange or not found:
+        what = f"tensor {strange[0]!r}, which the net has not" if strange else "no weights"
+        raise ConfigError(f"[net] weights: {path} holds {what}")
+    for name, tensor in found.items():
+        if tensor.shape != fresh[name].shape or tensor.dtype != fresh[name].dtype:
+            raise ConfigError(
+                f"[net] weights: tensor {name!r} of {path} is {tensor.dtype} {list(tensor.shape)}; "
+                f"the net has {fresh[name].dtype} {list(fresh[name].shape)}"
+            )
+    return {name: found.get(name, tensor) for name, tensor in fresh.items()}
 
 
 @dataclass(frozen=True)

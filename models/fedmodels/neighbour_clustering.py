@@ -44,23 +44,24 @@ def cluster_near(
     Returns:
         Centres (G, d) in the dtype of ``init``, and the cluster of every point (C, G), int64.
     """
-    count, width = init.shape
-    shares = [1.0] * len(points) if weights is None else list(weights)
-    labels = torch.arange(count).repeat(len(points), 1)
-    stack = torch.stack([p.double().var(0, correction=0) for p in points])
-    threshold = tol * float(stack.mean())
+    count, sets = len(init), len(points)
+    x = torch.cat(list(points))  # (C G, d)
+    shares = torch.ones(sets, dtype=torch.float64)
+    shares = shares if weights is None else torch.tensor(weights, dtype=torch.float64)
+    shares = shares.repeat_interleave(count)
+    labels = torch.arange(count).repeat(sets)
+    threshold = tol * float(x.var(0, correction=0).mean())
     centres = init
     for _ in range(max_iter):
         near = _neighbours(centres, min(neighbours, count))
-        found = [_assign(p, own, centres, near) for p, own in zip(points, labels, strict=True)]
-        labels = torch.stack([chosen for chosen, _ in found])
-        _refill(labels, torch.stack([distance for _, distance in found]), count)
-        moved = _means(points, labels, shares, count, width).to(init.dtype)
+        labels, distances = _assign(x, labels, centres, near)
+        _refill(labels, distances, count)
+        moved = _means(x, labels, shares, count).to(init.dtype)
         shift = float((moved.double() - centres.double()).square().sum())
         centres = moved
         if shift <= threshold:
             break
-    return centres, labels
+    return centres, labels.view(sets, count)
 
 
 def _neighbours(centres: Tensor, count: int) -> Tensor:
@@ -74,49 +75,56 @@ def _neighbours(centres: Tensor, count: int) -> Tensor:
     return torch.cat(parts)
 
 
-def _assign(points: Tensor, own: Tensor, centres: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each point's nearest candidate (G,), the first among equals, and how far it is."""
-    chosen, distances = [], []
-    for rows in torch.split(torch.arange(len(points)), ROWS):
-        candidates = near[own[rows]]  # (r, m)
-        apart = (centres[candidates] - points[rows, None]).square().sum(-1)
-        index = apart.argmin(1, keepdim=True)
-        chosen.append(candidates.gather(1, index)[:, 0])
-        distances.append(apart.gather(1, index)[:, 0])
-    return torch.cat(chosen), torch.cat(distances)
+def _assign(x: Tensor, labels: Tensor, centres: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each point's nearest candidate (n,), the first among equals, and its distance squared.
+
+    The points of a cluster share their candidates, so that they are compared cluster by cluster;
+    clusters of like size are padded to one (b, s).
+    """
+    members = torch.bincount(labels, minlength=len(centres))
+    order, begin = labels.argsort(stable=True), members.cumsum(0) - members
+    chosen, distances = torch.empty_like(labels), x.new_empty(len(x))
+    by_size = members.argsort(descending=True, stable=True)
+    at = 0
+    while at < len(by_size) and members[by_size[at]]:
+        size = int(members[by_size[at]])
+        group = by_size[at : at + max(1, 8 * ROWS // size)]  # (b,)
+        at += len(group)
+        slot = torch.arange(size)
+        held = slot < members[group, None]  # (b, s)
+        rows = order[(begin[group, None] + slot).clamp_max(len(x) - 1)]
+        apart = x[rows] - centres[group, None]  # (b, s, d)
+        towards = centres[near[group]] - centres[group, None]  # (b, m, d)
+        change = towards.square().sum(2)[:, None] - 2 * apart @ towards.mT  # (b, s, m)
+        index = change.argmin(2, keepdim=True)
+        least = apart.square().sum(2) + change.gather(2, index)[..., 0]
+        chosen[rows[held]] = near[group].gather(1, index[..., 0])[held]
+        distances[rows[held]] = least[held]
+    return chosen, distances
 
 
 def _refill(labels: Tensor, distances: Tensor, count: int) -> None:
     """Give every empty cluster the farthest point of a cluster that has others; in place."""
-    members = torch.bincount(labels.flatten(), minlength=count)
+    members = torch.bincount(labels, minlength=count)
     empty = (members == 0).nonzero().flatten().tolist()
     if not empty:
         return
-    flat = labels.view(-1)
-    farthest = iter(distances.flatten().argsort(descending=True, stable=True).tolist())
+    farthest = iter(distances.argsort(descending=True, stable=True).tolist())
     for cluster in empty:
-        point = next(p for p in farthest if members[flat[p]] > 1)
-        members[flat[point]] -= 1
+        point = next(p for p in farthest if members[labels[p]] > 1)
+        members[labels[point]] -= 1
         members[cluster] += 1
-        flat[point] = cluster
+        labels[point] = cluster
 
 
-def _means(
-    points: Sequence[Tensor], labels: Tensor, shares: Sequence[float], count: int, width: int
-) -> Tensor:
-    """Return the weighted mean of each cluster's points (G, d), float64."""
-    total, mass = torch.zeros(count, width, dtype=torch.float64), torch.zeros(count).double()
-    first = _first_members(points, labels, count)
-    for p, own, share in zip(points, labels, shares, strict=True):
-        apart = p.double() - first[own]  # equal points come out as themselves
-        total.index_add_(0, own, apart, alpha=share)
-        mass.index_add_(0, own, torch.full((len(own),), share, dtype=torch.float64))
+def _means(x: Tensor, labels: Tensor, shares: Tensor, count: int) -> Tensor:
+    """Return the weighted mean of each cluster's points (G, d), float64; no cluster is empty."""
+    members = torch.bincount(labels, minlength=count)
+    first = x[labels.argsort(stable=True)[members.cumsum(0) - members]].double()
+    total = torch.zeros_like(first)
+    mass = torch.zeros(count, dtype=torch.float64).index_add_(0, labels, shares)
+    for rows in torch.split(torch.arange(len(x)), 16 * ROWS):
+        own = labels[rows]
+        apart = x[rows].double() - first[own]  # equal points come out as themselves
+        total.index_add_(0, own, apart * shares[rows, None])
     return first + total / mass[:, None]
-
-
-def _first_members(points: Sequence[Tensor], labels: Tensor, count: int) -> Tensor:
-    """Return one point of each cluster (G, d), float64: that of the first set that has any."""
-    first = torch.zeros(count, points[0].shape[1], dtype=torch.float64)
-    for p, own in zip(reversed(points), reversed(labels.unbind()), strict=True):
-        first[own] = p.double()
-    return first
