@@ -1,0 +1,158 @@
+r"""Seconds to learn pFedGRP's aggregation weights, against autograd through the stacked models.
+
+    python -m benchmarks.aggregation_weights --clients 10 --examples 128 --epochs 2
+
+Both take the same steps on the same batches: Adam on the softmax parameters of n ResNet-20s. Ours
+mixes without gradient and gets dL/dw from one backward pass and one product (``fedmodels.mixing``);
+the plain one builds sum_j w_j theta_j in the graph of every step. The weights must agree to 1e-5.
+
+Prints a table and ends with one line of JSON. ``--growth`` adds further numbers of clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fedmodels.mixing import Mixer
+from fedmodels.nets import make_net
+from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.randomness import generator, seeded
+from fedmodels.types import Weights
+
+Step = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""dL/dw (n,) of weights (n,) on a batch."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and say whether both agree."""
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    rows = [measure(n, options) for n in (options.clients, *options.growth)]
+    print(f"{'clients':>7} {'ours s':>8} {'plain s':>8} {'ratio':>6} {'largest difference':>19}")
+    for row in rows:
+        print(
+            f"{row['clients']:>7} {row['ours_s']:>8.2f} {row['plain_s']:>8.2f} "
+            f"{row['plain_s'] / row['ours_s']:>6.2f} {row['difference']:>19.1e}"
+        )
+    agree = all(row["difference"] <= 1e-5 for row in rows)
+    facts = {
+        "benchmark": "aggregation_weights",
+        "net": options.net,
+        "device": options.device,
+        "examples": options.examples,
+        "epochs": options.epochs,
+        "repeats": options.repeats,
+        "threads": options.threads,
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "rows": rows,
+        "agree": agree,
+    }
+    print(json.dumps(facts))
+    return 0 if agree else 1
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.aggregation_weights")
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--growth", type=int, nargs="*", default=[], help="more numbers of clients")
+    parser.add_argument("--examples", type=int, default=128, help="generated examples of a client")
+    parser.add_argument("--epochs", type=int, default=2, help="the paper: 20")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--net", default="resnet20")
+    parser.add_argument("--side", type=int, default=28, help="pixels")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3, help="the median counts")
+    return parser.parse_args(arguments)
+
+
+def measure(n: int, options: argparse.Namespace) -> dict[str, float]:
+    """Return the seconds one client's search takes both ways, and how far their weights differ."""
+    models = [weights_of(build(options, seed)) for seed in range(n)]
+    x = torch.randn(options.examples, 1, options.side, options.side, generator=generator(0))
+    y = torch.randint(10, (options.examples,), generator=generator(1))
+    x, y = x.to(options.device), y.to(options.device)
+    ways: dict[str, Callable[[], Step]] = {
+        "ours": lambda: ours(build(options, 0).to(options.device), models),
+        "plain": lambda: plain(build(options, 0).to(options.device).eval(), models),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    found: dict[str, Tensor] = {}
+    for _ in range(options.repeats):  # by turns, so that a busy machine slows both
+        for name, way in ways.items():
+            begun = time.perf_counter()
+            found[name] = searched(way(), n, x, y, options)
+            seconds[name].append(time.perf_counter() - begun)
+    difference = float((found["ours"] - found["plain"]).abs().max())
+    median = {f"{name}_s": statistics.median(values) for name, values in seconds.items()}
+    return {"clients": n, **median, "difference": difference}
+
+
+def build(options: argparse.Namespace, seed: int) -> SplitNet:
+    """Return a net with the initial weights of a seed."""
+    with seeded(seed):
+        return make_net(options.net, num_classes=10, input_shape=(1, options.side, options.side))
+
+
+def searched(step: Step, n: int, x: Tensor, y: Tensor, options: argparse.Namespace) -> Tensor:
+    """Return the weights after all epochs of Adam on softmax parameters."""
+    a = torch.zeros(n, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([a], lr=0.01, betas=(0.5, 0.999))
+    order = generator(2)
+    for _ in range(options.epochs):
+        for index in torch.split(torch.randperm(len(y), generator=order), options.batch_size):
+            index = index.to(x.device)
+            w = a.softmax(0)
+            slope = step(w.detach().float().to(x.device), x[index], y[index])
+            adam.zero_grad(set_to_none=True)
+            w.backward(slope.double().cpu())  # type: ignore[no-untyped-call]
+            adam.step()
+    return a.detach().softmax(0)
+
+
+def ours(net: SplitNet, models: Sequence[Weights]) -> Step:
+    """One backward pass through the mixture, then a product with all models."""
+    mixer = Mixer(net, models)
+    return lambda w, x, y: mixer.gradient(w, x, y)[1]
+
+
+def plain(net: SplitNet, models: Sequence[Weights]) -> Step:
+    """Autograd through the sum of all models."""
+    device = next(net.parameters()).device
+    parameters = {key for key, _ in net.named_parameters()}
+    stacks = {
+        key: torch.stack([m[key.replace(".", "/", 1)] for m in models]).to(device)
+        for key in net.state_dict()
+    }
+
+    def step(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        w = w.clone().requires_grad_()
+        tensors = {}
+        for key, stack in stacks.items():
+            if not stack.is_floating_point():
+                tensors[key] = stack[0]
+            else:
+                tensors[key] = torch.tensordot(w if key in parameters else w.detach(), stack, 1)
+        loss = cross_entropy(functional_call(net, tensors, x), y)
+        (slope,) = torch.autograd.grad(loss, w)
+        return slope
+
+    return step
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
