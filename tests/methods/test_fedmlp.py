@@ -129,15 +129,15 @@ def test_prototype_loss_counts_known_classes_only():
 
 
 def test_new_class_begins_at_the_nearest_semantic_prototype():
-    """z = (1, 1) is 1.414 from (0, 0) and 2.828 from (3, 3): the target is (0, 0)."""
-    refs = levels(o=[[0.0, 0.0], [3.0, 3.0]])
-    z, y = torch.tensor([[1.0, 1.0], [4.0, 1.0]]), torch.tensor([3, 3])
-    targets = torch.tensor([[0.0, 0.0], [3.0, 3.0]])
+    """(1, 1) is 1.41 from (0, 0) and 2.24 from (3, 2); (4, 1) is 4.12 and 1.41 from them."""
+    refs = levels(memory=rows(c0=[0.0, 5.0]), o=[[0.0, 0.0], [3.0, 2.0]])
+    z, y = torch.tensor([[1.0, 1.0], [4.0, 1.0], [4.0, 1.0]]), torch.tensor([3, 3, 0])
+    targets = torch.tensor([[0.0, 0.0], [3.0, 2.0], [0.0, 5.0]])  # class 0 is remembered
     expected = divergence(z, targets, 1.0, "softmax", "z_c").mean()
     torch.testing.assert_close(make("fedmlp").inter_task_loss(z, y, refs), expected)
-    # The class mean (2.5, 1) lies nearer to (3, 3), which then is the target of both.
+    # The class mean (2.5, 1) lies nearer to (3, 2), which then is the target of both.
     by_class = make("fedmlp", c_new="class_mean").inter_task_loss(z, y, refs)
-    expected = divergence(z, targets[[1, 1]], 1.0, "softmax", "z_c").mean()
+    expected = divergence(z, targets[[1, 1, 2]], 1.0, "softmax", "z_c").mean()
     torch.testing.assert_close(by_class, expected)
 
 
