@@ -5,13 +5,14 @@ Shapes: B batch, K classes, P rows, d coordinates of an embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedmodels.algebra import class_means, weighted_mean
+from fedmodels.errors import PayloadError
 from fedmodels.nets.split import SplitNet
 from fedmodels.types import Prototypes
 
@@ -81,17 +82,25 @@ def moved(old: Prototypes | None, new: Prototypes, beta: float) -> Prototypes:
     return Prototypes(stacked, labels, torch.stack(counts) if counts else none)
 
 
-def mean_prototypes(sets: Sequence[Prototypes], width: int, *, uniform: bool) -> Prototypes:
+def mean_prototypes(
+    sets: Mapping[int, Prototypes], num_classes: int, width: int, *, uniform: bool
+) -> Prototypes:
     """Return the mean over clients, class by class, among those that report the class.
 
     Args:
-        sets: a set of each client, in client-id order.
+        sets: what each client reports, in client-id order.
+        num_classes: K.
         width: d.
         uniform: every client counts alike; otherwise by its number of examples of the class.
+
+    Raises:
+        PayloadError: a client reports a class that does not exist.
     """
     found: dict[int, list[tuple[Tensor, int]]] = {}
-    for reported in sets:
+    for client, reported in sets.items():
         for label, row in reported.rows().items():
+            if not 0 <= label < num_classes:
+                raise PayloadError(f"client {client} reports a prototype of class {label}")
             found.setdefault(label, []).append(row)
     rows: dict[int, tuple[Tensor, int]] = {}
     for label, held in found.items():

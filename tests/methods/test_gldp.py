@@ -245,9 +245,10 @@ def test_server_average_is_not_weighed():
 
 
 def test_class_that_nobody_reports_keeps_its_prototype():
-    """0.1 is no sum of halves: any arithmetic would show."""
-    row = (0.1, 1 / 3)
-    after = aggregated(make("gldp"), {4: row, 2: (0.0, 0.0)}, {0: {2: (1.0, 1.0)}})
+    """Bit for bit: b x + (1 - b) x would not be x for some of these."""
+    row = tuple(1 / n for n in range(1, 51))
+    known, reported = {4: row, 2: (0.0,) * 50}, {0: {2: (1.0,) * 50}}
+    after = aggregated(make("gldp", beta=0.3), known, reported)
     assert torch.equal(after[4], torch.tensor(row))
 
 

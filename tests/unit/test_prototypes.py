@@ -72,9 +72,12 @@ def test_moving_average():
 
 def test_mean_over_those_that_report():
     other = prototypes({1: ((1.0, 0.0), 15)})
-    assert vectors(mean_prototypes([SOME, other], 2, uniform=True))[1] == [2.0, 2.0]
-    assert vectors(mean_prototypes([SOME, other], 2, uniform=False))[1] == [1.5, 1.0]
-    assert len(mean_prototypes([], 2, uniform=True).labels) == 0
+    sets = {0: SOME, 3: other}
+    assert vectors(mean_prototypes(sets, 5, 2, uniform=True))[1] == [2.0, 2.0]
+    assert vectors(mean_prototypes(sets, 5, 2, uniform=False))[1] == [1.5, 1.0]
+    assert len(mean_prototypes({}, 5, 2, uniform=True).labels) == 0
+    with pytest.raises(PayloadError, match="client 0 reports a prototype of class 4"):
+        mean_prototypes(sets, 4, 2, uniform=True)
 
 
 def test_only_the_classes_of_another_set():

@@ -235,7 +235,8 @@ class FedMLP(FedAvg):
         if self.proto_agg == "all_latest":
             clients = {**clients, **_with_latest(clients, reported)}
             reported = {i: clients[i].prototypes["class"] for i in sorted(clients)}
-        found = mean_prototypes(list(reported.values()), ctx.run.width, uniform=True)  # eq. 3
+        classes = ctx.run.problem.num_classes
+        found = mean_prototypes(reported, classes, ctx.run.width, uniform=True)  # eq. 3
         g = moved(uncounted(state.common.prototypes["class"]), uncounted(found), 0.0)  # eq. 4
         prototypes = {**state.common.prototypes, "class": g}
         common = Bundle({**state.common.weights, **mean}, prototypes)

@@ -90,8 +90,9 @@ class FedProto(FedAvg):
         self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
     ) -> ServerState:
         uniform = self.weighting == "uniform"
-        reported = [u.prototypes["class"] for u in uploads.values()]
-        found = mean_prototypes(reported, ctx.run.width, uniform=uniform)  # eq. 6
+        classes = ctx.run.problem.num_classes
+        reported = {c: u.prototypes["class"] for c, u in uploads.items()}
+        found = mean_prototypes(reported, classes, ctx.run.width, uniform=uniform)  # eq. 6
         now = moved(state.common.prototypes["class"], uncounted(found), beta=0.0)
         return ServerState(Bundle(prototypes={"class": now}), state.own, state.clients)
 

@@ -1,5 +1,5 @@
 """GLDP — Guo et al., STHFL: Spatio-Temporal Heterogeneous Federated Learning, 2025, Algorithm 1.
-https://arxiv.org/abs/2501.05775. The method is the paper's Global-Local Dynamic Prototype framework.
+https://arxiv.org/abs/2501.05775. The method is its Global-Local Dynamic Prototype framework.
 
     paper           here                             paper     here
     Theta           state.common.weights             t, s      t, s
@@ -178,8 +178,9 @@ class Gldp(FedAvg):
         self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
     ) -> ServerState:
         weights = super().aggregate(ctx, state, uploads).common.weights  # eq. 5
-        reported = [u.prototypes["class"] for u in uploads.values()]
-        found = mean_prototypes(reported, ctx.run.width, uniform=True)
+        reported = {c: u.prototypes["class"] for c, u in uploads.items()}
+        classes = ctx.run.problem.num_classes
+        found = mean_prototypes(reported, classes, ctx.run.width, uniform=True)
         known = state.common.prototypes["class"]
         common = Bundle(weights, {"class": moved(known, uncounted(found), self.beta)})  # eq. 11
         return ServerState(common, self._round_state(ctx, state, common), state.clients)
