@@ -56,7 +56,9 @@ class Store:
         if not resume:
             refuse_existing(path)
         elif path.is_dir() and any(path.iterdir()) and not _may_hold_a_run(path):
-            raise ConfigError(f"{path} holds no run to resume; leave --resume out, or name its --out")
+            raise ConfigError(
+                f"{path} holds no run to resume; leave --resume out, or name its --out"
+            )
         self.states = path / "server"
         try:
             self.states.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Aggregation weights of one client, learned on examples it cares about.
 
-pFedGRP, arXiv 2410.01502v2, eq. 8, in the manner of FedLAW (Li et al., ICML 2023):
+Tan and Liu (pFedGRP), arXiv 2410.01502v2, eq. 8, in the manner of FedLAW (Li et al., ICML 2023):
 
     minimise over w on the simplex   L(w) = mean CE(f(x; sum_j w_j theta_j), y)
 

@@ -1,6 +1,6 @@
 """Class replay: generated examples stand in for classes a client has met but holds no more.
 
-pFedGRP, arXiv 2410.01502v2, sections 4.1 and 4.2. Three methods share it.
+Tan and Liu (pFedGRP), arXiv 2410.01502v2, section 4. Three methods share it.
 
     S (K,) examples of each class met so far     Y (K,) real ones of this round
     A_c    the generator of class c              TH_G   th_g

@@ -1,5 +1,5 @@
 """FedAVG-replay — FedAvg whose clients replay the classes they met, as in pFedGRP.
-https://arxiv.org/abs/2410.01502 (v2), section 5.1
+Tan and Liu, https://arxiv.org/abs/2410.01502v2, section 5
 
     paper    here                          paper       here
     C        state.common.weights          A_{i,c}     private generators, one for each class
@@ -29,7 +29,7 @@ from fedmodels.types import Bundle, Histogram
 class FedAvgReplay(FedAvg):
     """FedAvg with class replay; no alignment, no personal model."""
 
-    citation: ClassVar[str] = "arXiv 2410.01502v2, baseline"
+    citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"
 
     cap: Literal["total", "generated"] = "total"
     """What the largest real class bounds: real and replayed examples together, or replayed ones."""

@@ -1,5 +1,5 @@
 """pFedGraph-replay — pFedGraph whose clients replay the classes they met, as in pFedGRP.
-https://arxiv.org/abs/2410.01502 (v2), section 5.1
+Tan and Liu, https://arxiv.org/abs/2410.01502v2, section 5
 
     paper       here                                paper       here
     theta_i     clients[i].weights                  A_{i,c}     private generators, one a class
@@ -50,7 +50,7 @@ from fedmodels.types import Bundle, BundleSpec, ClientId, Histogram, Weights
 class PFedGraphReplay(FedAvg):
     """pFedGraph with class replay; no alignment."""
 
-    citation: ClassVar[str] = "arXiv 2410.01502v2, baseline"
+    citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"
 
     alpha: float = 0.8
     """How much the data shares count against likeness; 0 is likeness alone."""

@@ -1,5 +1,5 @@
-"""pFedGRP — personalised federated learning on data that change over time, by generative replay.
-https://arxiv.org/abs/2410.01502 (v2), Algorithm 1
+"""pFedGRP — Tan and Liu, Personalized Federated Learning on Data with Dynamic Heterogeneity under
+Limited Storage, 2024, Algorithm 1. https://arxiv.org/abs/2410.01502v2
 
     paper           here                                paper       here
     C_g             state.common.weights                Y_i, S_i    histogram.round, .total
@@ -63,7 +63,7 @@ PERSONAL = "personal/"
 class PFedGRP(FedAvg):
     """Replay of past classes on clients, aggregation weights learned on generated data."""
 
-    citation: ClassVar[str] = "arXiv 2410.01502v2"
+    citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
 
     weighting: Literal["examples", "uniform"] = "uniform"
     """Of the mean model C_g."""
