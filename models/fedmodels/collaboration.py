@@ -50,8 +50,8 @@ def distances(models: Sequence[Weights], start: Weights, keys: Iterable[str]) ->
 def collaboration_graph(d: Tensor, shares: Tensor, alpha: float) -> Tensor:
     """Return w (n, n); row i minimises ``sum_j w_ij d_ij + alpha ‖w_i - p‖²`` on the simplex.
 
-    Eq. 3; that is the projection of ``p - d_i / (2 alpha)``. With ``alpha`` 0 a row is shared among its
-    nearest clients.
+    Eq. 3; that is the projection of ``p - d_i / (2 alpha)``. With ``alpha`` 0 a row is shared among
+    its nearest clients.
 
     Args:
         d: (n, n) distances.
