@@ -429,3 +429,23 @@ def test_old_examples_are_gone(digits, tmp_path):
     old = [ref for task, _, ref in seen if task == 0]
     assert old
     assert all(ref() is None for ref in old)
+
+
+def test_a_run_that_was_cut_off_ends_in_the_same_state(digits, tmp_path):
+    """Caches, personal models and private generators are taken up from the disk, to the bit."""
+    experiment = experiment_of(th_g=0.5)
+    whole = run_in_process(experiment, digits, tmp_path / "whole")
+
+    class Cut(Exception):
+        pass
+
+    def before(order):
+        if order.interaction == 2 and order.client_id == "1":
+            raise Cut
+
+    out = tmp_path / "cut"
+    with pytest.raises(Cut):
+        run_in_process(experiment, digits, out, before=before)
+    found = run_in_process(experiment, digits, out, resume=True)
+    assert found["state_sha256"] == whole["state_sha256"]
+    assert found["metrics"] == whole["metrics"]
