@@ -15,7 +15,7 @@ import torch
 
 import fedmodels.methods
 from fedcli.data.longtail import long_tail_counts
-from fedmodels.algebra import cluster
+from fedmodels.algebra import cluster, nearest
 from fedmodels.archive import load_named
 from fedmodels.clustering import finch
 from fedmodels.errors import ConfigError
@@ -130,6 +130,7 @@ def test_prototype_loss_counts_known_classes_only():
 
 def test_new_class_begins_at_the_nearest_semantic_prototype():
     """(1, 1) is 1.41 from (0, 0) and 2.24 from (3, 2); (4, 1) is 4.12 and 1.41 from them."""
+    assert nearest(torch.ones(1, 2), torch.tensor([[0.0, 0.0], [3.0, 3.0]])).tolist() == [0]
     refs = levels(memory=rows(c0=[0.0, 5.0]), o=[[0.0, 0.0], [3.0, 2.0]])
     z, y = torch.tensor([[1.0, 1.0], [4.0, 1.0], [4.0, 1.0]]), torch.tensor([3, 3, 0])
     targets = torch.tensor([[0.0, 0.0], [3.0, 2.0], [0.0, 5.0]])  # class 0 is remembered
