@@ -449,3 +449,13 @@ def test_a_run_that_was_cut_off_ends_in_the_same_state(digits, tmp_path):
     found = run_in_process(experiment, digits, out, resume=True)
     assert found["state_sha256"] == whole["state_sha256"]
     assert found["metrics"] == whole["metrics"]
+
+
+def test_counts_that_cannot_be_do_not_stop_the_server(digits):
+    method, run, results = trained(digits, clients=(0, 1))
+    told = results[0].upload.histogram
+    wrong = Histogram(told.round, -told.total)
+    uploads = {c: r.upload for c, r in results.items()}
+    uploads[0] = Bundle(uploads[0].weights, {}, uploads[0].generators, wrong, uploads[0].scalars)
+    _, _, ctx = finished(method, run, uploads)
+    assert ctx.series["aggregation_weights"][0][:2] == [0.5, 0.5]

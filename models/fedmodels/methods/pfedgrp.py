@@ -265,7 +265,7 @@ class PFedGRP(FedAvg):
     ) -> Callable[[int], Replayed]:
         """Return the function that draws D_i of an epoch; the client's own model is the judge."""
         assert held.histogram is not None
-        total = held.histogram.total.double()
+        total = held.histogram.total.double().clamp_min(0)  # whatever a client says
         volumes = (self.server_volume * total / total.max().clamp_min(1)).round().long()
         net = ctx.run.make_net()
         load_weights(net, weights)
@@ -332,7 +332,7 @@ class PFedGRP(FedAvg):
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Rehearsal:
         refs = self.replay(ctx.run).prepared(ctx, state)  # ctx.net holds C_{g,i} of the last round
-        if self.lam:
+        if self.lam and len(refs.replayed.y):
             refs.teacher = refs.judge(refs.replayed.x)
         if self.init_from == "global":
             self.load_global(ctx, payload)  # C <- C_g
