@@ -29,15 +29,7 @@ from fedmodels.collaboration import (
     shares_of,
 )
 from fedmodels.generators import USUAL, Arch, Family
-from fedmodels.method import (
-    Batch,
-    ClientContext,
-    Metrics,
-    Output,
-    Run,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.method import Batch, ClientContext, Metrics, Output, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.mixing import Found, Mixer, Search, find_weights
@@ -251,13 +243,11 @@ class PFedGRP(FedAvg):
             drawn.append(first := examples(0))
             found.append(self._learned(ctx, mixer, position, client, first, examples))
         ctx.series["mixing_loss"] = [[f.uniform, f.loss] for f in found if f.loss == f.loss]
-        looked = sum(r.drawn for r in drawn)
+        looked, asked = sum(r.drawn for r in drawn), sum(r.asked for r in drawn)
         metrics: Metrics = {}
         if looked:
             metrics["server_acceptance"] = sum(r.accepted for r in drawn) / looked
-            metrics["server_shortage"] = sum(r.shortage for r in drawn) / sum(
-                r.asked for r in drawn
-            )
+            metrics["server_shortage"] = sum(r.shortage for r in drawn) / asked
         return torch.stack([f.w for f in found]), metrics
 
     def _examples(
