@@ -37,7 +37,6 @@ class Result:
     logical_up: int = 0
     logical_down: int = 0
     wire_up: int = 0
-    buffer: memoryview | None = None
 
 
 @dataclass
@@ -83,10 +82,6 @@ class Cohort(Protocol):
 
     def exchange(self, trip: Trip) -> Results:
         """Give the orders, wait for the results, and return them."""
-        ...
-
-    def release(self, results: Results) -> None:
-        """Take the buffers of results back."""
         ...
 
     def commit(self, interaction: int, watermark: int) -> None:

@@ -163,11 +163,6 @@ class RemoteCohort:
                     left = 1.0
             self._changed.wait(left)
 
-    def release(self, results: Results) -> None:
-        for result in results.by_client.values():
-            if result.buffer is not None:
-                self.spool.release(result.buffer)
-
     def commit(self, interaction: int, watermark: int) -> None:
         with self._changed:
             self.committed, self.watermark = interaction, watermark

@@ -168,8 +168,6 @@ class Engine:
         if due and not needs_trip:
             self._fill_in(step, record, scores)
         self.store.commit(record, self.state, scores.to_json() if needs_trip else None)
-        del uploads
-        self.cohort.release(results)
         self.last_trained |= dict.fromkeys(record["cohort"], step.interaction)
         self._advance_watermark(step.interaction, syncer)
         self.events.tell(

@@ -209,20 +209,15 @@ class Service:
         stream: Iterator[bytes],
         wire: int,
     ) -> None:
-        """Take the upload behind a header; a refused one makes the client failed for this trip."""
-        buffers: list[memoryview] = []
+        """Take the upload behind a header; a refused one makes the client failed for this trip.
 
-        def allocate(size: int) -> memoryview:
-            buffers.append(self.cohort.spool.allocate(size))
-            return buffers[-1]
-
-        outcome: Result | str | None = None
-        try:
-            if header.failure:
-                outcome = header.failure
-            else:
+        A connection that breaks leaves no outcome: the client will push again.
+        """
+        outcome: Result | str = header.failure
+        if not header.failure:
+            try:
                 check_report(header.report, self.cohort.admission.num_classes)
-                receiver = Receiver(header.bundle, trip.trip.spec, allocate)
+                receiver = Receiver(header.bundle, trip.trip.spec, self.cohort.spool.allocate)
                 for data in stream:
                     wire += len(data)
                     frame = read_chunk(data, rpc.PushChunk.FromString)
@@ -230,16 +225,11 @@ class Service:
                         raise PayloadError("a Push has one header only")
                     receiver.feed(frame)
                 upload = receiver.finish()
-                buffer = buffers[0] if buffers else None
-                outcome = Result(upload, header.report, upload.num_bytes(), 0, wire, buffer)
-        except PayloadError as error:
-            outcome = f"its upload was refused: {error}"
-            raise
-        finally:  # a connection that broke leaves no outcome: the client will push again
-            taken = outcome is not None and self.cohort.end_result(client, trip, outcome)
-            if not (taken and isinstance(outcome, Result)):
-                for buffer in buffers:
-                    self.cohort.spool.release(buffer)
+                outcome = Result(upload, header.report, upload.num_bytes(), 0, wire)
+            except PayloadError as error:
+                self.cohort.end_result(client, trip, f"its upload was refused: {error}")
+                raise
+        taken = self.cohort.end_result(client, trip, outcome)
         if isinstance(outcome, Result) and not taken:
             raise Superseded(f"interaction {header.interaction} closed without client {client}")
 

@@ -5,45 +5,53 @@ from __future__ import annotations
 import mmap
 import tempfile
 import threading
+import weakref
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Block = npt.NDArray[np.uint8]
 
 
 class Spool:
-    """Hands out upload buffers; buffers of one size are used again."""
+    """Hands out upload buffers; a block of memory is used again once nobody refers to it.
+
+    Nobody gives a buffer back: tensors that lie in it keep it, wherever they go, and the block
+    returns when the last of them is gone. So a method may keep an upload's tensor in its state.
+    """
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         self._directory = directory
         self._budget = budget_bytes
         self._in_memory = 0
-        self._free: dict[int, list[bytearray]] = {}
-        self._lock = threading.Lock()
+        self._free: dict[int, list[Block]] = {}
+        self._lock = threading.RLock()  # a block may come back while this thread holds the lock
 
     def allocate(self, size: int) -> memoryview:
         """Return a writable buffer of ``size`` bytes, mapped from disk beyond the budget."""
         with self._lock:
             kept = self._free.get(size)
-            if kept:
-                return memoryview(kept.pop())
-            fits = self._in_memory + size <= self._budget
-            if not fits and self._drop_free():
-                fits = self._in_memory + size <= self._budget
-            if fits:
-                self._in_memory += size
-        return memoryview(bytearray(size)) if fits else self._mapped(size)
+            block = kept.pop() if kept else self._fresh(size)
+        if block is None:
+            return self._mapped(size)
+        lease = block[:]
+        weakref.finalize(lease, self._take_back, block).atexit = False
+        return lease.data
 
-    def release(self, buffer: memoryview) -> None:
-        """Take a buffer back; nobody may use it afterwards."""
-        held = buffer.obj
-        if isinstance(held, bytearray):
-            with self._lock:
-                self._free.setdefault(len(held), []).append(held)
+    def _fresh(self, size: int) -> Block | None:
+        """Return a new block of memory; None where the budget does not allow it."""
+        if self._in_memory + size > self._budget:
+            self._in_memory -= sum(n * len(blocks) for n, blocks in self._free.items())
+            self._free.clear()  # sizes nobody asks for any more
+        if self._in_memory + size > self._budget:
+            return None
+        self._in_memory += size
+        return np.empty(size, dtype=np.uint8)
 
-    def _drop_free(self) -> bool:
-        """Give back the memory of buffers nobody uses; their sizes are not asked for any more."""
-        freed = sum(size * len(buffers) for size, buffers in self._free.items())
-        self._free.clear()
-        self._in_memory -= freed
-        return freed > 0
+    def _take_back(self, block: Block) -> None:
+        with self._lock:
+            self._free.setdefault(block.size, []).append(block)
 
     def _mapped(self, size: int) -> memoryview:
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -100,9 +100,6 @@ class InProcessCohort:
             self.arrival.shuffle(clients)
         return clients
 
-    def release(self, results: Results) -> None:
-        """Nothing was borrowed."""
-
     def commit(self, interaction: int, watermark: int) -> None:
         self.committed, self.watermark = interaction, watermark
 

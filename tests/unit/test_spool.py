@@ -1,10 +1,17 @@
 import os
 
+import numpy as np
+import torch
+
 from fedsrv.spool import Spool
 
 
 def in_memory(buffer):
-    return isinstance(buffer.obj, bytearray)
+    return isinstance(buffer.obj, np.ndarray)
+
+
+def address_of(buffer):
+    return buffer.obj.ctypes.data
 
 
 def test_memory_up_to_the_budget_then_files(tmp_path):
@@ -35,31 +42,41 @@ def test_nothing_is_touched_within_the_budget(tmp_path):
     assert not (tmp_path / "spool").exists()
 
 
-def test_released_memory_is_used_again(tmp_path):
+def test_memory_nobody_refers_to_is_used_again(tmp_path):
     """Memory does not grow with the number of uploads, only with those held at once."""
     spool = Spool(tmp_path, 100)
+    places = set()
     for _ in range(5):
         held = [spool.allocate(50) for _ in range(2)]
+        places |= {address_of(b) for b in held}
         assert all(map(in_memory, held))
         assert not in_memory(spool.allocate(50))
-        for buffer in held:
-            spool.release(buffer)
+        del held
+    assert len(places) == 2
+
+
+def test_a_tensor_keeps_the_memory_it_lies_in(tmp_path):
+    """A method may keep an upload's tensor: nothing is written over it."""
+    spool = Spool(tmp_path, 100)
+    buffer = spool.allocate(100)
+    buffer[:] = b"\x05" * 100
+    kept = torch.frombuffer(buffer, dtype=torch.uint8, count=10, offset=20)
+    del buffer
+    other = spool.allocate(100)
+    other[:] = b"\x09" * 100
+    assert kept.tolist() == [5] * 10
+    del kept, other
+    assert in_memory(spool.allocate(100))
 
 
 def test_sizes_may_change(tmp_path):
-    """Buffers nobody uses make room for those of another size."""
+    """Blocks nobody uses make room for those of another size."""
     spool = Spool(tmp_path, 100)
-    for buffer in [spool.allocate(50) for _ in range(2)]:
-        spool.release(buffer)
-    assert in_memory(spool.allocate(80))
+    held = [spool.allocate(50) for _ in range(2)]
+    del held
+    kept = spool.allocate(80)
+    assert in_memory(kept)
     assert not in_memory(spool.allocate(50))
-
-
-def test_mapped_buffers_may_be_released_too(tmp_path):
-    spool = Spool(tmp_path, 0)
-    buffer = spool.allocate(10)
-    spool.release(buffer)
-    assert not in_memory(spool.allocate(10))
 
 
 def test_empty_uploads(tmp_path):

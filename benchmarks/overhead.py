@@ -1,0 +1,101 @@
+"""Rounds of no-op clients against the bare gRPC floor of the same run.
+
+    python -m benchmarks.overhead [--clients 2 10 50] [--nets resnet20 resnet18] [--rounds 12]
+
+Everything fedtide does is on: validation, commits, metrics. Floor and framework alternate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from benchmarks.floor import floor_seconds
+from benchmarks.measure import memory_mb, tell
+
+PLUGINS = Path(__file__).parent / "plugins"
+PARAMETERS = {"resnet20": 272_474 + 1_376, "resnet18": 11_173_962 + 9_600}
+
+
+def main() -> None:
+    """Measure every combination and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--clients", type=int, nargs="+", default=[2, 10, 50])
+    parser.add_argument("--nets", nargs="+", default=["resnet20"], choices=list(PARAMETERS))
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--hosts", type=int, help="client processes; one per client unless given")
+    options = parser.parse_args()
+    rows = []
+    for net in options.nets:
+        for clients in options.clients:
+            floor = _floor_in_a_process(clients, PARAMETERS[net], options.rounds)
+            row = _fedtide(net, clients, options.rounds, options.hosts)
+            again = _floor_in_a_process(clients, PARAMETERS[net], options.rounds)
+            best = statistics.median(floor[2:] + again[2:])
+            rows.append({**row, "floor_s": best, "ratio": row["round_s"] / best})
+    tell("overhead", rows)
+
+
+def _floor_in_a_process(clients: int, parameters: int, rounds: int) -> list[float]:
+    """Measure the floor in a fresh process: it forks, and gRPC must not have been started."""
+    code = f"from benchmarks.floor import *; import json; from fedpb.heap import keep_large_blocks as k; k(); print(json.dumps(floor_seconds({clients}, {parameters}, {rounds})))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds: list[float] = json.loads(found.stdout)
+    return seconds
+
+
+def _fedtide(net: str, clients: int, rounds: int, hosts: int | None) -> dict[str, Any]:
+    """Launch a run of no-op clients and read what its rounds took."""
+    with tempfile.TemporaryDirectory() as place:
+        out, config = Path(place) / "run", Path(place) / "config.toml"
+        config.write_text(tomli_w.dumps(_experiment(net, clients, rounds)))
+        command = [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)]
+        command += ["--hosts", str(hosts)] if hosts else []
+        env = {**os.environ, "PYTHONPATH": str(PLUGINS)}
+        begun = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
+        first, peak = None, (0.0, 0.0)
+        while process.poll() is None:
+            lines = out / "rounds.jsonl"
+            if first is None and lines.exists() and lines.stat().st_size:
+                first = time.monotonic() - begun
+            if first is not None:
+                peak = max(peak, memory_mb(process.pid))
+            time.sleep(0.25)
+        if process.returncode:
+            raise SystemExit(f"the run failed: see {out / 'logs'}")
+        records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    walls = [r["seconds"]["wall"] for r in records[2:]]
+    return {
+        "net": net, "clients": clients, "hosts": hosts or clients,
+        "round_s": statistics.median(walls), "server_s": statistics.median(
+            r["seconds"]["server"] for r in records[2:]
+        ), "first_round_s": first, "pss_mb": peak[0], "rss_mb": peak[1],
+    }  # fmt: skip
+
+
+def _experiment(net: str, clients: int, rounds: int) -> dict[str, Any]:
+    """Return a run whose only cost is the framework; it scores after the last round alone."""
+    return {
+        "data": {"name": "digits"},
+        "scenario": {"kind": "iid"},
+        "net": {"name": net},
+        "method": {"name": "noop"},
+        "schedule": {"rounds": rounds, "clients": clients},
+        "evaluate": {"every": 0, "views": ["global"]},
+    }
+
+
+if __name__ == "__main__":
+    main()
