@@ -277,7 +277,7 @@ def test_clients_are_remembered(opened):
 
 @pytest.mark.parametrize(("durability", "waits"), [("watermark", False), ("strict", True)])
 def test_who_waits_for_the_disk(opened, monkeypatch, durability, waits):
-    """With ``strict``, a commit waits for the state's file and its one part, and for their names."""
+    """With ``strict``, a commit waits for the state's file, its one part, and their names."""
     store, synced, sync = (
         opened(tiny_experiment(server={"durability": durability}), False),
         [],
