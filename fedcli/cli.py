@@ -16,6 +16,7 @@ from fedmodels.errors import ConfigError, FedtideError
 if TYPE_CHECKING:
     import torch
 
+    from fedmodels.config import Experiment
     from fedmodels.types import ClientId
 
 app = typer.Typer(
@@ -100,6 +101,21 @@ def _device(text: str) -> torch.device:
     return torch.device(text)
 
 
+def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
+    """Read and check a config file.
+
+    Raises:
+        ConfigError: it cannot be read, or says what it must not.
+    """
+    from fedmodels.config import parse_experiment
+
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {path}: {error}") from None
+    return parse_experiment(text, str(path), overrides or ())
+
+
 @app.command()
 def partition(
     config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
@@ -113,13 +129,8 @@ def partition(
 ) -> None:
     """Cut a data set into one directory per client, and show who holds what."""
     from fedcli.data.commands import run_partition
-    from fedmodels.config import parse_experiment
 
-    try:
-        text = config.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config {config}: {error}") from None
-    experiment = parse_experiment(text, str(config), sets or ())
+    experiment = read_experiment(config, sets)
     method = experiment.method
     run_partition(
         experiment.data,
@@ -142,9 +153,9 @@ def pretrain(
     data: Annotated[
         list[str] | None, typer.Option(help="Data sets to pool; that of the config unless given.")
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1)] = 200,
-    batch_size: Annotated[int, typer.Option(min=1)] = 128,
-    lr: Annotated[float, typer.Option(min=1e-9)] = 3e-4,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the pooled windows.")] = 200,
+    batch_size: Annotated[int, typer.Option(min=1, help="Windows of one step.")] = 128,
+    lr: Annotated[float, typer.Option(min=1e-9, help="Learning rate of Adam.")] = 3e-4,
     mask: Annotated[float, typer.Option(help="Share of the tokens that are hidden.")] = 0.6,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:K.")] = "auto",
     sets: Annotated[
@@ -154,13 +165,8 @@ def pretrain(
     """Pre-train HART on unlabelled windows by masked autoencoding (FedAli)."""
     from fedcli.pretrain import Pretraining
     from fedcli.pretrain import pretrain as run
-    from fedmodels.config import parse_experiment
 
-    try:
-        text = config.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config {config}: {error}") from None
-    experiment = parse_experiment(text, str(config), sets or ())
+    experiment = read_experiment(config, sets)
     how = Pretraining(epochs, batch_size, lr, mask)
     run(experiment, data or (), out, how, _device(device), typer.echo)
     typer.echo(f'written to {out}: start a run from it with [net] weights = "{out}"')

@@ -92,10 +92,13 @@ class Gldp(FedAvg):
     s: int = 20
     """Epochs of the head."""
     order: Literal["base_first", "head_first"] = "base_first"
+    """Which phase comes first (card item 4)."""
     wd_head: float = 0.0
     """Weight decay of the head, in place of the run's."""
     use_lp: bool = True
+    """Whether the local prototype relation (eq. 8) is part of the loss."""
     use_gp: bool = True
+    """Whether the global-local relation (eq. 10) is part of the loss."""
     kl_space: Literal["embedding", "head"] = "embedding"
     """Where eq. 8 compares: softmax over the embedding's coordinates, or over the head's logits."""
     kl_reduction: Literal["batchmean", "mean", "sum"] = "batchmean"

@@ -1,0 +1,21 @@
+"""``python -m benchmarks``: every benchmark at its small size, one after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SMALL = (
+    ["benchmarks.overhead", "--clients", "2", "10", "--rounds", "10"],
+    ["benchmarks.transport"],
+    ["benchmarks.aggregation_weights", "--clients", "10", "--examples", "128", "--epochs", "2"],
+)
+
+
+def main() -> int:
+    """Run them; return the worst exit status."""
+    return max(subprocess.run([sys.executable, "-m", *command]).returncode for command in SMALL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
