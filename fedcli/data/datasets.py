@@ -102,6 +102,8 @@ class Known:
     """Files or directories of which one must lie in a root; none if the set is embedded."""
     advice: str
     """How to get it."""
+    takes_long: bool = False
+    """Reading it takes long: the result is kept as one memory-mapped file."""
 
 
 _IMAGES, _HAR, _OWN = "fedcli.data.images", "fedcli.data.har", "fedcli.data.directory"
@@ -155,12 +157,14 @@ DATASETS: dict[str, Known] = {
         "characters of 28x28 by 3500 writers, 62 classes",
         ("femnist", "FEMNIST", "leaf/data/femnist"),
         f"{_BY_HAND}LEAF's femnist/data/train/*.json and test/*.json",
+        takes_long=True,
     ),
     "tiny-imagenet": Known(
         "fedcli.data.tiny_imagenet:tiny_imagenet",
         "110 000 photographs of 64x64, 200 classes",
         ("tiny-imagenet-200", "tiny-imagenet-200.zip"),
         f"{_BY_HAND}tiny-imagenet-200.zip",
+        takes_long=True,
     ),
     "hhar": Known(
         f"{_HAR}:hhar",
@@ -211,7 +215,12 @@ def load(data: Data) -> Dataset:
     """
     if data.labels == "coarse" and data.name != "cifar100":
         raise ConfigError(f"[data] labels = 'coarse' belongs to cifar100, not to {data.name}")
-    return _loader(data.name)(source_of(data))
+    source, known = source_of(data), DATASETS.get(data.name)
+    if known is not None and known.takes_long and source.find(*known.files) is not None:
+        from fedcli.data.prepared import prepared
+
+        return prepared(source, known.files, _loader(data.name))
+    return _loader(data.name)(source)
 
 
 def _loader(name: str) -> Callable[[Source], Dataset]:

@@ -10,6 +10,7 @@ import logging
 import socket
 import struct
 import zipfile
+from dataclasses import fields
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -411,6 +412,25 @@ def test_femnist_of_leaf(tmp_path: Path) -> None:
     assert made.group_names == ("writer f", "writer g")
     assert made.groups is not None
     assert np.bincount(made.groups).tolist() == [75, 75]
+
+
+def test_what_takes_long_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_femnist(tmp_path / "femnist/data/train", "fg", 70)
+    write_femnist(tmp_path / "femnist/data/test", "fg", 5)
+    first = load(Data(name="femnist", root=str(tmp_path)))
+    (kept,) = (tmp_path / "cache/fedtide/prepared").glob("femnist-*.safetensors")
+    with monkeypatch.context() as patch:
+        patch.setattr("fedcli.data.femnist.femnist", None)  # must not be needed
+        again = load(Data(name="femnist", root=str(tmp_path)))
+    for field in fields(Dataset):
+        one, other = getattr(first, field.name), getattr(again, field.name)
+        assert np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+    assert not again.train_x.flags.owndata  # it lies in the file
+    kept.write_bytes(b"damaged")
+    assert np.array_equal(load(Data(name="femnist", root=str(tmp_path))).train_x, first.train_x)
+    (tmp_path / "femnist/data/train").rename(tmp_path / "before")
+    write_femnist(tmp_path / "femnist/data/train", "fgh", 70)  # another version
+    assert len(load(Data(name="femnist", root=str(tmp_path))).train_y) > len(first.train_y)
 
 
 def test_femnist_without_a_split(tmp_path: Path) -> None:

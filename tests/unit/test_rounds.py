@@ -1,0 +1,77 @@
+"""The engine over a whole run: clients at different tasks, schedules, growth of a finished run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from fedcli.data.commands import run_partition
+from tests.conftest import tiny_experiment
+from tests.inprocess import run_in_process
+
+UNEQUAL = {"kind": "per_class_shards", "shards": 5, "tasks": [1, 3, 2]}
+
+
+@pytest.fixture(scope="module")
+def unequal(tmp_path_factory):
+    """A partition in which the three clients have one, three and two tasks."""
+    root = tmp_path_factory.mktemp("unequal") / "data"
+    made = tiny_experiment(scenario=UNEQUAL)
+    run_partition(made.data, made.scenario, 3, made.seed, root, Console(quiet=True))
+    return root
+
+
+def records_of(out):
+    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "gldp", "fedmlp", "pfedgraph"])
+def test_clients_have_different_numbers_of_tasks_rounds_outer(method, unequal, tmp_path):
+    experiment = tiny_experiment(scenario=UNEQUAL, method=method)
+    summary = run_in_process(experiment, unequal, tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert [r["task"] for r in records] == [0, 1, 2] * 2
+    assert [r["cohort"] for r in records] == [[0, 1, 2], [1, 2], [1]] * 2
+    assert summary["metrics"]["a_loc"] > 0
+
+
+@pytest.mark.parametrize("method", ["fedavg", "gldp", "fedmlp"])
+def test_clients_have_different_numbers_of_tasks_tasks_outer(method, unequal, tmp_path):
+    experiment = tiny_experiment(
+        scenario=UNEQUAL, method=method, schedule={"order": "tasks_outer", "rounds": 2}
+    )
+    run_in_process(experiment, unequal, tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert [r["task"] for r in records] == [0, 0, 1, 1, 2, 2]
+    assert [r["round"] for r in records] == list(range(6))
+    assert [r["cohort"] for r in records] == [[0, 1, 2]] * 2 + [[1, 2]] * 2 + [[1]] * 2
+    if method == "fedavg":
+        views = {c: row["views"]["global"] for c, row in records[-1]["clients"].items()}
+        assert {c: len(v["tasks"]) for c, v in views.items()} == {"0": 1, "1": 3, "2": 2}
+
+
+def test_a_cohort_stays_for_its_round(digits, tmp_path):
+    experiment = tiny_experiment(schedule={"rounds": 4, "per_round": 2})
+    run_in_process(experiment, digits, tmp_path / "run")
+    cohorts = [r["cohort"] for r in records_of(tmp_path / "run")]
+    assert all(len(c) == 2 for c in cohorts)
+    assert cohorts[::2] == cohorts[1::2]
+    assert len({tuple(c) for c in cohorts}) > 1
+
+
+def test_a_finished_run_may_grow(digits, tmp_path):
+    run_in_process(tiny_experiment(), digits, tmp_path / "run")
+    longer = tiny_experiment(schedule={"rounds": 3})
+    grown = run_in_process(longer, digits, tmp_path / "run", resume=True)
+    fresh = run_in_process(longer, digits, tmp_path / "fresh")
+    assert grown["state_sha256"] == fresh["state_sha256"]
+    assert grown["metrics"] == fresh["metrics"]
+
+
+def test_scores_come_when_they_are_due(digits, tmp_path):
+    experiment = tiny_experiment(schedule={"rounds": 5}, evaluate={"every": 2})
+    run_in_process(experiment, digits, tmp_path / "run")
+    scored = [r["round"] for r in records_of(tmp_path / "run") if "a_glo" in r["metrics"]]
+    assert scored == [1, 3, 4]
