@@ -1,0 +1,1 @@
+"""Measurements: each prints one JSON line and a short table, and compares within one run."""

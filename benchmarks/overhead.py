@@ -20,7 +20,6 @@ from typing import Any
 
 import tomli_w
 
-from benchmarks.floor import floor_seconds
 from benchmarks.measure import memory_mb, tell
 
 PLUGINS = Path(__file__).parent / "plugins"
@@ -49,8 +48,9 @@ def main() -> None:
 
 def _floor_in_a_process(clients: int, parameters: int, rounds: int) -> list[float]:
     """Measure the floor in a fresh process: it forks, and gRPC must not have been started."""
-    code = f"from benchmarks.floor import *; import json; from fedpb.heap import keep_large_blocks as k; k(); print(json.dumps(floor_seconds({clients}, {parameters}, {rounds})))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    arguments = [str(n) for n in (clients, parameters, rounds)]
+    command = [sys.executable, "-m", "benchmarks.floor", *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
     seconds: list[float] = json.loads(found.stdout)
     return seconds
 

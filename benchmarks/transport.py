@@ -9,6 +9,7 @@ included. The socket's receiver keeps its buffer. Socket, Pull and Push alternat
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 import statistics
 import subprocess
@@ -36,7 +37,14 @@ from pathlib import Path
 from benchmarks.transport import serve
 serve(int(sys.argv[1]), Path(sys.argv[2]))
 """
-FACTS = '{"format": 1, "input_shape": [1], "num_classes": 2, "tasks": [{"train": [1, 1], "test": [1, 1]}]}'
+FACTS = json.dumps(
+    {
+        "format": 1,
+        "input_shape": [1],
+        "num_classes": 2,
+        "tasks": [{"train": [1, 1], "test": [1, 1]}],
+    }
+)
 
 
 def main() -> None:
@@ -52,7 +60,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, "-c", SERVER, str(size), place]
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert server.stdin is not None and server.stdout is not None
+        assert server.stdin is not None
+        assert server.stdout is not None
         client = _Client(server.stdout.readline().strip(), size)
         kinds: dict[str, Callable[[], None]] = {
             "socket": lambda: _socket_once(size), "pull": client.pull, "push": client.push,

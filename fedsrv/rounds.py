@@ -249,7 +249,7 @@ class Engine:
                         "loss": r.loss,
                         "seconds": r.seconds,
                         "num_examples": r.num_examples,
-                    "peak_rss_bytes": r.peak_rss_bytes,
+                        "peak_rss_bytes": r.peak_rss_bytes,
                         **dict(r.extra),
                     }
                 )

@@ -45,6 +45,4 @@ def _normalised_by_owner(dataset: Dataset, partition: Partition) -> Dataset:
         normalise = Normaliser.of(ProblemFile(**description_of(dataset, own)))
         x[groups == owner] = normalise(x[groups == owner])
     first = len(dataset.train_y)
-    return replace(
-        dataset, train_x=x[:first], test_x=x[first:], scale=1.0, mean=(0.0,), std=(1.0,)
-    )
+    return replace(dataset, train_x=x[:first], test_x=x[first:], scale=1.0, mean=(0.0,), std=(1.0,))

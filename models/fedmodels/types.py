@@ -288,7 +288,8 @@ def prototype_spec(level: str, width: int, max_rows: int, *, counted: bool = Tru
     Its sender keeps the counts to itself unless ``counted``: they come as an empty tensor.
     """
     prefix = f"prototypes/{level}"
-    counts = TensorSpec(torch.int32, (None,), max_rows) if counted else TensorSpec(torch.int32, (0,))
+    shape = (None,) if counted else (0,)
+    counts = TensorSpec(torch.int32, shape, max_rows if counted else 0)
     return BundleSpec(
         {
             f"{prefix}/vectors": TensorSpec(torch.float32, (None, width), max_rows),
