@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 import grpc
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from fedmodels.errors import ConfigError
+from fedpb.pem import check_certificate, check_pair, read_pem
 
 IDENTITY_SCHEME = "fedtide:"
 Credentials: TypeAlias = grpc.ServerCredentials
@@ -23,13 +21,13 @@ def server_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.Se
     Raises:
         ConfigError: a file is missing or unreadable, or the key is not the certificate's.
     """
-    cert_pem = _read(cert, "--tls-cert")
-    key_pem = _read(key, "--tls-key")
-    _check_pair(cert, cert_pem, key, key_pem)
+    cert_pem = read_pem(cert, "--tls-cert")
+    key_pem = read_pem(key, "--tls-key")
+    check_pair(cert, cert_pem, key, key_pem)
     roots = None
     if client_ca is not None:
-        roots = _read(client_ca, "--tls-client-ca")
-        _certificate(client_ca, roots, "--tls-client-ca")
+        roots = read_pem(client_ca, "--tls-client-ca")
+        check_certificate(client_ca, roots, "--tls-client-ca")
     return grpc.ssl_server_credentials([(key_pem, cert_pem)], roots, client_ca is not None)
 
 
@@ -58,27 +56,3 @@ def is_loopback(address: str) -> bool:
         return False
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return (mapped or ip).is_loopback
-
-
-def _read(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be read: {error.strerror}") from None
-
-
-def _certificate(path: Path, pem: bytes, option: str) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificates(pem)[0]
-    except ValueError:
-        raise ConfigError(f"{option} {path} holds no PEM certificate") from None
-
-
-def _check_pair(cert: Path, cert_pem: bytes, key: Path, key_pem: bytes) -> None:
-    public = _certificate(cert, cert_pem, "--tls-cert").public_key()
-    try:
-        private = load_pem_private_key(key_pem, None)
-    except (ValueError, TypeError):
-        raise ConfigError(f"--tls-key {key} holds no unencrypted PEM key") from None
-    if private.public_key() != public:
-        raise ConfigError(f"--tls-key {key} is not the key of --tls-cert {cert}")
