@@ -310,7 +310,9 @@ def start_server(
     Raises:
         RunFailed: the address cannot be listened on.
     """
-    threads = 2 * service.cohort.num_clients + 32
+    # one Pull and one Push per process, the monitors, and some for calls that end at once; more
+    # than that wait their turn, which is better than refusing a client for a moment's crowd
+    threads = 2 * service.cohort.num_clients + MOST_WATCHERS + 16
     server = grpc.server(
         ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
         options=[
@@ -319,7 +321,6 @@ def start_server(
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
         ],
-        maximum_concurrent_rpcs=threads,
     )
     server.add_generic_rpc_handlers((_handlers(service),))
     checks = health.HealthServicer(experimental_non_blocking=False)
