@@ -28,6 +28,7 @@ from fedsrv.service import Service, start_server, stop_server
 from fedsrv.spool import Spool
 from fedsrv.store import Store, write_atomically
 from fedsrv.tls import Credentials, is_loopback
+from fedsrv.tracking import track
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ def serve(
         stack.callback(store.close)
         write_facts(out, experiment)
         events = EventLog()
+        if experiment.tracking.tensorboard:
+            stack.callback(track(events, out / "tensorboard"))
         spool = Spool(out / "server" / "spool", experiment.server.upload_memory_mb << 20)
         cohort = RemoteCohort(
             experiment.schedule.clients,

@@ -121,6 +121,7 @@ class Tracking(Table):
     """``[tracking]``: where else the numbers go."""
 
     tensorboard: bool = False
+    """Write metrics to OUT/tensorboard as they come; needs the extra ``tensorboard``."""
 
 
 class Experiment(Table):
