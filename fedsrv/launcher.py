@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +34,8 @@ MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""
 CLIENT_BYTES = 200 << 20
 """Memory a client process is reckoned with."""
-MOST_PROCESSES = 100
+PROCESSES_PER_CORE = 50
+"""Client processes that a core still bears; beyond, several clients share one."""
 PARTITION = "partition"
 log = logging.getLogger(__name__)
 
@@ -93,7 +95,7 @@ def launch(
 def affordable_hosts(clients: int) -> int:
     """Return how many client processes this machine bears."""
     fits = int(psutil.virtual_memory().available * 0.7) // CLIENT_BYTES
-    return max(1, min(clients, fits, MOST_PROCESSES))
+    return max(1, min(clients, fits, PROCESSES_PER_CORE * (os.cpu_count() or 1)))
 
 
 def host_ranges(clients: int, hosts: int) -> list[str]:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedmodels.config import Experiment
-from fedmodels.errors import RunFailed
 from fedmodels.method import Metrics, Run, ServerContext, ServerData, ServerState
 from fedmodels.methods import make
 from fedmodels.metrics import frequency_groups, minority_classes
@@ -54,7 +53,7 @@ class Engine:
         """Run to the end and return the summary.
 
         Raises:
-            RunFailed: clients failed, or the run cannot be taken up.
+            RunFailed: too many clients failed.
         """
         self._meet_clients()
         syncer = Syncer(self.store.sync)
@@ -102,12 +101,7 @@ class Engine:
         target = self.store.committed
         versions = self.cohort.versions()
         while not self._can_take_up(target, versions):
-            target -= 1
-            if target < -1:
-                raise RunFailed(
-                    f"{self.store.path}: no commit is left whose states all exist; "
-                    "start a new run with another --out"
-                )
+            target -= 1  # at -1 everything is derived from the seed: the run begins anew
         if target < self.store.committed:
             self.store.roll_back(target)
         self.state = self.store.state(target) if target >= 0 else self._initial_state()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcli.cli import clients_of
-from fedsrv.launcher import MOST_PROCESSES, affordable_hosts, host_ranges
+from fedsrv.launcher import PROCESSES_PER_CORE, affordable_hosts, host_ranges
 from fedsrv.processes import Child, Said, coordinator_command, error_in, fork_server_command
 
 # --- who hosts whom -------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def test_every_client_has_one_host(clients, hosts):
 
 def test_affordable_hosts():
     assert affordable_hosts(1) == 1
-    assert 1 <= affordable_hosts(10_000) <= MOST_PROCESSES
+    assert 1 <= affordable_hosts(10_000) <= PROCESSES_PER_CORE * os.cpu_count()
 
 
 # --- one process ----------------------------------------------------------------------------------

@@ -75,3 +75,15 @@ def test_scores_come_when_they_are_due(digits, tmp_path):
     run_in_process(experiment, digits, tmp_path / "run")
     scored = [r["round"] for r in records_of(tmp_path / "run") if "a_glo" in r["metrics"]]
     assert scored == [1, 3, 4]
+
+
+def test_a_client_that_lost_everything_makes_the_run_begin_anew(tmp_path, digits):
+    """Older server states are pruned, so there is no way back but to the beginning."""
+    experiment = tiny_experiment(method="local")
+    run_in_process(experiment, digits, tmp_path / "run")
+    for state in (tmp_path / "run" / "clients" / "1").glob("state-*"):
+        state.unlink()
+    again = run_in_process(experiment, digits, tmp_path / "run", resume=True)
+    fresh = run_in_process(experiment, digits, tmp_path / "fresh")
+    assert again["state_sha256"] == fresh["state_sha256"]
+    assert len(records_of(tmp_path / "run")) == 4
