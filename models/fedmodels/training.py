@@ -21,6 +21,8 @@ from fedmodels.randomness import seeded
 from fedmodels.types import Bundle
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
+EMBEDDED_AT_ONCE = 256
+"""Examples per forward pass where only embeddings are wanted."""
 
 
 def train_locally(
@@ -68,6 +70,7 @@ def run_phases(
     mean_loss, epoch = float("nan"), 0
     for phase in method.phases(ctx):
         optimizer = begin_phase(ctx.net, phase, training)
+        fixed = fixed_features(ctx.net, x, training) if renewed is None else None
         for _ in range(phase.epochs):
             if renewed is not None:
                 x, y = renewed(epoch)
@@ -76,7 +79,7 @@ def run_phases(
                 index = index.to(x.device)
                 inputs = augmented(x[index], training, augment)
                 batch = Batch(inputs, y[index], index)
-                features = ctx.net.features(inputs)
+                features = ctx.net.features(inputs) if fixed is None else fixed[index]
                 out = Output(features, ctx.net.head(features))
                 loss = method.loss(ctx, batch, out, refs)
                 optimizer.zero_grad(set_to_none=True)
@@ -119,14 +122,28 @@ def begin_phase(net: SplitNet, phase: Phase, training: Training) -> torch.optim.
     )
 
 
+def fixed_features(net: SplitNet, x: Tensor, training: Training) -> Tensor | None:
+    """Return the embeddings (n, d) of a phase that cannot change them, to be computed only once.
+
+    None where it can: the base trains, it is in training mode (running statistics move, dropout
+    draws), inputs are augmented, or an example's embedding depends on its batch.
+    """
+    if net.base.training or training.augment != "none" or net.mixes_examples:
+        return None
+    if any(parameter.requires_grad for parameter in net.base.parameters()):
+        return None
+    with torch.no_grad():
+        return torch.cat([net.features(part) for part in torch.split(x, EMBEDDED_AT_ONCE)])
+
+
 def optimizer_of(
     groups: list[dict[str, Any]], training: Training, lr: float
 ) -> torch.optim.Optimizer:
     """Return the run's optimiser over parameter groups; its state lives for one phase."""
     if training.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=training.momentum)
+        return torch.optim.SGD(groups, lr=lr, momentum=training.momentum, fused=True)
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
-    return kind(groups, lr=lr)
+    return kind(groups, lr=lr, fused=True)
 
 
 def batches(n: int, net: nn.Module, training: Training, order: torch.Generator) -> Iterator[Tensor]:

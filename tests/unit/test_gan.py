@@ -36,7 +36,7 @@ def test_counts(shape, dim, arch, maker, critic):
 @pytest.mark.parametrize(("shape", "dim", "size"), [(MNIST, 16, 898_268), (CIFAR, 64, 11_858_724)])
 def test_bytes_on_the_wire(shape, dim, size):
     # pfedgrp.md, section 5
-    weights = weights_of(Generator(shape, dim), clone=False)
+    weights = weights_of(Generator(shape, dim))
     assert sum(t.numel() * t.element_size() for t in weights.values()) == size
 
 

@@ -1,14 +1,25 @@
+import copy
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from fedmodels.config import Training
 from fedmodels.method import ClientContext, Phase, Run
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
-from fedmodels.training import augmented, batches, begin_phase, optimizer_of, score, train_locally
+from fedmodels.training import (
+    augmented,
+    batches,
+    begin_phase,
+    fixed_features,
+    optimizer_of,
+    score,
+    train_locally,
+)
 from fedmodels.types import Bundle, Problem
 from tests.conftest import OneTask, tiny_experiment
 
@@ -357,3 +368,59 @@ def test_a_teacher_stays_as_it_was_and_in_eval_mode():
     assert not any(m.training for m in kept[0].modules())
     assert not any(p.requires_grad for p in kept[0].parameters())
     assert moved(before, weights_of(ctx.net)) == PARAMETERS | STATISTICS
+
+
+# --- speed that changes nothing -------------------------------------------------------------------
+
+
+def frozen_base(mode="eval", **training):
+    """Return a context whose net is in a phase of the head."""
+    ctx = context(**training)
+    begin_phase(ctx.net, Phase(1, ("head/",), bn_of_frozen=mode), ctx.run.experiment.training)
+    return ctx
+
+
+def test_a_frozen_base_embeds_every_example_once(monkeypatch):
+    ctx, seen = context(), []
+    embed = ctx.net.features
+    monkeypatch.setattr(ctx.net, "features", lambda x: seen.append(len(x)) or embed(x))
+    trained(Phase(3, ("head/",), bn_of_frozen="eval"), ctx=ctx)
+    assert seen == [len(Y)]
+
+
+def test_fixed_features_are_those_of_the_net():
+    ctx = frozen_base()
+    fixed = fixed_features(ctx.net, X, ctx.run.experiment.training)
+    torch.testing.assert_close(fixed, ctx.net.features(X))
+
+
+def test_features_are_computed_anew_where_they_can_change():
+    training = context().run.experiment.training
+    for ctx in (frozen_base(mode="train"), context()):
+        assert fixed_features(ctx.net, X, training) is None
+    cropped = frozen_base(augment="crop-flip")
+    assert fixed_features(cropped.net, X, cropped.run.experiment.training) is None
+    mixing = frozen_base()
+    mixing.net.mixes_examples = True
+    assert fixed_features(mixing.net, X, training) is None
+
+
+@pytest.mark.parametrize(
+    ("net", "optimizer"), [("digits-cnn", "sgd"), ("digits-cnn", "adam"), ("resnet20", "sgd")]
+)
+def test_memory_format_and_fused_steps_are_the_plain_ones(net, optimizer):
+    training = Training(optimizer=optimizer, lr=0.01, momentum=0.5, weight_decay=0.1)
+    x, y = torch.randn(8, 3, 8, 8, generator=RNG), torch.randint(0, 4, (8,), generator=RNG)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        fast = make_net(net, num_classes=4, input_shape=(3, 8, 8))
+    plain = copy.deepcopy(fast).to(memory_format=torch.contiguous_format)
+    for model, fused in ((fast, True), (plain, False)):
+        stepping = begin_phase(model, Phase(1), training)
+        for group in stepping.param_groups:
+            group["fused"] = fused
+        for _ in range(3):
+            stepping.zero_grad()
+            cross_entropy(model(x), y).backward()
+            stepping.step()
+    torch.testing.assert_close(weights_of(fast), weights_of(plain), rtol=1e-3, atol=1e-5)

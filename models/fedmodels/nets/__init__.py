@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
+import torch
+
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets.split import SplitNet, load_weights, spec_of, weights_of
 
@@ -58,7 +60,8 @@ def make_net(
                 f"unknown option {option!r} of net {name!r}, which has: {has}."
                 f"{suggestion(option, known)}"
             )
-    return build(num_classes=num_classes, input_shape=tuple(input_shape), **options)
+    net = build(num_classes=num_classes, input_shape=tuple(input_shape), **options)
+    return net.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs too
 
 
 _FIXED = ("num_classes", "input_shape")

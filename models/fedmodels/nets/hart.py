@@ -148,7 +148,7 @@ def hart(
         for layer, kernel, rate in zip(layers, KERNELS[:blocks], rates, strict=True)
     ]
     base = _HartBase(input_shape[0], stack, dropout)
-    net = SplitNet(base, nn.Linear(WIDTH, num_classes), WIDTH)
+    net = SplitNet(base, nn.Linear(WIDTH, num_classes), WIDTH, mixes_examples=alp)
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv1d):
             nn.init.xavier_uniform_(module.weight)

@@ -23,10 +23,14 @@ class SplitNet(nn.Module):
         base: maps (B, *input_shape) to embeddings (B, d).
         head: maps (B, d) to logits (B, K).
         width: d, the number of coordinates of an embedding.
+        mixes_examples: whether an embedding depends on its batch even in evaluation mode.
     """
 
-    def __init__(self, base: nn.Module, head: nn.Module, width: int) -> None:
+    def __init__(
+        self, base: nn.Module, head: nn.Module, width: int, *, mixes_examples: bool = False
+    ) -> None:
         super().__init__()
+        self.mixes_examples = mixes_examples
         self.base, self.head, self.width = base, head, width
 
     def features(self, x: Tensor) -> Tensor:
@@ -53,16 +57,14 @@ def _tensors(net: nn.Module) -> dict[str, Tensor]:
     return {key.replace(".", "/", 1): tensor for key, tensor in net.state_dict().items()}
 
 
-def weights_of(net: nn.Module, *, clone: bool = True) -> Weights:
-    """Return a net's parameters and all its buffers on the CPU, by role-prefixed key.
+def weights_of(net: nn.Module) -> Weights:
+    """Return copies of a net's parameters and all its buffers on the CPU, by role-prefixed key.
 
-    Args:
-        net: usually a :class:`SplitNet`; any module gets its keys the same way.
-        clone: ``False`` leaves out the copy of what is on the CPU already: the tensors then change
-            as the net trains.
+    They are laid out in the order of their shape, whatever the net's memory format.
     """
-    tensors = _tensors(net)
-    return {k: t.detach().to("cpu", copy=clone) for k, t in tensors.items()}
+    plain = torch.contiguous_format
+    tensors = _tensors(net).items()
+    return {k: t.detach().to("cpu", copy=True, memory_format=plain) for k, t in tensors}
 
 
 def load_weights(net: nn.Module, weights: Mapping[str, Tensor], *, strict: bool = True) -> None:

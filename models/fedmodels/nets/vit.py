@@ -112,4 +112,5 @@ def vit_tiny(
     layers = alignments("vit-tiny", DIM, blocks, counts, alignment or {})
     rates = rising(drop_path, blocks)
     stack = [_Block(a, mlp_ratio, dropout, r) for a, r in zip(layers, rates, strict=True)]
-    return SplitNet(_VitBase(shape, patch, stack, pool), nn.Linear(DIM, num_classes), DIM)
+    base = _VitBase(shape, patch, stack, pool)
+    return SplitNet(base, nn.Linear(DIM, num_classes), DIM, mixes_examples=alp)
