@@ -43,7 +43,7 @@ class Study:
     methods: Mapping[str, str]
     """Name of a row -> a method's name and its switches."""
     columns: Mapping[str, str]
-    """Heading -> where in ``summary.json``, e.g. ``metrics.a_glo``; metrics are shown in percent."""
+    """Heading -> where in ``summary.json``, e.g. ``metrics.a_glo``; metrics are percentages."""
     set: Sequence[str] = ()
     seeds: Sequence[int] = (0, 1, 2)
     launch: Sequence[str] = field(default=("--hosts=1",))
@@ -157,8 +157,10 @@ def cell(path: str, summaries: Iterable[Mapping[str, Any]]) -> str:
     if not isinstance(values[0], float) and table == "metrics":
         factor, form = 1, "{:.1f}"
     mean = form.format(factor * fmean(values))
-    return mean if len(values) == 1 or table != "metrics" else (
-        f"{mean} ± {form.format(factor * pstdev(values))}"
+    return (
+        mean
+        if len(values) == 1 or table != "metrics"
+        else (f"{mean} ± {form.format(factor * pstdev(values))}")
     )
 
 

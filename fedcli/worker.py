@@ -177,8 +177,23 @@ class Worker:
         ctx.view = "after_downlink"
         self.method.load(ctx, payload, state)
         self.states.save_personal(Bundle(weights=weights_of(self.net)))
+        if isinstance(self.client, int) and self.client < self.experiment.evaluate.pictures:
+            self._draw(ctx, payload, state)
         digest = state_digest([("client", state)])
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
+
+    def _draw(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        """Draw what the method has to show, for the owner of this directory alone."""
+        self.stream.meet(self.data.num_tasks)
+        tests = [self.stream.test(task) for task in range(self.data.num_tasks)]
+        x, y = (torch.cat(parts) for parts in zip(*tests, strict=True))
+        self.net.eval()
+        found = self.method.pictures(ctx, payload, state, x, y)
+        if found:
+            from fedcli.pictures import draw  # matplotlib: only where there is something to draw
+
+            for name, picture in found.items():
+                draw(picture, self.states.path / "pictures" / f"{name}.png")
 
     def _add_counts(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,7 +55,7 @@ td.best { font-weight: 700; }
   gap: 1rem; margin: .5rem 0 1rem; }
 figure { margin: 0; padding: .75rem; background: white; border: 1px solid var(--line);
   border-radius: .5rem; }
-figure svg { display: block; width: 100%; height: auto; }
+figure svg, figure img { display: block; width: 100%; height: auto; }
 figcaption { font-size: .85rem; color: var(--soft); text-align: center; padding-top: .25rem; }
 summary { cursor: pointer; font-weight: 600; padding: .25rem 0; }
 @media print { body { background: white; } details { break-inside: avoid; } }
@@ -78,7 +79,7 @@ PAGE = """<!DOCTYPE html>
 
 @dataclass(frozen=True)
 class Panel:
-    """One figure and the words under it."""
+    """One figure, as an element of a page, and the words under it."""
 
     caption: str
     svg: str
@@ -113,6 +114,13 @@ def page(groups: Sequence[SeedGroup], cells: Comparison) -> str:
             "Who helped whom",
             "Aggregation weights of the group's first run.",
             _per_group(groups, _weight_panels),
+        ),
+        (
+            "What clients drew",
+            "Drawn by clients of the group's first run for themselves, where their directories lie "
+            "in the run's: their test data among prototypes (two principal directions), images "
+            "they replay.",
+            _per_group(groups, _client_pictures),
         ),
         (
             "Cost",
@@ -228,6 +236,13 @@ def _weight_panels(group: SeedGroup) -> Iterator[Panel]:
     elif cells:
         turned = {(client, at): weight for (at, client), weight in cells.items()}
         yield Panel("aggregation weights", heat_map(turned, x="interaction", y="client"))
+
+
+def _client_pictures(group: SeedGroup) -> Iterator[Panel]:
+    for client, path in group.runs[0].pictures():
+        data = base64.b64encode(path.read_bytes()).decode()
+        caption = f"{path.stem} of client {client}"
+        yield Panel(caption, f'<img alt="{escape(caption)}" src="data:image/png;base64,{data}">')
 
 
 def _cost_panels(group: SeedGroup) -> Iterator[Panel]:

@@ -91,6 +91,12 @@ class RunRecord:
             latest.update(numbers(row.get("metrics")))
         return latest
 
+    def pictures(self) -> list[tuple[int, Path]]:
+        """Return the pictures that clients drew, by client, where their directories are here."""
+        found = self.path.glob("clients/*/pictures/*.png")
+        owned = [(int(p.parts[-3]), p) for p in found if p.parts[-3].isdigit()]
+        return sorted(owned, key=lambda each: (each[1].name, each[0]))
+
     def totals(self, part: str) -> dict[str, float]:
         """Return what was spent over the whole run; ``part`` is ``bytes`` or ``seconds``."""
         stated = numbers(self.summary.get(part))

@@ -16,6 +16,7 @@ from fedmodels.method import Metrics, Run, ServerContext, ServerData, ServerStat
 from fedmodels.methods import make
 from fedmodels.metrics import frequency_groups, minority_classes
 from fedmodels.nets.cost import multiply_adds
+from fedmodels.prototypes import drift
 from fedmodels.types import EVALUATOR, BundleSpec, ClientId, state_digest
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.cohort import Cohort, Results, StateLost, Trip
@@ -150,7 +151,11 @@ class Engine:
         trained = time.monotonic()
         uploads = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
         state = self.method.aggregate(ctx, self.state, uploads)
+        before = self.state.common.prototypes.get("class")
         self.state, metrics = self.method.finish(ctx, state, uploads)
+        moved = drift(before, self.state.common.prototypes.get("class"))
+        if moved is not None:
+            metrics = {**metrics, "prototype_drift": moved}
         record = self._record(step, results, metrics)
         if ctx.series:
             record["series"] = ctx.series

@@ -99,6 +99,9 @@ class Evaluate(Table):
     generalization: bool = False
     """Score clients' models on the global test set too, where there is one: costly. It gives
     FedAli's Generalization and FedMLP's A_loc (``a_loc_balanced``)."""
+    pictures: Annotated[int, Field(ge=0)] = 2
+    """Clients, from the first on, that draw what they learnt into their own directory in the end:
+    prototypes among the embeddings of their test data, images they replay."""
     select_by: Literal["f1", "accuracy"] = "f1"
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code."""
 

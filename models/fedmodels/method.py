@@ -22,6 +22,8 @@ from fedmodels.config import Experiment
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.pictures import Picture, PrototypeMap
+from fedmodels.prototypes import embeddings
 from fedmodels.randomness import derive_seed, seeded
 from fedmodels.types import Bundle, BundleSpec, ClientId, Problem, Weights
 
@@ -345,3 +347,23 @@ class Method(ABC):
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
     ) -> Mapping[str, Tensor]:
         """Return class scores (B, K) by prediction rule; the first rule is the method's own."""
+
+    def pictures(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
+    ) -> Mapping[str, Picture]:
+        """Return what the client may draw for itself in the end, by file name.
+
+        The client's last model is in ``ctx.net``, in evaluation mode; ``x`` (n, …) and ``y`` (n,)
+        are all its test data. Nothing of it is sent. Where there are prototypes of embeddings, the
+        default shows them among the embeddings.
+        """
+        sources = {"everyone's": payload, "own": state}
+        known = {
+            f"{whose} {name}": found
+            for whose, bundle in sources.items()
+            for name, found in bundle.prototypes.items()
+            if len(found.vectors) and found.vectors.shape[1] == ctx.net.width
+        }
+        if not known or len(x) < 2:
+            return {}
+        return {"prototypes": PrototypeMap.of(embeddings(ctx.net, x).cpu(), y.cpu(), known)}

@@ -54,6 +54,18 @@ def class_prototypes(features: Tensor, labels: Tensor, num_classes: int) -> Prot
     return Prototypes.of(class_means(features, labels, num_classes), features.shape[1])
 
 
+def drift(before: Prototypes | None, after: Prototypes | None) -> float | None:
+    """Return how far prototypes moved: mean over classes of ``|after - before| / |before|``.
+
+    None where no class is in both.
+    """
+    if before is None or after is None:
+        return None
+    old, new = (dict(zip(p.labels.tolist(), p.vectors, strict=False)) for p in (before, after))
+    shifts = [(new[k] - old[k]).norm() / old[k].norm().clamp(min=1e-12) for k in old if k in new]
+    return float(torch.stack(shifts).mean()) if shifts else None
+
+
 def moved(old: Prototypes | None, new: Prototypes, beta: float) -> Prototypes:
     """Return ``beta * old + (1 - beta) * new`` class by class.
 

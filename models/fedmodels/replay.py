@@ -22,12 +22,15 @@ from torch import Tensor, nn
 from fedmodels.algebra import replay_volumes
 from fedmodels.generators import Family, Painter, public
 from fedmodels.method import ClientContext, Metrics
+from fedmodels.pictures import Gallery, Picture
 from fedmodels.randomness import derive_seed
 from fedmodels.types import Bundle, GeneratorState, Histogram
 
 Seeds = Callable[[str], int]
 """The seed of a word such as ``draw/3``: one stream of random numbers for each use."""
 
+SHOWN = 10
+"""Images of each class in a picture."""
 ALL = "all"
 """Key of the generator that draws any class."""
 
@@ -223,6 +226,14 @@ class ClassReplay:
         scores = judge(x)
         soft = scores.softmax(1) if self.soft else None
         return Replayed(x, scores.argmax(1), soft, count, len(x), len(x))
+
+    def pictures(self, ctx: ClientContext, state: Bundle) -> dict[str, Picture]:
+        """Return images of every generator the client holds, unfiltered, as a picture."""
+        seeds, drawn = client_seeds(ctx), dict[str, Tensor]()
+        for key in sorted(state.generators, key=lambda k: (len(k), k)):
+            painter = Painter(self.family, state.generators[key].tensors, ctx.device)
+            drawn[key] = painter.images(SHOWN, seeds(f"picture/{key}")).cpu() / 2 + 0.5
+        return {"replayed": Gallery(drawn)} if drawn else {}
 
     # --- training ---------------------------------------------------------------------------------
 

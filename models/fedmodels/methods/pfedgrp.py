@@ -13,7 +13,7 @@ Deviations and what the paper leaves open: docs/methods/pfedgrp.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -28,14 +28,13 @@ from fedmodels.collaboration import (
     parameter_keys,
     shares_of,
 )
-from fedmodels.generators import USUAL, Arch, Family
 from fedmodels.method import Batch, ClientContext, Metrics, Output, Run, ServerContext, ServerState
 from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
 from fedmodels.mixing import Found, Mixer, Search, find_weights
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.randomness import derive_seed
 from fedmodels.replay import ClassReplay, Judge, Rehearsal, Replayed, published
+from fedmodels.replaying import Replaying
 from fedmodels.training import run_phases
 from fedmodels.types import (
     Bundle,
@@ -52,7 +51,7 @@ PERSONAL = "personal/"
 
 @register("pfedgrp")
 @dataclass(frozen=True, kw_only=True)
-class PFedGRP(FedAvg):
+class PFedGRP(Replaying):
     """Replay of past classes on clients, aggregation weights learned on generated data."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
@@ -71,40 +70,12 @@ class PFedGRP(FedAvg):
     """Personal aggregation weights: eq. 8, training set sizes, or the collaboration graph."""
     graph_alpha: float = 0.8
     """pFedGraph's alpha."""
-    cap: Literal["total", "generated"] = "total"
-    """What the largest real class bounds: real and replayed examples together, or replayed ones."""
-    replay_filter: bool = True
-    """Keep only images that the classifier takes for their class; false is ablation AS1."""
-    replay_attempts: int = 10
-    """Images drawn at most for one that is wanted."""
     replay_labels: Literal["hard", "soft"] = "hard"
     """A replayed example's class, or the classifier's probabilities."""
-    shortage: Literal["truncate", "fill_top"] = "truncate"
-    """Go without what the filter rejects, or take the rejected images nearest to the class."""
-    th_g: float = 0.25
-    """TH_G: a generator is trained again when less of it is recognised."""
-    n_check: int = 200
-    """Images drawn for that."""
-    generator_update: Literal["drift", "always"] = "drift"
-    """Train below th_g, or at every encounter (ablation AS2)."""
     generator_decouple: bool = True
     """One generator for each class, or one for all, trained every round (ablation AS3)."""
-    generator_arch: Arch = "wgan"
-    """WGAN-GP, its DCGAN form, or a diffusion model sampled by DPM-Solver."""
-    generator_width: int = 0
-    """Channels; 0 is 16 for GANs (CIFAR-10: 64), 32 for diffusion."""
     generator_width_mult: int = 1
     """Factor of it; 2 in ablation AS3."""
-    generator_epochs: int = 0
-    """Epochs of one training; 0 is 200 for GANs (CIFAR-10: 1000), 6000 for diffusion."""
-    generator_batch: int = 64
-    """Batch size of training and of drawing."""
-    generator_lr: float = 0.0
-    """Adam's learning rate; 0 is 1e-4 for GANs, 2e-4 for diffusion."""
-    generator_restart: bool = False
-    """Train from scratch each time instead of going on."""
-    generator_moments: bool = False
-    """Keep Adam's moments in the private state, which triples it."""
     server_volume: int = 200
     """V: generated examples of the client's most frequent class on the server."""
     label_dist: Literal["counts", "freq"] = "counts"
@@ -132,29 +103,13 @@ class PFedGRP(FedAvg):
 
     def replay(self, run: Run) -> ClassReplay:
         """Return how replay is done, on both sides."""
-        width = self.generator_width or USUAL[self.generator_arch][0]
-        family = Family(
-            input_shape=run.problem.input_shape,
-            arch=self.generator_arch,
-            width=width * self.generator_width_mult,
-            epochs=self.generator_epochs,
-            batch_size=self.generator_batch,
-            lr=self.generator_lr,
-            moments=self.generator_moments,
-        )
-        return ClassReplay(
-            family=family,
-            filtered=self.replay_filter,
-            attempts=self.replay_attempts,
-            shortage=self.shortage,
-            update=self.generator_update,
-            th_g=self.th_g,
-            n_check=self.n_check,
-            restart=self.generator_restart,
+        plain = super().replay(run)
+        width = self.generator_width_mult * plain.family.usual()[0]
+        return replace(
+            plain,
+            family=replace(plain.family, width=width),
             decoupled=self.generator_decouple,
             soft=self.replay_labels == "soft",
-            cap=self.cap,
-            batch=self.generator_batch,
         )
 
     # --- server half ---------------------------------------------------------------------------
@@ -298,13 +253,6 @@ class PFedGRP(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: Run) -> bool:
-        return True
-
-    def init_client(self, run: Run, client: int) -> Bundle:
-        nobody = torch.zeros(run.problem.num_classes, dtype=torch.int32)
-        return Bundle(histogram=Histogram(nobody, nobody.clone()))
-
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         personal = {
             k.removeprefix(PERSONAL): t
@@ -321,15 +269,12 @@ class PFedGRP(FedAvg):
         load_weights(ctx.net, {k: t for k, t in weights if not k.startswith(PERSONAL)})
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Rehearsal:
-        refs = self.replay(ctx.run).prepared(ctx, state)  # ctx.net holds C_{g,i} of the last round
+        refs = super().prepare(ctx, payload, state)  # ctx.net holds C_{g,i} of the last round
         if self.lam and len(refs.replayed.y):
             refs.teacher = refs.judge(refs.replayed.x)
         if self.init_from == "global":
             self.load_global(ctx, payload)  # C <- C_g
         return refs
-
-    def training_data(self, ctx: ClientContext, refs: Rehearsal) -> tuple[Tensor, Tensor]:
-        return refs.training_data()
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Rehearsal) -> float:
         redraw = refs.redraw
@@ -365,11 +310,6 @@ class PFedGRP(FedAvg):
             return fit + self.lam * held
         over = len(batch.y) if self.loss_norm == "joint" else len(rows)
         return fit / len(batch.y) + self.lam * held / over  # eq. 6
-
-    def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Rehearsal
-    ) -> Bundle:
-        return self.replay(ctx.run).kept(ctx, state, refs)  # eq. 7
 
     def uplink(
         self, ctx: ClientContext, state: Bundle, refs: Rehearsal, num_examples: int
