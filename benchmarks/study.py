@@ -7,8 +7,8 @@ table, and the methods by the name of their row. Every method is run by ``fedsrv
 preset with its ``[method]`` table replaced; the preset's own method keeps its hyper-parameters. A
 switch without a dot belongs to the method, one with a dot to the table it names
 (``net.alp=false``). Runs of a seed share one partition, written by the first of them. A run that is
-finished is not run again, one that was interrupted is resumed. ``OUT/report.html`` and
-``OUT/table.md`` are written in the end.
+finished is not run again, one that was interrupted is resumed, one that fails is left out of the
+table. ``OUT/report.html`` and ``OUT/table.md`` are written in the end.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Study:
     """Name of a row -> a method's name and its switches."""
     columns: Mapping[str, str]
     """Heading -> where in ``summary.json``, e.g. ``metrics.a_glo``; metrics are percentages."""
+    reference: bool = False
+    """Whether the average forgetting of all runs is measured against the first row's."""
     set: Sequence[str] = ()
     seeds: Sequence[int] = (0, 1, 2)
     launch: Sequence[str] = field(default=("--hosts=1",))
@@ -84,9 +86,15 @@ def run_all(
     """Run every row with every seed; return the run directories by row."""
     preset = tomllib.loads(study.preset.read_text())
 
+    def directory_of(row: str, seed: int) -> Path:
+        return out / f"{re.sub(r'[^a-z0-9]+', '-', row.lower()).strip('-')}-seed{seed}"
+
     def run(row: str, seed: int) -> Path:
-        config = config_for(preset, study.methods[row], [*study.set, *more])
-        directory = out / f"{re.sub(r'[^a-z0-9]+', '-', row.lower()).strip('-')}-seed{seed}"
+        overrides = [*study.set, *more]
+        if study.reference and row != rows[0]:
+            overrides.append(f"evaluate.reference={directory_of(rows[0], seed).resolve()}")
+        config = config_for(preset, study.methods[row], overrides)
+        directory = directory_of(row, seed)
         launch(config, directory, seed, out / f"data-seed{seed}", study.launch)
         return directory
 
@@ -94,7 +102,8 @@ def run_all(
         list(pool.map(lambda seed: run(rows[0], seed), seeds))  # these write the partitions
         pairs = [(row, seed) for seed in seeds for row in rows]
         found = list(pool.map(lambda pair: run(*pair), pairs))
-    return {row: [d for (r, _), d in zip(pairs, found, strict=True) if r == row] for row in rows}
+    ended = [(row, d) for (row, _), d in zip(pairs, found, strict=True) if is_finished(d)]
+    return {row: [d for r, d in ended if r == row] for row in rows}
 
 
 def config_for(preset: Mapping[str, Any], method: str, overrides: Iterable[str]) -> str:
@@ -119,7 +128,7 @@ def config_for(preset: Mapping[str, Any], method: str, overrides: Iterable[str])
 
 def launch(config: str, out: Path, seed: int, data: Path, further: Sequence[str]) -> None:
     """Run one experiment to its end."""
-    if (out / "summary.json").exists():
+    if is_finished(out):
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     file = out.with_name(out.name + ".toml")
@@ -132,18 +141,25 @@ def launch(config: str, out: Path, seed: int, data: Path, further: Sequence[str]
     with log.open("a") as file_of_log:
         done = subprocess.run(command, stdout=file_of_log, stderr=subprocess.STDOUT)
     if done.returncode:
-        raise SystemExit(f"{out.name} failed, see {log}")
-    if not data.exists():
+        print(f"{out.name} failed, see {log}", flush=True)
+    elif not data.exists():
         shutil.copytree(out / "data", data)
+
+
+def is_finished(out: Path) -> bool:
+    """Tell whether a run came to its end."""
+    return (out / "summary.json").exists()
 
 
 def markdown(columns: Mapping[str, str], runs: Mapping[str, Sequence[Path]]) -> str:
     """Return a table: a row of means ± population standard deviations over seeds per method."""
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    most = max(map(len, runs.values()))
     for row, directories in runs.items():
         summaries = [json.loads((d / "summary.json").read_text()) for d in directories]
         cells = [cell(path, summaries) for path in columns.values()]
-        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+        note = "" if len(directories) == most else f" ({len(directories)} of {most} seeds)"
+        lines.append(f"| {row}{note} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -151,7 +167,7 @@ def cell(path: str, summaries: Iterable[Mapping[str, Any]]) -> str:
     """Return one cell of the table, a dash where a run has no such figure."""
     table, _, name = path.partition(".")
     values = [summary[table].get(name) for summary in summaries]
-    if any(value is None for value in values):
+    if not values or any(value is None for value in values):
         return "–"
     factor, form = UNITS[table]
     if not isinstance(values[0], float) and table == "metrics":
