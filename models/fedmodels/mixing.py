@@ -12,8 +12,10 @@ Shapes: n models, P parameters, F values of float buffers, m examples.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,22 +52,31 @@ class Mixer:
             models: the weights of each, all of the net's keys.
             bn: normalise by the mixed statistics, or by those of each batch.
         """
-        self.net, self.bn = net, bn
-        parameters = list(net.named_parameters())
-        device = parameters[0][1].device
-        floats = [(k, b) for k, b in net.named_buffers() if b.is_floating_point()]
-        self.models = _stacked(models, [k for k, _ in parameters], device)  # (n, P)
-        self._buffers = _stacked(models, [k for k, _ in floats], device)  # (n, F)
+        self.bn = bn
+        device = next(net.parameters()).device
+        floats = [k for k, b in net.named_buffers() if b.is_floating_point()]
+        self.models = _stacked(models, [k for k, _ in net.named_parameters()], device)  # (n, P)
+        self._buffers = _stacked(models, floats, device)  # (n, F)
+        self._take(net)
+
+    def another(self) -> Mixer:
+        """Return a mixer of the same models with a net of its own, for another thread."""
+        out = copy.copy(self)
+        out._take(copy.deepcopy(self.net))
+        return out
+
+    def _take(self, net: SplitNet) -> None:
+        """Make a net's own tensors views of the mixture."""
+        self.net, device = net, self.models.device
         self._mixture = torch.zeros(self.models.shape[1], device=device)  # (P,)
         self._gradient = torch.zeros_like(self._mixture)
         self._statistics = torch.zeros(self._buffers.shape[1], device=device)  # (F,)
-        for parameter, at in _slices([p for _, p in parameters]):
-            parameter.data = self._mixture[at].view_as(parameter)
-            parameter.grad = self._gradient[at].view_as(parameter)
-        self._live = [
-            (b, self._statistics[at].view_as(b)) for b, at in _slices([b for _, b in floats])
-        ]
-        net.train(bn == "batch")
+        for parameter, at in _slices(list(net.parameters())):
+            parameter.data = _shaped(self._mixture[at], parameter)
+            parameter.grad = _shaped(self._gradient[at], parameter)
+        floats = [b for b in net.buffers() if b.is_floating_point()]
+        self._live = [(b, self._statistics[at].view_as(b)) for b, at in _slices(floats)]
+        net.train(self.bn == "batch")
 
     def mix(self, w: Tensor) -> None:
         """Put ``sum_j w_j theta_j`` into the net."""
@@ -105,6 +116,18 @@ class Search:
     init: Literal["uniform", "self"] = "uniform"
     entropy_floor: float = 0.0
     """Least entropy of w over log n; reached by going towards uniform weights."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One client's search."""
+
+    examples: Examples | Callable[[int], Examples]
+    """All, or a function that draws those of an epoch."""
+    own: int
+    """Position of the client's own model."""
+    seed: int
+    """Of the order of batches."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +195,28 @@ def find_weights(
     return Found(best[1], best[0], of_uniform)
 
 
+def find_all(
+    mixer: Mixer, problems: Sequence[Problem], search: Search, threads: int
+) -> list[Found]:
+    """Solve problems that share their models, as many at a time as there are threads.
+
+    What is found does not depend on the number of threads. Batch normalisation by batch statistics
+    is solved in one thread: layers in training mode may draw from torch's global generator.
+    """
+    threads = max(1, min(threads, len(problems))) if mixer.bn == "weighted" else 1
+    mixers = [mixer, *(mixer.another() for _ in range(threads - 1))]
+    intra_op = torch.get_num_threads()
+
+    def solve(first: int) -> list[Found]:
+        torch.set_num_threads(intra_op)
+        mine = problems[first::threads]
+        return [find_weights(mixers[first], p.examples, p.own, search, p.seed) for p in mine]
+
+    with ThreadPoolExecutor(threads) as pool:
+        shares = list(pool.map(solve, range(threads)))
+    return [shares[i % threads][i // threads] for i in range(len(problems))]
+
+
 def weights_from(a: Tensor, param: str) -> Tensor:
     """Return the weights (n,) that parameters (n,) stand for."""
     if param == "softmax":
@@ -219,12 +264,23 @@ def _stacked(models: Sequence[Weights], keys: Sequence[str], device: torch.devic
     """Return tensors of each model side by side, (n, total)."""
     names = [key.replace(".", "/", 1) for key in keys]
     rows = [
-        torch.cat([m[name].detach().reshape(-1).float() for name in names])
-        if names
-        else torch.zeros(0)
+        torch.cat([_flat(m[name].detach().float()) for name in names]) if names else torch.zeros(0)
         for m in models
     ]
     return torch.stack(rows).to(device)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Return all values, those of a convolution with its channels last."""
+    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
+
+
+def _shaped(flat: Tensor, like: Tensor) -> Tensor:
+    """Return a view of flat values in a tensor's shape: the inverse of :func:`_flat`."""
+    if like.dim() != 4:
+        return flat.view_as(like)
+    out, into, height, width = like.shape
+    return flat.view(out, height, width, into).permute(0, 3, 1, 2)
 
 
 def _slices(tensors: Sequence[Tensor]) -> list[tuple[Tensor, slice]]:

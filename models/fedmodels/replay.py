@@ -115,6 +115,8 @@ class ClassReplay:
     update: Literal["drift", "always"] = "drift"
     """Train a generator that fell below ``th_g``, or whenever its class is met."""
     th_g: float = 0.25
+    relative: bool = False
+    """``th_g`` is a share of what was recognised right after the generator's last training."""
     n_check: int = 200
     """Images drawn to judge a generator."""
     restart: bool = False
@@ -147,9 +149,10 @@ class ClassReplay:
 
     def kept(self, ctx: ClientContext, state: Bundle, refs: Rehearsal) -> Bundle:
         """Return the private state after local training: generators, old and refreshed, and S."""
-        trained = self.refreshed(ctx, state.generators, refs.real, refs.replayed)
+        trained, fresh = self.refreshed(ctx, state, refs.real, refs.replayed)
         refs.trained = frozenset(trained)
-        return Bundle(generators={**state.generators, **trained}, histogram=refs.histogram)
+        generators = {**state.generators, **trained}
+        return Bundle(generators=generators, histogram=refs.histogram, scalars=fresh)
 
     # --- drawing ----------------------------------------------------------------------------------
 
@@ -246,19 +249,27 @@ class ClassReplay:
             looked, number = looked + len(x), number + 1
         return hits / self.n_check
 
-    def has_drifted(self, ratio: float) -> bool:
-        """Tell whether a generator with this share of recognised images is trained again."""
-        return self.update == "always" or ratio < self.th_g
+    def has_drifted(self, ratio: float, fresh: float = 1.0) -> bool:
+        """Tell whether a generator with this share of recognised images is trained again.
+
+        Args:
+            ratio: the share now.
+            fresh: the share right after its last training, if the threshold is relative.
+        """
+        return self.update == "always" or ratio < self.th_g * (fresh if self.relative else 1.0)
 
     def refreshed(
-        self, ctx: ClientContext, held: Mapping[str, GeneratorState], real: tuple[Tensor, Tensor],
-        replayed: Replayed,
-    ) -> dict[str, GeneratorState]:  # fmt: skip
-        """Return the generators trained on this round's real examples, with their next version.
+        self, ctx: ClientContext, state: Bundle, real: tuple[Tensor, Tensor], replayed: Replayed
+    ) -> tuple[dict[str, GeneratorState], dict[str, float]]:
+        """Train generators on this round's real examples, where that is due.
 
-        Whether one is trained, the net in ``ctx`` judges, which has just been trained itself. Their
-        counts and ratios go into ``ctx.metrics``.
+        Whether it is, the net in ``ctx`` judges, which has just been trained itself. Counts and
+        ratios go into ``ctx.metrics``.
+
+        Returns:
+            The trained ones, with their next version; and what thresholds of all are relative to.
         """
+        held, fresh = state.generators, dict(state.scalars)
         x, y = real
         seeds, judge = client_seeds(ctx), Judge(ctx.net)
         if self.decoupled:
@@ -271,13 +282,16 @@ class ClassReplay:
                 painter = Painter(self.family, held[key].tensors, ctx.device)
                 ratio = self.ratio(painter, int(key), judge, seeds(f"check/{key}"))
                 ctx.metrics[f"generator_ratio_{key}"] = ratio
-                if not self.has_drifted(ratio):
+                if not self.has_drifted(ratio, fresh.get(f"fresh/{key}", 1.0)):
                     continue
             trained[key] = self._train(ctx, key, held.get(key), images, seeds(f"train/{key}"))
+            if self.relative and self.decoupled:
+                painter = Painter(self.family, trained[key].tensors, ctx.device)
+                fresh[f"fresh/{key}"] = self.ratio(painter, int(key), judge, seeds(f"fresh/{key}"))
         versions = {k: g.version for k, g in {**held, **trained}.items()}
         ctx.metrics["generators_trained"] = float(len(trained))
         ctx.metrics["generator_trainings"] = float(sum(versions.values()))  # since the beginning
-        return trained
+        return trained, fresh
 
     def _train(
         self,

@@ -34,6 +34,9 @@ class Replaying(FedAvg):
     """Go without what the filter rejects, or take the rejected images nearest to the class."""
     th_g: float = 0.25
     """TH_G: a generator is trained again when less of it is recognised."""
+    th_g_of: Literal["all", "fresh"] = "all"
+    """Of what th_g is a share: of all images drawn, or of the share that was recognised right after
+    the generator's last training, which calibrates the threshold from data."""
     n_check: int = 200
     """Images drawn for that."""
     generator_update: Literal["drift", "always"] = "drift"
@@ -71,6 +74,7 @@ class Replaying(FedAvg):
             shortage=self.shortage,
             update=self.generator_update,
             th_g=self.th_g,
+            relative=self.th_g_of == "fresh",
             n_check=self.n_check,
             restart=self.generator_restart,
             cap=self.cap,

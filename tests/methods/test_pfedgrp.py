@@ -2,6 +2,7 @@
 
 import json
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -168,6 +169,22 @@ def test_how_often_generators_train(switches, trainings, digits):
         uploaded = set(results[0].upload.generators)
         assert uploaded == (set(states[0].generators) if interaction < trainings else set())
     assert {g.version for g in states[0].generators.values()} == {trainings}
+
+
+def test_a_threshold_calibrated_by_the_fresh_generator(digits):
+    """What is hardly recognised at its best is not trained for ever; what got worse is."""
+    method, run, results = trained(digits, (0,), th_g_of="fresh", th_g=0.5)
+    state = results[0].state
+    assert state.scalars.keys() == {f"fresh/{key}" for key in state.generators}
+    assert all(0 <= share <= 1 for share in state.scalars.values())
+    relative, plain = method.replay(run), make("pfedgrp", th_g=0.5).replay(run)
+    assert not relative.has_drifted(0.06, fresh=0.1)
+    assert relative.has_drifted(0.04, fresh=0.1)
+    assert plain.has_drifted(0.06, fresh=0.1)
+    # A generator that nobody ever recognised cannot get worse: it is left as it is.
+    hopeless = replace(state, scalars=dict.fromkeys(state.scalars, 0.0))
+    _, _, again = trained(digits, (0,), 0, 1, {0: hopeless}, th_g_of="fresh", th_g=0.5)
+    assert {g.version for g in again[0].state.generators.values()} == {1}
 
 
 def test_restart_begins_from_scratch(digits):

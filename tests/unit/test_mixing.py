@@ -8,7 +8,16 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedmodels.mixing import Mixer, Search, entropy, find_weights, weights_from, with_entropy
+from fedmodels.mixing import (
+    Mixer,
+    Problem,
+    Search,
+    entropy,
+    find_all,
+    find_weights,
+    weights_from,
+    with_entropy,
+)
 from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.randomness import generator, seeded
@@ -113,6 +122,24 @@ def test_weights_are_on_the_simplex_and_never_worse_than_uniform(param, init):
     uniform = torch.full((4,), 0.25)
     assert found.uniform == pytest.approx(mixer.loss(uniform, data), rel=1e-6)
     assert found.loss == pytest.approx(mixer.loss(found.w.float(), data), rel=1e-6)
+
+
+def test_problems_solved_side_by_side_are_those_solved_alone():
+    """Bit for bit, in their order, whatever the number of threads."""
+    models, search = models_of(4, "resnet20"), Search(epochs=2, lr=0.05, batch_size=16)
+    data = [examples(), examples(24), examples(8), examples(16), examples(0)]
+    problems = [Problem(each, own % 4, own) for own, each in enumerate(data)]
+    found = [
+        find_all(Mixer(build("resnet20"), models), problems, search, threads) for threads in (1, 3)
+    ]
+    alone = [
+        find_weights(Mixer(build("resnet20"), models), p.examples, p.own, search, p.seed)
+        for p in problems
+    ]
+    for one, other, expected in zip(*found, alone, strict=True):
+        assert torch.equal(one.w, other.w)
+        assert torch.equal(one.w, expected.w)
+        assert one.loss == other.loss or one.loss != one.loss
 
 
 class Uphill(Mixer):

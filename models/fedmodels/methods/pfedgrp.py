@@ -12,8 +12,10 @@ Deviations and what the paper leaves open: docs/methods/pfedgrp.md.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import ClassVar, Literal
 
 import torch
@@ -30,7 +32,7 @@ from fedmodels.collaboration import (
 )
 from fedmodels.method import Batch, ClientContext, Metrics, Output, Run, ServerContext, ServerState
 from fedmodels.methods import register
-from fedmodels.mixing import Found, Mixer, Search, find_weights
+from fedmodels.mixing import Examples, Mixer, Problem, Search, find_all
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.randomness import derive_seed
 from fedmodels.replay import ClassReplay, Judge, Rehearsal, Replayed, published
@@ -47,6 +49,8 @@ from fedmodels.types import (
 )
 
 PERSONAL = "personal/"
+_DRAWING = Lock()
+"""Held while examples are drawn: building a generator's net touches torch's global generator."""
 
 
 @register("pfedgrp")
@@ -192,11 +196,15 @@ class PFedGRP(Replaying):
             d = distances(models, ctx.run.initial_weights, keys)
             return collaboration_graph(d, shares, self.graph_alpha), {}
         mixer = Mixer(ctx.run.make_net(), models, bn=self.bn)
-        found, drawn = [], []
+        problems, drawn = [], []
         for position, (client, upload) in enumerate(uploads.items()):
             examples = self._examples(ctx, state.clients[client], client, upload.weights)
             drawn.append(first := examples(0))
-            found.append(self._learned(ctx, mixer, position, client, first, examples))
+            seed = derive_seed(
+                ctx.run.experiment.seed, f"server/{client}", ctx.interaction, "method"
+            )
+            problems.append(Problem(self._data(first, examples), position, seed))
+        found = find_all(mixer, problems, self._search(), len(os.sched_getaffinity(0)))
         ctx.series["mixing_loss"] = [[f.uniform, f.loss] for f in found if f.loss == f.loss]
         looked, asked = sum(r.drawn for r in drawn), sum(r.asked for r in drawn)
         metrics: Metrics = {}
@@ -223,17 +231,21 @@ class PFedGRP(Replaying):
             lambda word: derive_seed(seed, f"server/{client}/{epoch}/{word}", at, "method"),
         )
 
-    def _learned(
-        self,
-        ctx: ServerContext,
-        mixer: Mixer,
-        position: int,
-        client: int,
-        first: Replayed,
-        examples: Callable[[int], Replayed],
-    ) -> Found:
-        """Solve eq. 8 for one client."""
-        search = Search(
+    def _data(
+        self, first: Replayed, examples: Callable[[int], Replayed]
+    ) -> Examples | Callable[[int], Examples]:
+        """Return D_i as eq. 8 takes it: the same in all epochs, or drawn anew in each (AS3)."""
+
+        def of(epoch: int) -> Examples:
+            with _DRAWING:
+                now = examples(epoch) if epoch else first
+            return now.x, now.y if now.soft is None else now.soft
+
+        return of(0) if self.generator_decouple else of
+
+    def _search(self) -> Search:
+        """Return how eq. 8 is minimised."""
+        return Search(
             epochs=self.w_epochs,
             lr=self.w_lr,
             optimizer=self.w_optimizer,
@@ -242,14 +254,6 @@ class PFedGRP(Replaying):
             init=self.w_init,
             entropy_floor=self.w_entropy_floor,
         )
-
-        def of(epoch: int) -> tuple[Tensor, Tensor]:
-            now = examples(epoch) if epoch else first
-            return now.x, now.y if now.soft is None else now.soft
-
-        seed = derive_seed(ctx.run.experiment.seed, f"server/{client}", ctx.interaction, "method")
-        again = not self.generator_decouple  # AS3 draws anew in every epoch
-        return find_weights(mixer, of if again else of(0), position, search, seed)
 
     # --- client half ---------------------------------------------------------------------------
 
