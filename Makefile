@@ -11,14 +11,15 @@ SERVICES := $(shell grep -l '^service ' $(PROTOS))
 STUBS ?= proto
 RUNS ?= demo-run
 HTML ?= report.html
-SEEDS ?= 0
+SEEDS ?=
+JOBS ?= 1
 
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup proto proto-check format lint types test test-unit test-loopback test-gpu \
-	golden docs-check demo bench compare-gldp report build clean check
+	golden docs-check demo bench report build clean check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,11 +71,11 @@ demo: $(STAMP)  ## run the quick experiment: a coordinator and its clients as lo
 bench: $(STAMP)  ## measure transport, rounds and memory on this machine
 	$(PYTHON) -m benchmarks
 
-compare-gldp: $(STAMP)  ## GLDP, its ablations and baselines on the small preset (SEEDS="0 1 2")
-	$(PYTHON) -m benchmarks.compare examples/gldp-small.toml --out runs/gldp-small --seeds $(SEEDS) \
-		--method gldp --method "gldp use_lp=false lam=0" --method "gldp use_gp=false lam=1" \
-		--method "gldp use_lp=false use_gp=false" --method "fedrep eval_upload_head=true" \
-		--method fedavg --method "fedprox mu=0.1" --method apfl
+compare-%: $(STAMP)  # a study of benchmarks/studies, e.g. compare-gldp, into runs/ (JOBS=2 SEEDS="0 1 2")
+	$(PYTHON) -m benchmarks.study benchmarks/studies/$*.toml --out runs/$* --jobs $(JOBS) \
+		$(if $(SEEDS),--seeds $(SEEDS))
+
+compare-gldp:  ## GLDP, its ablations and baselines; likewise compare-fedmlp, compare-fedali-*, compare-pfedgrp
 
 report: $(STAMP)  ## tables and a page of RUNS="run …" (HTML=report.html)
 	$(BIN)/fedsrv report $(RUNS) --html $(HTML)

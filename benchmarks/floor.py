@@ -20,6 +20,8 @@ import numpy as np
 from fedpb.heap import keep_large_blocks
 
 FRAME = 1 << 20
+DIGITS = 5
+"""Of a port, as children read it from their common pipe."""
 
 
 def floor_seconds(clients: int, parameters: int, rounds: int) -> list[float]:
@@ -30,13 +32,13 @@ def floor_seconds(clients: int, parameters: int, rounds: int) -> list[float]:
         pid = os.fork()
         if pid == 0:
             os.close(address)
-            _client(os.fdopen(listening).readline().strip(), rounds)
+            _client(os.read(listening, DIGITS).decode(), rounds)
             os._exit(0)
         children.append(pid)
     os.close(listening)
     server = _Server(clients, parameters)
     port = server.start()
-    os.write(address, f"127.0.0.1:{port}\n".encode() * clients)
+    os.write(address, f"{port:0{DIGITS}d}".encode() * clients)
     os.close(address)
     seconds = server.run(rounds)
     for pid in children:
@@ -110,10 +112,10 @@ class _Server:
         return seconds
 
 
-def _client(address: str, rounds: int) -> None:
+def _client(port: str, rounds: int) -> None:
     import grpc
 
-    channel = grpc.insecure_channel(address)
+    channel = grpc.insecure_channel(f"127.0.0.1:{int(port)}")
     pull, push = channel.unary_stream("/floor/Pull"), channel.stream_unary("/floor/Push")
     for number in range(rounds):
         frames = list(pull(str(number).encode(), wait_for_ready=True))

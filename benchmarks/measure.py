@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -27,14 +28,30 @@ def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str("" if value is None else value)
 
 
-def memory_mb(pid: int) -> tuple[float, float]:
-    """Return (PSS, RSS) in MB of a process and everything below it."""
-    pss = rss = 0
+@dataclass(frozen=True)
+class Usage:
+    """What a process and everything below it use at one moment."""
+
+    processes: int
+    cpu_s: float
+    pss_mb: float
+    rss_mb: float
+    server_pss_mb: float
+    """Of the coordinator among them."""
+
+
+def usage(pid: int) -> Usage:
+    """Look at a process and its descendants."""
+    count, cpu, pss, rss, server = 0, 0.0, 0, 0, 0
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:
         try:
-            info = process.memory_full_info()
+            memory, times, command = (
+                process.memory_full_info(), process.cpu_times(), process.cmdline()
+            )  # fmt: skip
         except psutil.Error:
             continue
-        pss, rss = pss + info.pss, rss + info.rss
-    return pss / 1e6, rss / 1e6
+        count, cpu = count + 1, cpu + times.user + times.system
+        pss, rss = pss + memory.pss, rss + memory.rss
+        server += memory.pss if "serve" in command else 0
+    return Usage(count, cpu, pss / 1e6, rss / 1e6, server / 1e6)

@@ -20,7 +20,7 @@ from typing import Any
 
 import tomli_w
 
-from benchmarks.measure import memory_mb, tell
+from benchmarks.measure import Usage, tell, usage
 
 PLUGINS = Path(__file__).parent / "plugins"
 PARAMETERS = {"resnet20": 272_474 + 1_376, "resnet18": 11_173_962 + 9_600}
@@ -58,34 +58,51 @@ def _floor_in_a_process(clients: int, parameters: int, rounds: int) -> list[floa
 def _fedtide(net: str, clients: int, rounds: int, hosts: int | None) -> dict[str, Any]:
     """Launch a run of no-op clients and read what its rounds took."""
     with tempfile.TemporaryDirectory() as place:
-        out, config = Path(place) / "run", Path(place) / "config.toml"
-        config.write_text(tomli_w.dumps(_experiment(net, clients, rounds)))
-        command = [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)]
-        command += ["--hosts", str(hosts)] if hosts else []
-        env = {**os.environ, "PYTHONPATH": str(PLUGINS)}
-        begun = time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
-        first, peak = None, (0.0, 0.0)
-        while process.poll() is None:
-            lines = out / "rounds.jsonl"
-            if first is None and lines.exists() and lines.stat().st_size:
-                first = time.monotonic() - begun
-            if first is not None:
-                peak = max(peak, memory_mb(process.pid))
-            time.sleep(0.25)
-        if process.returncode:
-            raise SystemExit(f"the run failed: see {out / 'logs'}")
-        records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    walls = [r["seconds"]["wall"] for r in records[2:]]
+        found = launched(experiment(net, clients, rounds), Path(place), hosts)
+    return {"net": net, "clients": clients, "hosts": hosts or clients, **found}
+
+
+def launched(tables: dict[str, Any], place: Path, hosts: int | None) -> dict[str, Any]:
+    """Run an experiment; return what its rounds and its processes took, in s and MB."""
+    out, config = place / "run", place / "config.toml"
+    config.write_text(tomli_w.dumps(tables))
+    command = [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)]
+    command += ["--hosts", str(hosts)] if hosts else []
+    env = {**os.environ, "PYTHONPATH": str(PLUGINS)}
+    begun = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
+    first: float | None = None
+    looks: list[tuple[int, Usage]] = []
+    lines = out / "rounds.jsonl"
+    while process.poll() is None:
+        if first is None and lines.exists() and lines.stat().st_size:
+            first = time.monotonic() - begun
+        if first is not None:
+            looks.append((lines.read_bytes().count(b"\n"), usage(process.pid)))
+        time.sleep(0.25)
+    if process.returncode:
+        raise SystemExit(f"the run failed: see {out / 'logs'}")
+    records = [json.loads(line) for line in lines.read_text().splitlines()][2:]
     return {
-        "net": net, "clients": clients, "hosts": hosts or clients,
-        "round_s": statistics.median(walls), "server_s": statistics.median(
-            r["seconds"]["server"] for r in records[2:]
-        ), "first_round_s": first, "pss_mb": peak[0], "rss_mb": peak[1],
-    }  # fmt: skip
+        "round_s": statistics.median(r["seconds"]["wall"] for r in records),
+        "server_s": statistics.median(r["seconds"]["server"] for r in records),
+        "cpu_s": _cpu_per_round(looks),
+        "first_round_s": first,
+        "server_pss_mb": max((look.server_pss_mb for _, look in looks), default=0.0),
+        "pss_mb": max((look.pss_mb for _, look in looks), default=0.0),
+        "rss_mb": max((look.rss_mb for _, look in looks), default=0.0),
+    }
 
 
-def _experiment(net: str, clients: int, rounds: int) -> dict[str, Any]:
+def _cpu_per_round(looks: list[tuple[int, Usage]]) -> float | None:
+    """Return the CPU seconds of all processes per round, between the first and the last look."""
+    running = [(done, look) for done, look in looks if look.processes == looks[0][1].processes]
+    if len(running) < 2 or running[-1][0] == running[0][0]:
+        return None
+    return (running[-1][1].cpu_s - running[0][1].cpu_s) / (running[-1][0] - running[0][0])
+
+
+def experiment(net: str, clients: int, rounds: int) -> dict[str, Any]:
     """Return a run whose only cost is the framework; it scores after the last round alone."""
     return {
         "data": {"name": "digits"},
@@ -93,7 +110,7 @@ def _experiment(net: str, clients: int, rounds: int) -> dict[str, Any]:
         "net": {"name": net},
         "method": {"name": "noop"},
         "schedule": {"rounds": rounds, "clients": clients},
-        "evaluate": {"every": 0, "views": ["global"]},
+        "evaluate": {"every": 0, "views": ["global"], "pictures": 0},
     }
 
 

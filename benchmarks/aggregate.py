@@ -1,0 +1,157 @@
+"""The reduction on the server: time and memory against what one would write with a library.
+
+    python -m benchmarks.aggregate [--clients 2 10 50] [--parameters 11178562] [--budget 256]
+
+The weighted mean runs over uploads as they lie in the spool (in memory up to the budget in MiB,
+mapped from disk beyond), against numpy's mean over stacked uploads and a running sum in torch.
+Memory is the peak of anonymous memory beyond the uploads themselves, each way in a process of its
+own. K-means is FedAli's, per block, against scikit-learn and against comparing with neighbours.
+The search for personal weights has a benchmark of its own, ``benchmarks.aggregation_weights``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from benchmarks.measure import tell
+from fedmodels.clustering import cluster
+from fedmodels.mean import weighted_mean
+from fedmodels.neighbour_clustering import cluster_near
+from fedsrv.spool import Spool
+
+WAYS = ("fedtide", "torch", "numpy")
+REPEATS = 3
+
+
+def main() -> None:
+    """Measure and print both tables."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.aggregate", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--clients", type=int, nargs="+", default=[2, 10, 50])
+    parser.add_argument("--parameters", type=int, default=11_178_562, help="ResNet-18's")
+    parser.add_argument("--budget", type=int, default=256, help="MiB of uploads in memory")
+    parser.add_argument("--prototypes", type=int, nargs="+", default=[128, 512, 2048])
+    parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.alone:
+        way, *sizes = options.alone
+        print(json.dumps(_mean_alone(way, *map(int, sizes))))
+        return
+    tell("weighted_mean", [_mean_row(n, options) for n in options.clients])
+    tell("kmeans", [_kmeans_row(g) for g in options.prototypes])
+
+
+def _mean_row(clients: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Compare the three ways, each in a process of its own."""
+    row: dict[str, Any] = {"clients": clients}
+    for way in WAYS:
+        sizes = [str(n) for n in (clients, options.parameters, options.budget)]
+        command = [sys.executable, "-m", "benchmarks.aggregate", "--alone", way, *sizes]
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds, peak = json.loads(found.stdout)
+        row |= {f"{way}_s": seconds, f"{way}_mb": peak}
+    return row | {"ratio": row["fedtide_s"] / row["torch_s"]}
+
+
+def _mean_alone(way: str, clients: int, parameters: int, budget_mib: int) -> tuple[float, float]:
+    """Return (median seconds, MB of anonymous memory at the peak beyond the uploads)."""
+    shares = [1 / clients] * clients
+    with tempfile.TemporaryDirectory() as place:
+        spool = Spool(Path(place), budget_mib << 20)
+        uploads = []
+        for i in range(clients):
+            buffer = np.frombuffer(spool.allocate(4 * parameters), np.float32)
+            buffer[:] = np.float32(i)
+            uploads.append(torch.from_numpy(buffer))
+        work: dict[str, Callable[[], object]] = {
+            "fedtide": lambda: weighted_mean([{"w": u} for u in uploads], shares),
+            "torch": lambda: _running_sum(uploads, shares),
+            "numpy": lambda: np.average(np.stack([u.numpy() for u in uploads]), 0, shares),
+        }
+        before, seconds = _anonymous_mb(), []
+        with _Peak() as peak:
+            for _ in range(REPEATS):
+                begun = time.perf_counter()
+                work[way]()
+                seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds), peak.mb - before
+
+
+def _running_sum(uploads: list[Tensor], shares: list[float]) -> Tensor:
+    total = torch.zeros(len(uploads[0]), dtype=torch.float64)
+    for upload, share in zip(uploads, shares, strict=True):
+        total.add_(upload, alpha=share)
+    return total.float()
+
+
+class _Peak:
+    """The largest anonymous memory of this process while it is open, looked at every 5 ms."""
+
+    def __enter__(self) -> _Peak:
+        self.mb, self._over = 0.0, threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+        self._watch.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._over.wait(0.005):
+            self.mb = max(self.mb, _anonymous_mb())
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._watch.join()
+
+
+def _anonymous_mb() -> float:
+    info = psutil.Process().memory_info()
+    return float(info.rss - info.shared) / 1e6
+
+
+def _kmeans_row(prototypes: int) -> dict[str, Any]:
+    """Compare three ways to cluster ten clients' prototypes of one block, width 192."""
+    from sklearn.cluster import KMeans
+
+    draw = torch.Generator().manual_seed(0)
+    first = torch.randn(prototypes, 192, generator=draw)
+    clients = [first + 0.5 * torch.randn(prototypes, 192, generator=draw) for _ in range(10)]
+    points, init = torch.cat(clients), torch.stack(clients).mean(0)
+    row: dict[str, Any] = {"prototypes": prototypes, "points": len(points)}
+    begun = time.perf_counter()
+    exact = cluster(points, init)
+    row["lloyd_s"] = time.perf_counter() - begun
+    begun = time.perf_counter()
+    peer = KMeans(prototypes, init=init.numpy(), n_init=1, max_iter=300).fit(points.numpy())
+    row["sklearn"] = (time.perf_counter() - begun) / row["lloyd_s"]
+    begun = time.perf_counter()
+    near = cluster_near(clients, init)
+    row["neighbours"] = (time.perf_counter() - begun) / row["lloyd_s"]
+    fits = [_fit(points, centres) for centres in (exact[0], near[0])]
+    row["sklearn_fit"] = float(peer.inertia_) / fits[0]
+    row["neighbours_fit"] = fits[1] / fits[0]
+    return row
+
+
+def _fit(points: Tensor, centres: Tensor) -> float:
+    """Return the sum of squared distances to the nearest centre."""
+    parts = [torch.cdist(part, centres).amin(1).square().sum() for part in points.split(1024)]
+    return float(torch.stack(parts).sum())
+
+
+if __name__ == "__main__":
+    main()

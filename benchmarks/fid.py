@@ -1,0 +1,95 @@
+"""How good the images are that clients of a finished run replay: Fréchet distances, own features.
+
+    python -m benchmarks.fid RUN [RUN …] [--images 200]
+
+The features are the embeddings of the small CNN trained on all clients' real images together, not
+Inception's: compare runs on the same data with each other, not with a paper. One distance for each
+client and class, of its generator's images from its real ones; the table has the means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from benchmarks.measure import tell
+from fedcli.data.client_data import ClientData
+from fedcli.data.stream import TaskStream
+from fedmodels.archive import load
+from fedmodels.config import Experiment, experiment_of
+from fedmodels.frechet import fid
+from fedmodels.generators import Painter
+from fedmodels.method import Run
+from fedmodels.methods import make
+from fedmodels.nets import SplitNet, make_net
+from fedmodels.prototypes import embeddings
+from fedmodels.randomness import seeded
+from fedmodels.replaying import Replaying
+
+EPOCHS, BATCH = 8, 64
+
+
+def main() -> None:
+    """Print the mean distance of every run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fid", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--images", type=int, default=200, help="drawn from each generator")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    tell("fid", [_row(run, options.images) for run in options.runs])
+
+
+def _row(path: Path, count: int) -> dict[str, Any]:
+    experiment = experiment_of(tomllib.loads((path / "config.toml").read_text()))
+    real = {c: _data(path, c) for c in range(experiment.schedule.clients or 0)}
+    net = _feature_net(
+        experiment, *(torch.cat(parts) for parts in zip(*real.values(), strict=True))
+    )
+    found: list[float] = []
+    for client, (x, y) in real.items():
+        newest = max((path / "clients" / str(client)).glob("state-*.safetensors"))
+        state = load(newest)[0]
+        problem = ClientData(path / "data" / str(client)).problem
+        method = make(experiment.method.name, **experiment.method.hyper_parameters())
+        assert isinstance(method, Replaying), f"{path}: its clients replay nothing"
+        family = method.replay(Run(experiment, problem)).family
+        for key, generator in state.generators.items():
+            images = Painter(family, generator.tensors).inputs(count, seed=client)
+            shown = x if key == "all" else x[y == int(key)]
+            features = [embeddings(net, part).numpy() for part in (shown, images)]
+            found.append(fid(*features))
+    return {"run": path.name, "generators": len(found), "fid": fmean(found)}
+
+
+def _data(path: Path, client: int) -> tuple[Tensor, Tensor]:
+    """Return all training data of a client."""
+    data = ClientData(path / "data" / str(client))
+    stream = TaskStream(data, keep_history=True)
+    stream.open(data.num_tasks - 1)
+    return stream.train_up_to(data.num_tasks - 1)
+
+
+def _feature_net(experiment: Experiment, x: Tensor, y: Tensor) -> SplitNet:
+    """Train the net whose embeddings are compared."""
+    with seeded(experiment.seed):
+        net = make_net("digits-cnn", num_classes=int(y.max()) + 1, input_shape=tuple(x.shape[1:]))
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+        for _ in range(EPOCHS):
+            for index in torch.randperm(len(y)).split(BATCH):
+                loss = cross_entropy(net(x[index]), y[index])
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    return net
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""How a no-op round grows with clients and with parameters; fitted exponents.
+
+    python -m benchmarks.scale [--clients 5 10 20 40] [--widths 64 512 1024 2048]
+
+Rounds of clients that train nothing, launched like any run, several to a host. One quantity grows
+at a time; the exponent is the slope of log(seconds) over log(quantity), 1 where a round is linear.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import tell
+from benchmarks.overhead import experiment, launched
+
+CLIENTS = 10
+
+
+def main() -> None:
+    """Measure and print one table for each quantity."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--clients", type=int, nargs="+", default=[5, 10, 20, 40])
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 512, 1024, 2048])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--hosts", type=int, default=2)
+    options = parser.parse_args()
+    hosts, rounds = options.hosts, options.rounds
+    by_clients = [_row(n, 512, rounds, hosts) for n in options.clients]
+    tell("scale_clients", [*by_clients, _slope(by_clients, "clients")])
+    by_size = [_row(CLIENTS, width, rounds, hosts) for width in options.widths]
+    tell("scale_parameters", [*by_size, _slope(by_size, "parameters")])
+
+
+def _row(clients: int, width: int, rounds: int, hosts: int) -> dict[str, Any]:
+    """Return the seconds of a round with an MLP of one hidden square layer of this width."""
+    tables = experiment("mlp", clients, rounds)
+    tables["net"]["hidden"] = [width, width]
+    with tempfile.TemporaryDirectory() as place:
+        found = launched(tables, Path(place), hosts)
+    parameters = 64 * width + width * width + 2 * width + 11 * width
+    return {"clients": clients, "parameters": parameters, **found}
+
+
+def _slope(rows: Sequence[dict[str, Any]], quantity: str) -> dict[str, Any]:
+    """Return the fitted exponent, under the column it belongs to."""
+    x = [math.log(row[quantity]) for row in rows]
+    y = [math.log(row["round_s"]) for row in rows]
+    return {quantity: "exponent", "round_s": float(np.polyfit(x, y, 1)[0])}
+
+
+if __name__ == "__main__":
+    main()
