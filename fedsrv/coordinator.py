@@ -19,6 +19,7 @@ import torch
 
 from fedmodels.config import Experiment
 from fedmodels.errors import ConfigError
+from fedmodels.method import pinned
 from fedsrv.events import EventLog
 from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort
@@ -82,6 +83,7 @@ def serve(
         FedtideError: the run could not start, or could not go on.
     """
     listen.check()
+    experiment = pinned(experiment)
     held = server_data_for(experiment, server_data)
     torch.set_num_threads(experiment.server.threads)
     with ExitStack() as stack:

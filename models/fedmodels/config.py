@@ -33,6 +33,8 @@ class NetTable(BaseModel):
     weights: str | None = None
     """A file of weights that all start from, such as ``fedcli pretrain`` writes; every process
     of the run reads it. What it lacks is initialised as ever."""
+    weights_sha256: str | None = None
+    """Of that file; the coordinator fills it in, and every process checks what it reads."""
 
     def options(self) -> dict[str, Any]:
         """Return what is passed to ``make_net`` beside the name."""

@@ -8,10 +8,12 @@ other methods override whole functions of it.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -55,8 +57,8 @@ class Run:
         Raises:
             ConfigError: ``[net] weights`` is no file of such weights.
         """
-        fresh, path = weights_of(self.make_net()), self.experiment.net.weights
-        return pretrained(path, fresh) if path else fresh
+        fresh, net = weights_of(self.make_net()), self.experiment.net
+        return pretrained(net.weights, fresh, net.weights_sha256) if net.weights else fresh
 
     @cached_property
     def width(self) -> int:
@@ -64,8 +66,46 @@ class Run:
         return self.make_net().width
 
 
-def pretrained(path: str, fresh: Weights) -> Weights:
-    """Return initial weights, those that a file holds taken from it."""
+def pinned(experiment: Experiment) -> Experiment:
+    """Return the experiment with the digest of its file of initial weights, if it names one.
+
+    Raises:
+        ConfigError: the file cannot be read, or is another than the experiment says.
+    """
+    net = experiment.net
+    if net.weights is None:
+        return experiment
+    found = net.model_copy(update={"weights_sha256": _digest(net.weights, net.weights_sha256)})
+    return experiment.model_copy(update={"net": found})
+
+
+def _digest(path: str, expected: str | None) -> str:
+    """Return the SHA-256 of a file of weights.
+
+    Raises:
+        ConfigError: it cannot be read, or its digest is another than expected.
+    """
+    try:
+        found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except FileNotFoundError:
+        raise ConfigError(f"[net] weights: {path} is missing") from None
+    except OSError as error:
+        raise ConfigError(f"[net] weights: {path} cannot be read: {error.strerror}") from None
+    if expected not in (None, found):
+        raise ConfigError(
+            f"[net] weights: {path} is not the file this run began with: its sha256 begins with "
+            f"{found[:12]}, not with {str(expected)[:12]}"
+        )
+    return found
+
+
+def pretrained(path: str, fresh: Weights, sha256: str | None = None) -> Weights:
+    """Return initial weights, those that a file holds taken from it.
+
+    Raises:
+        ConfigError: the file cannot be read, is another than expected, or does not fit the net.
+    """
+    _digest(path, sha256)
     try:
         found = load(path)[0].weights
     except ArchiveError as error:

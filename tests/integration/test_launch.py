@@ -14,8 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from fedmodels.archive import save
 from fedmodels.config import experiment_of
+from fedmodels.types import Bundle
 from tests.inprocess import run_in_process
 from tests.integration.conftest import tables
 from tests.integration.harness import TIMEOUT_S, environment, reached, summary_of, write_config
@@ -87,6 +90,7 @@ def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Pat
     assert {p.name for p in (run.out / "logs").glob("client-*")} == {
         "client-0.log", "client-1-2.log", "client-evaluator.log"
     }  # fmt: skip
+    assert not list(run.out.glob("clients/*/pictures"))  # FedProx has nothing to show
     alone = run_in_process(SHORT, run.out / "data", tmp_path / "alone", evaluator=True)
     assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
     assert summary_of(run.out)["metrics"] == alone["metrics"]
@@ -103,6 +107,38 @@ def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Pat
     assert summary_of(run.out)["rounds"] == 3
     fresh = run_in_process(longer, run.out / "data", tmp_path / "longer", evaluator=True)
     assert summary_of(run.out)["state_sha256"] == fresh["state_sha256"]
+
+
+def test_clients_draw_what_they_learnt(launch: Any, tmp_path: Path) -> None:
+    """The first ones, into their own directories; the launcher's page shows it."""
+    status, output = launch(tables("fedproto", evaluate={"every": 0}), "--hosts", "1").end()
+    assert status == 0, output
+    drawn = sorted(p.relative_to(tmp_path / "run") for p in tmp_path.glob("run/clients/*/*/*.png"))
+    assert drawn == [Path(f"clients/{c}/pictures/prototypes.png") for c in (0, 1)]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count('src="data:image/png;base64,') == 2
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert "prototype_drift" not in rows[0]["metrics"]
+    assert rows[-1]["metrics"]["prototype_drift"] > 0
+
+
+def test_a_run_that_starts_from_a_file_of_weights(launch: Any, tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    save(file, Bundle(weights={"head/bias": torch.full((10,), 2.0)}), {})
+    table = {**SHORT, "net": {"name": "digits-cnn", "weights": str(file)}}
+    status, output = launch(table, "--hosts", "1").end()
+    assert status == 0, output
+    out = tmp_path / "run"
+    alone = run_in_process(table, out / "data", tmp_path / "alone", evaluator=True)
+    assert summary_of(out)["state_sha256"] == alone["state_sha256"]
+    plain = {**SHORT, "net": {"name": "digits-cnn"}}
+    other = run_in_process(plain, out / "data", tmp_path / "other", evaluator=True)
+    assert other["state_sha256"] != alone["state_sha256"]
+    save(file, Bundle(weights={"head/bias": torch.full((10,), 3.0)}), {})
+    status, output = launch(table, "--resume", "--hosts", "1").end()
+    assert status == 1
+    assert "net.weights_sha256" in output.splitlines()[-1], output
 
 
 def test_ctrl_c_leaves_a_resumable_run_and_nothing_else(

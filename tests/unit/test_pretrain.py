@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedcli.data.datasets import Dataset
 from fedcli.pretrain import MaskedAutoencoder, Pretraining
 from fedmodels.archive import load, save
 from fedmodels.errors import ConfigError
-from fedmodels.method import Run
+from fedmodels.method import Run, pinned
 from fedmodels.types import Bundle, Problem
 from tests.conftest import method_of, tiny_experiment
 
@@ -74,6 +75,24 @@ def test_it_learns_and_a_run_starts_from_it(trained):
     kept = bundle.weights["base/blocks.0.alp.local_prototypes"]
     assert torch.equal(sent.prototypes["alp/0"].vectors, kept)
     assert torch.equal(kept, bundle.weights["base/blocks.0.alp.global_prototypes"])
+
+
+def test_a_run_is_bound_to_the_file_it_began_with(trained):
+    experiment, path, _ = trained
+    net = experiment.net.model_copy(update={"weights": str(path)})
+    bound = pinned(experiment.model_copy(update={"net": net}))
+    assert bound.net.weights_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert pinned(bound) == bound
+    assert Run(bound, PROBLEM).initial_weights
+    assert pinned(experiment) == experiment
+    save(path, Bundle(weights={"head/bias": torch.ones(5)}), {})
+    with pytest.raises(ConfigError, match="not the file this run began with"):
+        pinned(bound)
+    with pytest.raises(ConfigError, match="not the file this run began with"):
+        _ = Run(bound, PROBLEM).initial_weights
+    path.unlink()
+    with pytest.raises(ConfigError, match="is missing"):
+        pinned(bound)
 
 
 def test_the_same_seed_gives_the_same_weights(trained, tmp_path):
