@@ -2,16 +2,19 @@
 
 import json
 import weakref
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
+from rich.console import Console
 
+from fedcli.data.commands import run_partition
 from fedmodels.generators import public
 from fedmodels.method import Batch, Output, ServerContext
 from fedmodels.methods import make
 from fedmodels.methods.pfedgrp import PERSONAL
 from fedmodels.replay import Judge, Rehearsal, Replayed
+from fedmodels.replaying import Replaying
 from fedmodels.training import train_locally
 from fedmodels.types import Bundle, GeneratorState, Histogram, tensor_bytes
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
@@ -24,6 +27,9 @@ SMALL = {
     "server_volume": 12,
     "w_epochs": 2,
 }
+
+
+REPLAY_SWITCHES = {f.name for f in fields(Replaying)}
 
 
 def experiment_of(*, training=None, scenario=None, schedule=None, net=None, seed=0, **switches):
@@ -401,6 +407,31 @@ def test_diffusion_runs(digits, tmp_path):
         replay_filter=False,
     )
     assert records[0]["clients"]["0"]["generators_trained"] > 0
+
+
+UNEQUAL = {"kind": "per_class_shards", "shards": 5, "tasks": [1, 3, 2]}
+
+
+@pytest.mark.parametrize("name", ["pfedgrp", "fedavg-replay", "pfedgraph-replay"])
+def test_clients_replay_as_many_tasks_as_they_have(name, tmp_path):
+    """One has one task and nothing to replay; the others replay what they met, while they train."""
+    switches = {k: v for k, v in SMALL.items() if name == "pfedgrp" or k in REPLAY_SWITCHES}
+    experiment = tiny_experiment(
+        method={"name": name, **switches, "replay_filter": False},
+        scenario=UNEQUAL,
+        schedule={"rounds": 1, "order": "tasks_outer"},
+    )
+    data, quiet = tmp_path / "data", Console(quiet=True)
+    run_partition(experiment.data, experiment.scenario, 3, experiment.seed, data, quiet)
+    run_in_process(experiment, data, tmp_path / "run")
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    found = {
+        client: [int(json.loads(line)["clients"][client]["replay_examples"]) for line in lines[:n]]
+        for client, n in (("0", 1), ("1", 3), ("2", 2))
+    }
+    assert [json.loads(line)["cohort"] for line in lines] == [[0, 1, 2], [1, 2], [1]]
+    assert all(counts[0] == 0 for counts in found.values())
+    assert all(min(counts[1:]) > 0 for client, counts in found.items() if client != "0")
 
 
 # --- what is recorded, what is forgotten ----------------------------------------------------------
