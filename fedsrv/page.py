@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 OPEN_GROUPS = 3
 """With more groups than this, the figures of each group are folded away."""
 
+MATRICES = 4
+"""Interactions, from the first to the last, whose weights between clients are drawn."""
+
 VIEW_NAMES = {
     "global": "global model",
     "after_local": "after local training",
@@ -229,12 +232,19 @@ def _task_panels(group: SeedGroup) -> Iterator[Panel]:
 
 
 def _weight_panels(group: SeedGroup) -> Iterator[Panel]:
-    cells, is_matrix = q.aggregation_weights(group.runs[0])
-    if cells and is_matrix:
-        svg = heat_map(cells, x="contributing client", y="receiving client")
-        yield Panel("aggregation weights, last interaction", svg)
-    elif cells:
-        turned = {(client, at): weight for (at, client), weight in cells.items()}
+    matrices = q.weight_matrices(group.runs[0])
+    times = sorted(matrices)
+    shown = {times[i * (len(times) - 1) // (MATRICES - 1)] for i in range(MATRICES) if times}
+    for at in sorted(shown):
+        svg = heat_map(matrices[at], x="contributing client", y="receiving client")
+        yield Panel(f"aggregation weights, interaction {at}", svg)
+    own = {(i, at): w for at in times for (i, j), w in matrices[at].items() if i == j}
+    if len(times) > 1 and own:
+        svg = heat_map(own, x="interaction", y="client")
+        yield Panel("weight of a client's own model", svg)
+    vectors = q.weight_vectors(group.runs[0])
+    if vectors:
+        turned = {(client, at): weight for (at, client), weight in vectors.items()}
         yield Panel("aggregation weights", heat_map(turned, x="interaction", y="client"))
 
 

@@ -99,28 +99,34 @@ def forgetting_matrix(run: RunRecord, view: str) -> dict[tuple[int, int], float]
     }
 
 
-def aggregation_weights(run: RunRecord) -> tuple[dict[tuple[int, int], float], bool]:
-    """Return the last weights, and whether they are a matrix of client by client.
+def weight_matrices(run: RunRecord) -> dict[int, dict[tuple[int, int], float]]:
+    """Return ``{interaction: {(receiving client, contributing client): weight}}``."""
+    found = {at: _matrix(weights, cohort) for at, weights, cohort in _weights(run, list)}
+    return {at: cells for at, cells in found.items() if cells}
 
-    A matrix is ``{(receiving client, contributing client): weight}``; one weight a client is
-    ``{(interaction, client): weight}`` over the whole run.
-    """
-    matrix: dict[tuple[int, int], float] = {}
-    vectors: dict[tuple[int, int], float] = {}
+
+def weight_vectors(run: RunRecord) -> dict[tuple[int, int], float]:
+    """Return ``{(interaction, client): weight}`` of methods that give each client one weight."""
+    return {
+        (at, int(client)): float(weight)
+        for at, weights, cohort in _weights(run, (int, float))
+        for client, weight in zip(cohort, map(number, weights), strict=True)
+        if weight is not None
+    }
+
+
+def _weights(
+    run: RunRecord, kind: type | tuple[type, ...]
+) -> Iterator[tuple[int, list[Any], list[Any]]]:
+    """Yield interaction, weights and cohort of rows whose weights begin with one of a kind."""
     for index, row in enumerate(run.rows):
         weights = table(row.get("series")).get("aggregation_weights")
-        if not isinstance(weights, list) or not weights:
+        if not isinstance(weights, list) or not weights or not isinstance(weights[0], kind):
             continue
         cohort = row.get("cohort")
         if not isinstance(cohort, list) or len(cohort) != len(weights):
             cohort = list(range(len(weights)))
-        if isinstance(weights[0], list):
-            matrix = _matrix(weights, cohort)
-        else:
-            at = interaction_of(row, index)
-            pairs = zip(cohort, map(number, weights), strict=True)
-            vectors |= {(at, int(c)): weight for c, weight in pairs if weight is not None}
-    return (matrix, True) if matrix else (vectors, False)
+        yield interaction_of(row, index), weights, cohort
 
 
 def bytes_of_client(run: RunRecord, direction: str) -> dict[int, float]:

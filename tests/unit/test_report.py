@@ -274,13 +274,26 @@ def test_weights_carry_the_clients_they_belong_to(tmp_path: Path) -> None:
         {"interaction": 1, "cohort": [5, 7], "series": {"aggregation_weights": [0.5, 0.5]}},
     )
     expected = {(0, 2): 0.25, (0, 5): 0.75, (1, 5): 0.5, (1, 7): 0.5}
-    assert quantities.aggregation_weights(vector) == (expected, False)
+    assert quantities.weight_vectors(vector) == expected
+    assert quantities.weight_matrices(vector) == {}
     matrix = hand_written(
         tmp_path / "matrix",
         {"cohort": [2, 5], "series": {"aggregation_weights": [[0.9, 0.1], [None, 1.0]]}},
     )
-    expected = {(2, 2): 0.9, (2, 5): 0.1, (5, 5): 1.0}
-    assert quantities.aggregation_weights(matrix) == (expected, True)
+    assert quantities.weight_matrices(matrix) == {0: {(2, 2): 0.9, (2, 5): 0.1, (5, 5): 1.0}}
+
+
+def test_who_helped_whom_is_shown_over_the_run(tmp_path: Path) -> None:
+    """The first, the last and some between; and every client's weight on itself."""
+    rows = [
+        {"interaction": at, "series": {"aggregation_weights": [[0.9, 0.1], [0.2, 0.8]]}}
+        for at in range(11)
+    ]
+    page = page_of(tmp_path, hand_written(tmp_path / "run", *rows).path)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    weights = [c for c in captions if c.startswith("aggregation weights")]
+    assert weights == [f"aggregation weights, interaction {at}" for at in (0, 3, 6, 10)]
+    assert "weight of a client's own model" in [c.replace("&#x27;", "'") for c in captions]
 
 
 def test_views_come_in_the_order_of_a_round(tmp_path: Path) -> None:
@@ -424,7 +437,7 @@ def test_page_has_every_section_and_sound_figures(tmp_path: Path) -> None:
     assert headings(page) == names
     figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
-    assert len(figures) == len(captions) == 13
+    assert len(figures) == len(captions) == 17
     assert "forgetting, global model" in captions
     for figure in figures:
         ElementTree.fromstring(figure.replace("<svg", '<svg xmlns:xlink="x"', 1))
