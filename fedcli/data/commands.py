@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcli.data.datasets import DATASETS, Dataset, load, names, source_of
-from fedcli.data.longtail import keep_per_class
+from fedcli.data.longtail import IntArray, keep_per_class
 from fedcli.data.partition import partition
 from fedcli.data.picture import draw_partition
 from fedcli.data.reserve import set_apart
@@ -59,7 +59,7 @@ def run_partition(
     """
     console = console or Console()
     dataset, reserve = set_apart(load(experiment_data), experiment_data, seed)
-    dataset = thinned(dataset, experiment_data.max_per_class, seed)
+    dataset = thinned(dataset, experiment_data, seed)
     config = {
         "data": experiment_data.model_dump(mode="json", exclude={"root"}),
         "variant": dataset.variant,
@@ -97,19 +97,25 @@ def run_partition(
     return str(out)
 
 
-def thinned(dataset: Dataset, max_per_class: int | None, seed: int) -> Dataset:
-    """Return the data set with at most so many training examples of each class."""
-    if max_per_class is None:
-        return dataset
-    counts = np.full(dataset.num_classes, max_per_class, dtype=np.int64)
-    kept = keep_per_class(dataset.train_y, counts, rng_of(seed, "max_per_class"))
-    groups = dataset.groups_train
-    return replace(
-        dataset,
-        train_x=dataset.train_x[kept],
-        train_y=dataset.train_y[kept],
-        groups_train=None if groups is None else groups[kept],
-    )
+def thinned(dataset: Dataset, data: Data, seed: int) -> Dataset:
+    """Return the data set with at most as many examples of each class as ``[data]`` allows."""
+    if data.max_per_class is not None:
+        kept = _some(dataset, dataset.train_y, data.max_per_class, seed, "max_per_class")
+        x, y = dataset.train_x[kept], dataset.train_y[kept]
+        groups = None if dataset.groups_train is None else dataset.groups_train[kept]
+        dataset = replace(dataset, train_x=x, train_y=y, groups_train=groups)
+    if data.max_test_per_class is not None:
+        kept = _some(dataset, dataset.test_y, data.max_test_per_class, seed, "max_test_per_class")
+        x, y = dataset.test_x[kept], dataset.test_y[kept]
+        groups = None if dataset.groups_test is None else dataset.groups_test[kept]
+        dataset = replace(dataset, test_x=x, test_y=y, groups_test=groups)
+    return dataset
+
+
+def _some(dataset: Dataset, labels: IntArray, most: int, seed: int, purpose: str) -> IntArray:
+    """Return positions of at most so many examples of each class, in their order."""
+    counts = np.full(dataset.num_classes, most, dtype=np.int64)
+    return keep_per_class(labels, counts, rng_of(seed, purpose))
 
 
 def _holdings(content: dict[str, Any]) -> Table:

@@ -41,6 +41,8 @@ class Data(Table):
     """Directory to look in first; then ``$FEDTIDE_DATA``, then the cache."""
     max_per_class: Positive | None = None
     """Keep at most this many training examples of each class, drawn with the run's seed."""
+    max_test_per_class: Positive | None = None
+    """And at most so many test examples, where scoring would cost more than training."""
     server_examples: Positive | None = None
     """Set apart so many training examples of each class for the server; no client holds them."""
     server_unlabelled: Positive | None = None

@@ -10,7 +10,7 @@ import logging
 import socket
 import struct
 import zipfile
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -128,11 +128,25 @@ def test_digits() -> None:
 
 def test_max_per_class_is_seeded() -> None:
     made = load(Data(name="digits"))
-    thin = thinned(made, 30, 1)
+    few = Data(name="digits", max_per_class=30)
+    thin = thinned(made, few, 1)
     assert np.bincount(thin.train_y).tolist() == [30] * 10
-    assert np.array_equal(thin.train_x, thinned(made, 30, 1).train_x)
-    assert not np.array_equal(thin.train_x, thinned(made, 30, 2).train_x)
-    assert thinned(made, None, 1) is made
+    assert np.array_equal(thin.train_x, thinned(made, few, 1).train_x)
+    assert not np.array_equal(thin.train_x, thinned(made, few, 2).train_x)
+    assert np.array_equal(thin.test_x, made.test_x)
+    assert thinned(made, Data(name="digits"), 1) is made
+
+
+def test_max_test_per_class_thins_the_test_set_alone() -> None:
+    made = load(Data(name="digits"))
+    thin = thinned(made, Data(name="digits", max_test_per_class=7), 1)
+    assert np.bincount(thin.test_y).tolist() == [7] * 10
+    assert np.array_equal(thin.train_x, made.train_x)
+    people = replace(made, groups_train=made.train_y, groups_test=made.test_y)
+    both = Data(name="digits", max_per_class=5, max_test_per_class=3)
+    thin = thinned(people, both, 1)
+    assert np.array_equal(thin.groups_train, thin.train_y)
+    assert np.array_equal(thin.groups_test, thin.test_y)
 
 
 # --- archives
