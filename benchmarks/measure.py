@@ -46,12 +46,10 @@ def usage(pid: int) -> Usage:
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:
         try:
-            memory, times, command = (
-                process.memory_full_info(), process.cpu_times(), process.cmdline()
-            )  # fmt: skip
+            memory, times = process.memory_full_info(), process.cpu_times()
         except psutil.Error:
             continue
         count, cpu = count + 1, cpu + times.user + times.system
         pss, rss = pss + memory.pss, rss + memory.rss
-        server += memory.pss if "serve" in command else 0
+        server += memory.pss if process.name() == "fedsrv serve" else 0
     return Usage(count, cpu, pss / 1e6, rss / 1e6, server / 1e6)

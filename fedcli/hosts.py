@@ -20,6 +20,7 @@ import select
 import signal
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 PRELOADED = (
@@ -95,6 +96,8 @@ def _become_client(order: dict[str, object], parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
+    name = f"fedcli {order['id']}".encode()[:15]  # what top and ps -o comm call it
+    Path("/proc/self/comm").write_bytes(name)
     log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -177,6 +177,7 @@ def launch(
 ) -> None:
     """Run coordinator and clients as local processes, with live progress and a final table."""
     set_up()
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     experiment = read_experiment(config, sets)
     from fedsrv.launcher import launch as launch_run
 

@@ -16,13 +16,14 @@ import torch
 from fedmodels.config import Experiment
 from fedmodels.errors import DataError, RunFailed
 from fedmodels.types import EVALUATOR
+from fedsrv.forked import fork_coordinator, fork_hosts, share_memory
 from fedsrv.processes import (
     Box,
     Child,
     Said,
-    coordinator_command,
+    coordinator_arguments,
     error_in,
-    fork_server_command,
+    started,
 )
 from fedsrv.progress import Display
 from fedsrv.record import read_run
@@ -125,21 +126,19 @@ class Launch:
     finished: bool = False
 
     def __enter__(self) -> Launch:
-        """Start the fork server; it preloads while other things happen."""
+        """Start the fork server, which preloads meanwhile, and a coordinator that waits."""
         self.config = self.out / "logs" / "launch.toml"
         self.config.write_text(tomli_w.dumps(self.experiment.to_dict()))
-        self.fork_server = self._child("hosts", fork_server_command())
-        self.coordinator: Child | None = None
+        share_memory()
+        hosts, waiting = fork_hosts(self._log("hosts")), fork_coordinator(self._log("server"))
+        self.fork_server = Child("hosts", hosts, self.box)  # threads from here on
+        self.coordinator = Child("server", waiting, self.box)
         return self
 
     def __exit__(self, *_: object) -> None:
         """End everything that was started."""
         self.fork_server.end()
-        if self.coordinator is not None:
-            self.coordinator.end()
-
-    def _child(self, source: str, command: list[str]) -> Child:
-        return Child(source, command, self._log(source), self.box)
+        self.coordinator.end()
 
     def _log(self, source: str) -> Path:
         return self.out / "logs" / f"{source}.log"
@@ -173,14 +172,12 @@ class Launch:
         self.clients = host_ranges(self.experiment.schedule.clients, hosts)
         if (self.data / "global-test").is_dir():
             self.clients.append(EVALUATOR)
-        self._start_coordinator()
+        self.coordinator.tell(self._arguments())
 
-    def _start_coordinator(self) -> None:
+    def _arguments(self) -> list[str]:
         held = self.server_data if self.server_data.is_dir() else None
-        command = coordinator_command(
-            self.config, self.out, self.address, EVALUATOR in self.clients, held
-        )
-        self.coordinator = self._child("server", command)
+        evaluator = EVALUATOR in self.clients
+        return coordinator_arguments(self.config, self.out, self.address, evaluator, held)
 
     def _start_client(self, client: str) -> None:
         argv = ["join", "--client-id", client, "--server", self.address]
@@ -210,7 +207,8 @@ class Launch:
                 self._server_said(said)
             elif said.status is not None:
                 self._restart("hosts", said.status)
-                self.fork_server = self._child("hosts", fork_server_command())
+                process = started(["-m", "fedcli.hosts"], self._log("hosts"))
+                self.fork_server = Child("hosts", process, self.box)
                 for client in self.clients:
                     if client not in self.ended:
                         self._start_client(client)
@@ -235,7 +233,8 @@ class Launch:
             raise RunFailed(error_in(self._log("server")))
         elif said.status is not None:
             self._restart("server", said.status)
-            self._start_coordinator()
+            process = started(["-m", "fedsrv", *self._arguments()], self._log("server"))
+            self.coordinator = Child("server", process, self.box)
 
     def _client_said(self, fact: dict[str, object]) -> None:
         client = str(fact.get("id", ""))

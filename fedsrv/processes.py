@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsrv.forked import Forked
+
 
 @dataclass(frozen=True)
 class Said:
@@ -28,23 +30,15 @@ class Said:
     """Exit status, when the process has ended; negative for a signal."""
 
 
+Popen = subprocess.Popen[bytes]
 Box = queue.SimpleQueue[Said]
 
 
 class Child:
     """A process whose standard output comes line by line into a box."""
 
-    def __init__(self, source: str, command: Sequence[str], log: Path, box: Box) -> None:
-        self.source = source
-        with log.open("ab") as errors:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,  # Ctrl-C is the launcher's business
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-            )
+    def __init__(self, source: str, process: Popen | Forked, box: Box) -> None:
+        self.source, self.process = source, process
         threading.Thread(target=self._listen, args=(box,), daemon=True).start()
 
     def _listen(self, box: Box) -> None:
@@ -54,7 +48,7 @@ class Child:
                 box.put(Said(self.source, line.decode(errors="replace").rstrip("\n")))
         box.put(Said(self.source, "", self.process.wait()))
 
-    def tell(self, fact: dict[str, Any]) -> None:
+    def tell(self, fact: Any) -> None:
         """Send one JSON line; a process that is gone is noticed by its end, not here."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
@@ -73,19 +67,27 @@ class Child:
             self.process.wait()
 
 
-def coordinator_command(
+def started(command: Sequence[str], log: Path) -> Popen:
+    """Start an ordinary process with this program's interpreter: ``-m`` and what follows."""
+    with log.open("ab") as errors:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,  # Ctrl-C is the launcher's business
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        )
+
+
+def coordinator_arguments(
     config: Path, out: Path, address: str, evaluator: bool, server_data: Path | None = None
 ) -> list[str]:
-    """Return the command of the coordinator; resuming an empty directory starts afresh."""
-    command = [sys.executable, "-m", "fedsrv", "serve", str(config), "--listen", address]
+    """Return the arguments of ``fedsrv``; resuming an empty directory starts afresh."""
+    command = ["serve", str(config), "--listen", address]
     command += ["--out", str(out), "--resume", "--events"]
     command += ["--evaluator"] if evaluator else []
     return [*command, "--server-data", str(server_data)] if server_data else command
-
-
-def fork_server_command() -> list[str]:
-    """Return the command of the fork server."""
-    return [sys.executable, "-m", "fedcli.hosts"]
 
 
 def error_in(log: Path) -> str:

@@ -178,13 +178,8 @@ def test_what_dies_is_started_again(launch: Any, tmp_path: Path, steer: Path) ->
     reached(steer / "train-1-2.reached")
     pids = {}
     for process in run.family():
-        pids["fedsrv serve" if "serve" in process.cmdline() else process.pid] = process
-    log = run.out / "logs" / "client-1.log"
-    client = next(
-        p for p in run.family()
-        if "fedcli.hosts" in p.cmdline() and any(f.path == str(log) for f in p.open_files())
-    )  # fmt: skip
-    client.kill()
+        pids[process.name()] = process
+    pids["fedcli 1"].kill()
     reached(steer / "aggregate-3.reached")
     pids["fedsrv serve"].kill()
     status, output = run.end()
@@ -201,11 +196,11 @@ def test_a_killed_fork_server_takes_its_clients_along_and_comes_back(
     (steer / "aggregate-1").touch()
     run = launch(tables("held", schedule={"rounds": 1, "clients": 3}))
     reached(steer / "aggregate-1.reached")
-    hosts = next(p for p in run.family() if "fedcli.hosts" in p.cmdline() and p.children())
+    hosts = next(p for p in run.family() if p.name() == "fedcli hosts")
     clients = hosts.children()
     hosts.kill()
     assert gone(clients)
-    server = next(p for p in run.family() if "serve" in p.cmdline())
+    server = next(p for p in run.family() if p.name() == "fedsrv serve")
     server.kill()
     status, output = run.end()
     assert status == 0, output

@@ -1,6 +1,7 @@
 import os
 import queue
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcli.cli import clients_of
+from fedsrv.forked import Forked, fork_coordinator
 from fedsrv.launcher import PROCESSES_PER_CORE, affordable_hosts, host_ranges
-from fedsrv.processes import Child, Said, coordinator_command, error_in, fork_server_command
+from fedsrv.processes import Child, Said, coordinator_arguments, error_in, started
 
 # --- who hosts whom -------------------------------------------------------------------------------
 
@@ -48,7 +50,7 @@ def test_affordable_hosts():
 
 
 def child(tmp_path, program, box):
-    return Child("it", [sys.executable, "-c", program], tmp_path / "it.log", box)
+    return Child("it", started(["-c", program], tmp_path / "it.log"), box)
 
 
 def said(box, wait_s=20):
@@ -92,13 +94,72 @@ def test_a_process_of_its_own_session(tmp_path):
     it.end()
 
 
-def test_commands(tmp_path):
-    command = coordinator_command(tmp_path / "a.toml", tmp_path / "out", "127.0.0.1:5", True)
-    assert command[1:4] == ["-m", "fedsrv", "serve"]
+# --- forks ----------------------------------------------------------------------------------------
+
+
+def echo():
+    print(os.getsid(0) == os.getpid(), input())
+    print("no", file=sys.stderr)
+    sys.exit(3)
+
+
+def test_a_fork_speaks_like_a_process(tmp_path):
+    box = queue.SimpleQueue()
+    it = Child("it", Forked("echo", echo, tmp_path / "it.log"), box)
+    it.tell("there")
+    assert said(box) == Said("it", 'True "there"')
+    assert said(box) == Said("it", "", 3)
+    assert (tmp_path / "it.log").read_text() == "no\n"
+    it.tell("late")
+    it.end()
+
+
+def test_a_fork_ends_with_its_standard_input_whatever_was_forked_later(tmp_path):
+    """A later fork must not hold the other end of an earlier one's pipe."""
+    first, second = (Forked("it", lambda: sys.stdin.read(), tmp_path / "log") for _ in range(2))
+    first.stdin.close()
+    assert first.wait(10) == 0
+    assert second.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(0.05)
+    second.kill()
+    assert second.wait(10) == -signal.SIGKILL
+    second.kill()  # of no avail, and no error
+    second.stdin.close()
+    for fork in (first, second):
+        fork.stdout.close()
+
+
+def test_what_a_fork_raises_is_in_its_log(tmp_path):
+    fork = Forked("it", lambda: 1 / 0, tmp_path / "log")
+    assert fork.wait(10) == 1
+    assert "ZeroDivisionError" in (tmp_path / "log").read_text()
+    fork.stdin.close()
+    fork.stdout.close()
+
+
+def test_a_coordinator_that_is_never_needed(tmp_path):
+    box = queue.SimpleQueue()
+    it = Child("server", fork_coordinator(tmp_path / "log"), box)
+    it.end()
+    assert said(box) == Said("server", "", 0)
+
+
+def test_a_coordinator_takes_its_arguments_when_it_is_needed(tmp_path):
+    box = queue.SimpleQueue()
+    it = Child("server", fork_coordinator(tmp_path / "log"), box)
+    it.tell(["serve", str(tmp_path / "nothing.toml")])
+    assert said(box).status == 2
+    assert "nothing.toml" in error_in(tmp_path / "log")
+    it.end()
+
+
+def test_arguments(tmp_path):
+    command = coordinator_arguments(tmp_path / "a.toml", tmp_path / "out", "127.0.0.1:5", True)
+    assert command[0] == "serve"
     assert {"--resume", "--events", "--evaluator"} <= set(command)
-    without = coordinator_command(tmp_path / "a.toml", tmp_path / "out", "127.0.0.1:5", False)
+    without = coordinator_arguments(tmp_path / "a.toml", tmp_path / "out", "127.0.0.1:5", False)
     assert "--evaluator" not in without
-    assert fork_server_command()[1:] == ["-m", "fedcli.hosts"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+"""Processes forked from the launcher: they share torch with it instead of importing it again.
+
+Importing torch takes seconds of CPU and half a gigabyte that no other process can use. The
+launcher needs it to check the experiment, so the coordinator and the fork server of the clients
+begin as its forks, before it starts a thread. What is started again later is an ordinary process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+POLL_S = 0.02
+
+
+class Forked:
+    """A forked process with pipes for standard input and output; the part of Popen used here."""
+
+    def __init__(self, name: str, run: Callable[[], None], log: Path) -> None:
+        """Fork; the child calls ``run`` in a session of its own, with errors going to a log.
+
+        ``name`` is what ``top`` and ``ps -o comm`` call it; the command line is the launcher's.
+        """
+        ours_in, theirs_out = os.pipe()
+        theirs_in, ours_out = os.pipe()
+        with log.open("ab") as errors:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self.pid = os.fork()
+            if self.pid == 0:
+                _become(name, run, theirs_in, theirs_out, errors.fileno())
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.stdin, self.stdout = os.fdopen(ours_out, "wb"), os.fdopen(ours_in, "rb")
+        self.returncode: int | None = None
+        self._reaping = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal; None while it runs."""
+        with self._reaping:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return the exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end in time.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if until is not None and time.monotonic() > until:
+                raise subprocess.TimeoutExpired("fork", timeout or 0)
+            time.sleep(POLL_S)
+        return status
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def fork_hosts(log: Path) -> Forked:
+    """Fork the fork server of the clients."""
+    return Forked("fedcli hosts", lambda: _module("fedcli.hosts"), log)
+
+
+def fork_coordinator(log: Path) -> Forked:
+    """Fork a coordinator that waits for its arguments, a JSON list on a line of its own."""
+    return Forked("fedsrv serve", _wait_and_serve, log)
+
+
+def share_memory() -> None:
+    """Keep what is imported so far where forks share it."""
+    gc.collect()
+    gc.freeze()
+
+
+def _wait_and_serve() -> None:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return  # the launcher ended before it needed a coordinator
+        line += byte
+    sys.argv = ["fedsrv", *json.loads(line)]
+    _module("fedsrv")
+
+
+def _module(name: str) -> None:
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _become(name: str, run: Callable[[], None], stdin: int, stdout: int, stderr: int) -> None:
+    """Turn this forked process into another program; never return."""
+    status = 1
+    try:
+        Path("/proc/self/comm").write_text(name)
+        os.setsid()  # Ctrl-C is the launcher's business
+        for target, source in enumerate((stdin, stdout, stderr)):
+            os.dup2(source, target)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # or a sibling's pipe never sees its end
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))
+        run()
+        status = 0
+    except SystemExit as done:
+        status = done.code if isinstance(done.code, int) else int(done.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
