@@ -11,6 +11,7 @@ SERVICES := $(shell grep -l '^service ' $(PROTOS))
 STUBS ?= proto
 RUNS ?= demo-run
 HTML ?= report.html
+STUDY ?= gldp
 SEEDS ?=
 JOBS ?= 1
 
@@ -19,7 +20,7 @@ export OMP_NUM_THREADS := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup proto proto-check format lint types test test-unit test-loopback test-gpu \
-	golden docs-check demo bench report build clean check
+	golden docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,11 +72,15 @@ demo: $(STAMP)  ## run the quick experiment: a coordinator and its clients as lo
 bench: $(STAMP)  ## measure transport, rounds and memory on this machine
 	$(PYTHON) -m benchmarks
 
-compare-%: $(STAMP)  # a study of benchmarks/studies, e.g. compare-gldp, into runs/ (JOBS=2 SEEDS="0 1 2")
-	$(PYTHON) -m benchmarks.study benchmarks/studies/$*.toml --out runs/$* --jobs $(JOBS) \
-		$(if $(SEEDS),--seeds $(SEEDS))
+compare: $(STAMP)  ## run STUDY=gldp, or another of benchmarks/studies, into runs/ (JOBS=2 SEEDS="0 1")
+	$(PYTHON) -m benchmarks.study benchmarks/studies/$(STUDY).toml --out runs/$(STUDY) \
+		--jobs $(JOBS) $(if $(SEEDS),--seeds $(SEEDS))
 
-compare-gldp:  ## GLDP, its ablations and baselines; likewise compare-fedmlp, compare-fedali-*, compare-pfedgrp
+compare-gldp:  ## GLDP, its ablations and its baselines
+	$(MAKE) compare STUDY=gldp
+
+compare-fedmlp:  ## FedMLP, its ablations and its baselines
+	$(MAKE) compare STUDY=fedmlp
 
 report: $(STAMP)  ## tables and a page of RUNS="run …" (HTML=report.html)
 	$(BIN)/fedsrv report $(RUNS) --html $(HTML)
