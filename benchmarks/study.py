@@ -31,7 +31,12 @@ import tomli_w
 
 FEDSRV = str(Path(sys.executable).with_name("fedsrv"))
 ROOT = Path(__file__).resolve().parents[1]
-UNITS = {"bytes": (1e-6, "{:.1f}"), "seconds": (1, "{:.0f}"), "metrics": (100, "{:.2f}")}
+UNITS = {
+    "bytes": (1e-6, "{:.1f}"),
+    "compute": (1e-6, "{:.0f}"),
+    "seconds": (1, "{:.0f}"),
+    "metrics": (100, "{:.2f}"),
+}
 """Factor and format of a column, by the table of ``summary.json`` it is read from."""
 
 

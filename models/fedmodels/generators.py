@@ -152,7 +152,7 @@ class Painter:
         with seeded(0):
             self.net = family.net()
         _load(self.net, tensors, "net/")
-        self.net.to(device).eval()
+        self.net.to(device).to(memory_format=torch.channels_last).eval()
         self.family, self.tensors = family, tensors
 
     @torch.no_grad()
@@ -178,6 +178,8 @@ def _train_gan(
     device = images.device
     maker = gan.Generator(family.input_shape, width, family.arch).to(device)
     critic = gan.Critic(family.input_shape, width, family.arch).to(device)
+    for net in (maker, critic):
+        net.to(memory_format=torch.channels_last)  # about an eighth faster on a CPU
     _load(maker, tensors, "net/")
     _load(critic, tensors, "critic/")
     adams = {
@@ -257,8 +259,9 @@ def _affine(tensors: Mapping[str, Tensor], device: torch.device) -> tuple[Tensor
 
 def _tensors(prefix: str, net: nn.Module) -> Weights:
     """Return copies of a net's tensors on the CPU under a prefix."""
+    plain = torch.contiguous_format
     state = net.state_dict().items()
-    return {prefix + key: tensor.detach().to("cpu", copy=True) for key, tensor in state}
+    return {prefix + k: t.detach().to("cpu", copy=True, memory_format=plain) for k, t in state}
 
 
 def _load(net: nn.Module, tensors: Mapping[str, Tensor], prefix: str) -> None:
