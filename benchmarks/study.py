@@ -29,6 +29,8 @@ from typing import Any
 
 import tomli_w
 
+from fedsrv.quantities import is_percentage
+
 FEDSRV = str(Path(sys.executable).with_name("fedsrv"))
 ROOT = Path(__file__).resolve().parents[1]
 UNITS = {
@@ -175,14 +177,10 @@ def cell(path: str, summaries: Iterable[Mapping[str, Any]]) -> str:
     if not values or any(value is None for value in values):
         return "–"
     factor, form = UNITS[table]
-    if not isinstance(values[0], float) and table == "metrics":
-        factor, form = 1, "{:.1f}"
-    mean = form.format(factor * fmean(values))
-    return (
-        mean
-        if len(values) == 1 or table != "metrics"
-        else (f"{mean} ± {form.format(factor * pstdev(values))}")
-    )
+    if table == "metrics" and not is_percentage(name):
+        factor, form = 1, "{:.3g}"
+    mean, spread = (form.format(factor * f(values)) for f in (fmean, pstdev))
+    return mean if len(values) == 1 or table != "metrics" else f"{mean} ± {spread}"
 
 
 if __name__ == "__main__":

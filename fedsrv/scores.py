@@ -94,6 +94,13 @@ class Scores:
                 out.setdefault(client, sets)  # a method's own rule comes first
         return out
 
+    def of_everyone(self) -> Counts | None:
+        """Return the evaluator's counts of everyone's model on the global test set."""
+        for (client, view, _), sets in self.counts.items():
+            if client == EVALUATOR and view == "global" and GLOBAL_TEST in sets:
+                return sets[GLOBAL_TEST]  # by the method's own rule, which comes first
+        return None
+
     def rules(self) -> list[str]:
         """Return every prediction rule that was scored, the method's own first."""
         return list(dict.fromkeys(rule for _, _, rule in self.counts))
@@ -131,9 +138,11 @@ def round_metrics(
     out: dict[str, float | None] = {}
     for key, view in (("a_glo", "global"), ("a_loc", local_view)):
         own = {c: own_test(sets) for c, sets in scores.of(view).items()}
-        union = {c: sets.get(GLOBAL_TEST) for c, sets in scores.of(view).items()}
-        for suffix, found in (("", own), ("_balanced", union)):
-            out |= _variants(key + suffix, list(found.values()), groups)
+        union = [sets.get(GLOBAL_TEST) for sets in scores.of(view).values()]
+        if view == "global":
+            union = [scores.of_everyone()]
+        for suffix, found in (("", list(own.values())), ("_balanced", union)):
+            out |= _variants(key + suffix, found, groups)
         for rule in scores.rules()[1:]:
             other = (own_test(sets) for sets in scores.of(view, rule).values())
             out[f"{key}_{rule}"] = accuracy_over(other)
@@ -173,10 +182,9 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
         if counts:
             out[key], out[f"{key}_std"] = mean_and_std(c.macro_f1() for c in counts)
             out[f"{key}_acc"] = mean_accuracy(counts)
-    for (client, v, _), sets in scores.counts.items():
-        if client == EVALUATOR and v == "global" and GLOBAL_TEST in sets:
-            out.setdefault("global_f1", sets[GLOBAL_TEST].macro_f1())
-            out.setdefault("global_acc", sets[GLOBAL_TEST].accuracy())
+    everyone = scores.of_everyone()
+    if everyone is not None:
+        out["global_f1"], out["global_acc"] = everyone.macro_f1(), everyone.accuracy()
     return out
 
 

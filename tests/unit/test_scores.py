@@ -180,6 +180,20 @@ def test_personalization_and_generalization():
     assert found["global_f1"] == pytest.approx(1 / 3)
     assert found["global_acc"] == 0.5
     assert "a_glo" not in found, "the evaluator is no client"
+    assert found["a_glo_balanced"] == 0.5
+
+
+def test_everyones_model_on_the_global_test_set_by_groups_of_classes():
+    """FedMLP's A_glo and A^{glo-t}: the evaluator's, by the method's own rule."""
+    given = {
+        EVALUATOR: [
+            counts([4, 1], [4, 4], "global", "global-test"),
+            counts([0, 0], [4, 4], "global", "global-test", rule="other"),
+        ]
+    }
+    found = metrics_of(scores_of(given))
+    assert found["a_glo_balanced"] == 5 / 8
+    assert found["a_glo_balanced_minority"] == 1 / 4
 
 
 def test_scores_survive_as_text():
