@@ -178,7 +178,10 @@ class Worker:
         self.method.load(ctx, payload, state)
         self.states.save_personal(Bundle(weights=weights_of(self.net)))
         if isinstance(self.client, int) and self.client < self.experiment.evaluate.pictures:
-            self._draw(ctx, payload, state)
+            try:
+                self._draw(ctx, payload, state)
+            except (OSError, RuntimeError, ValueError) as error:  # no reason to lose a run
+                log.warning("client %s drew no picture: %s", self.client, error)
         digest = state_digest([("client", state)])
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
 

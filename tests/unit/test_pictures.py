@@ -6,6 +6,8 @@ from fedcli.pictures import draw
 from fedmodels.pictures import Gallery, PrototypeMap
 from fedmodels.prototypes import drift
 from fedmodels.types import Prototypes
+from tests.conftest import tiny_experiment
+from tests.inprocess import run_in_process
 
 
 def prototypes(rows):
@@ -49,6 +51,20 @@ def test_equal_pictures_are_equal_files(tmp_path):
             draw(picture, file)
         assert files[0].read_bytes() == files[1].read_bytes()
         assert files[0].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_drawn_costs_nothing(digits, tmp_path, monkeypatch, caplog):
+    experiment = tiny_experiment(method="fedproto", schedule={"rounds": 1})
+    drawn = run_in_process(experiment, digits, tmp_path / "run")
+
+    def refuse(picture, path):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("fedcli.pictures.draw", refuse)
+    without = run_in_process(experiment, digits, tmp_path / "again")
+    assert without["state_sha256"] == drawn["state_sha256"]
+    assert "client 1 drew no picture: disk full" in caplog.text
+    assert "client 2" not in caplog.text  # evaluate.pictures = 2
 
 
 def test_drift_is_relative_and_of_classes_known_before():
