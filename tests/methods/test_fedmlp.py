@@ -599,3 +599,26 @@ def test_experiment_keeps_its_switches():
     for wrong in ({"tau": 0.0}, {"u": -1}, {"kl_dir": "zc"}):
         with pytest.raises(ConfigError, match="method"):
             make("fedmlp", **wrong)
+
+
+def test_what_leaves_can_be_clipped_blurred_and_held_back(digits):
+    """The memory of prototypes that stays is the same whatever leaves."""
+
+    def result(**switches):
+        experiment = tiny_experiment(method={"name": "fedmlp", **switches})
+        ctx = context_of(experiment, digits, 0)
+        return train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx))
+
+    plain = result()
+    held = plain.state.prototypes["class"].rows()
+    fewest = min(count for _, count in held.values())
+    for switches in ({"clip_norm": 0.01}, {"noise_std": 0.1}, {"min_count": fewest + 1}):
+        other = result(**switches)
+        kept, sent = (b.prototypes["class"].rows() for b in (other.state, other.upload))
+        assert all(torch.equal(kept[k][0], held[k][0]) for k in held)
+        if "clip_norm" in switches:
+            assert all(float(v.norm()) == pytest.approx(0.01) for v, _ in sent.values())
+        elif "noise_std" in switches:
+            assert not any(torch.equal(sent[k][0], held[k][0]) for k in held)
+        else:
+            assert sent.keys() == {k for k, (_, count) in held.items() if count > fewest}

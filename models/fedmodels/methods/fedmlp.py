@@ -44,6 +44,7 @@ from fedmodels.prototypes import (
     mean_prototypes,
     moved,
     nearest_scores,
+    released,
     uncounted,
 )
 from fedmodels.types import (
@@ -139,6 +140,12 @@ class FedMLP(FedAvg):
     """Send heads up for the global model's score; their bytes are counted apart."""
     eval_base: Literal["aggregated", "local"] = "aggregated"
     """Extractor of a client's scored model: the received one, or the one it just trained."""
+    clip_norm: float = 0.0
+    """Longer prototypes are scaled to this norm before they leave a client; 0 is off."""
+    noise_std: float = 0.0
+    """Standard deviation of Gaussian noise on prototypes that leave a client."""
+    min_count: int = 1
+    """Prototypes and counts of classes of fewer examples do not leave a client."""
 
     def __post_init__(self) -> None:
         """Check what a type cannot say."""
@@ -357,7 +364,14 @@ class FedMLP(FedAvg):
         upload = super().uplink(ctx, state, refs, num_examples)
         current = set(ctx.stream.train(ctx.task)[1].tolist())
         rows = {k: row for k, row in state.prototypes["class"].rows().items() if k in current}
-        return replace(upload, prototypes={"class": Prototypes.of(rows, ctx.net.width)})  # eq. 2
+        sent = released(
+            Prototypes.of(rows, ctx.net.width),
+            ctx.generator("method"),
+            clip_norm=self.clip_norm,
+            noise_std=self.noise_std,
+            min_count=self.min_count,
+        )
+        return replace(upload, prototypes={"class": sent})  # eq. 2
 
     def predict(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
