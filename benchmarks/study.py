@@ -6,9 +6,10 @@ A study is a TOML file: the preset, what is set in all its runs, the seeds, the 
 table, and the methods by the name of their row. Every method is run by ``fedsrv launch`` on the
 preset with its ``[method]`` table replaced; the preset's own method keeps its hyper-parameters. A
 switch without a dot belongs to the method, one with a dot to the table it names
-(``net.alp=false``). Runs of a seed share one partition, written by the first of them. A run that is
-finished is not run again, one that was interrupted is resumed, one that fails is left out of the
-table. ``OUT/report.html`` and ``OUT/table.md`` are written in the end.
+(``net.alp=false``). Runs of a seed share one partition, written by the first of them; only pooled
+data have their own. A run that is finished is not run again, one that was interrupted is resumed,
+one that fails is left out of the table. ``OUT/report.html`` and ``OUT/table.md`` are written in the
+end.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ def launch(config: str, out: Path, seed: int, data: Path, further: Sequence[str]
     file.write_text(config)
     command = [FEDSRV, "launch", str(file), "--out", str(out), "--set", f"seed={seed}", *further]
     command += ["--resume"] if (out / "config.toml").exists() else []
-    command += ["--data", str(data)] if data.exists() else []
+    pools = 'name = "centralized"' in config and 'data = "own"' not in config
+    command += ["--data", str(data)] if data.exists() and not pools else []
     print("$", *command, flush=True)
     log = out.with_name(out.name + ".log")
     with log.open("a") as file_of_log:

@@ -157,6 +157,7 @@ class Launch:
                     f"--data {self.data} holds no client directory 0; "
                     "make one with: fedcli partition CONFIG --out DIR"
                 )
+            self._check_pooled()
             return
         argv = ["partition", str(self.config), "--out", str(self.data), "--no-picture"]
         self.fork_server.tell({"id": PARTITION, "argv": argv, "log": str(self._log(PARTITION))})
@@ -166,6 +167,22 @@ class Launch:
                 raise DataError(error_in(self._log("hosts" if said.status else PARTITION)))
             if fact.get("id") == PARTITION and "status" in fact:
                 return
+
+    def _check_pooled(self) -> None:
+        """Refuse a partition that is not pooled for a method that trains on pooled data.
+
+        Raises:
+            DataError: says how to go on.
+        """
+        method, table = self.experiment.method, self.data / "partition.json"
+        wanted = method.name == "centralized" and method.hyper_parameters()["data"] == "pooled"
+        if wanted and table.is_file():
+            made = json.loads(table.read_bytes()).get("config", {})
+            if not made.get("gathered"):
+                raise DataError(
+                    f"--data {self.data} is dealt out to clients, and centralized trains on client "
+                    "0's alone: leave out --data, or make a pooled one with fedcli partition"
+                )
 
     def start(self, hosts: int) -> None:
         """Start the coordinator; the clients follow when it listens."""

@@ -222,6 +222,13 @@ def test_a_process_that_dies_again_and_again_ends_the_run(launch: Any, tmp_path:
     assert "Traceback" not in output
 
 
+def test_pooled_training_refuses_data_that_are_dealt_out(launch: Any, partition: Path) -> None:
+    """It would train on client 0's alone, and look like a bad upper bound."""
+    status, output = launch(tables("centralized"), "--data", str(partition)).end()
+    assert status == 1
+    assert "centralized trains on client 0's alone: leave out --data" in output.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("more", "status", "line"),
     [
