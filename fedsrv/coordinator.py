@@ -19,7 +19,7 @@ import torch
 
 from fedmodels.config import Experiment
 from fedmodels.errors import ConfigError
-from fedmodels.method import pinned
+from fedmodels.pretrained import pinned
 from fedsrv.events import EventLog
 from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort

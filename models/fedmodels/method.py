@@ -8,23 +8,20 @@ other methods override whole functions of it.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from fedmodels.archive import load
 from fedmodels.config import Experiment
-from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.pictures import Picture, PrototypeMap
+from fedmodels.pretrained import pretrained
 from fedmodels.prototypes import embeddings
 from fedmodels.randomness import derive_seed, seeded
 from fedmodels.types import Bundle, BundleSpec, ClientId, Problem, Weights
@@ -64,63 +61,6 @@ class Run:
     def width(self) -> int:
         """Return d, the number of coordinates of an embedding."""
         return self.make_net().width
-
-
-def pinned(experiment: Experiment) -> Experiment:
-    """Return the experiment with the digest of its file of initial weights, if it names one.
-
-    Raises:
-        ConfigError: the file cannot be read, or is another than the experiment says.
-    """
-    net = experiment.net
-    if net.weights is None:
-        return experiment
-    found = net.model_copy(update={"weights_sha256": _digest(net.weights, net.weights_sha256)})
-    return experiment.model_copy(update={"net": found})
-
-
-def _digest(path: str, expected: str | None) -> str:
-    """Return the SHA-256 of a file of weights.
-
-    Raises:
-        ConfigError: it cannot be read, or its digest is another than expected.
-    """
-    try:
-        found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except FileNotFoundError:
-        raise ConfigError(f"[net] weights: {path} is missing") from None
-    except OSError as error:
-        raise ConfigError(f"[net] weights: {path} cannot be read: {error.strerror}") from None
-    if expected not in (None, found):
-        raise ConfigError(
-            f"[net] weights: {path} is not the file this run began with: its sha256 begins with "
-            f"{found[:12]}, not with {str(expected)[:12]}"
-        )
-    return found
-
-
-def pretrained(path: str, fresh: Weights, sha256: str | None = None) -> Weights:
-    """Return initial weights, those that a file holds taken from it.
-
-    Raises:
-        ConfigError: the file cannot be read, is another than expected, or does not fit the net.
-    """
-    _digest(path, sha256)
-    try:
-        found = load(path)[0].weights
-    except ArchiveError as error:
-        raise ConfigError(f"[net] weights: {error}") from None
-    strange = sorted(found.keys() - fresh.keys())
-    if strange or not found:
-        what = f"tensor {strange[0]!r}, which the net has not" if strange else "no weights"
-        raise ConfigError(f"[net] weights: {path} holds {what}")
-    for name, tensor in found.items():
-        if tensor.shape != fresh[name].shape or tensor.dtype != fresh[name].dtype:
-            raise ConfigError(
-                f"[net] weights: tensor {name!r} of {path} is {tensor.dtype} {list(tensor.shape)}; "
-                f"the net has {fresh[name].dtype} {list(fresh[name].shape)}"
-            )
-    return {name: found.get(name, tensor) for name, tensor in fresh.items()}
 
 
 @dataclass(frozen=True)

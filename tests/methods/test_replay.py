@@ -251,7 +251,7 @@ def test_replayed_classes_are_those_of_the_rule(name, parent, digits):
     later = context_of(experiment, digits, task=1, interaction=1)
     method.load(later, payload, state)
     refs = method.prepare(later, payload, state)
-    rehearsal = refs if isinstance(refs, Rehearsal) else refs[0]
+    rehearsal = refs if isinstance(refs, Rehearsal) else refs.replay
     now, total = rehearsal.histogram.round, rehearsal.histogram.total
     found = torch.bincount(rehearsal.replayed.y, minlength=10)
     alpha = max(float(now[c] / total[c]) for c in now.nonzero().flatten().tolist())

@@ -14,7 +14,8 @@ from fedcli.data.datasets import Dataset
 from fedcli.pretrain import MaskedAutoencoder, Pretraining
 from fedmodels.archive import load, save
 from fedmodels.errors import ConfigError
-from fedmodels.method import Run, pinned
+from fedmodels.method import Run
+from fedmodels.pretrained import pinned
 from fedmodels.types import Bundle, Problem
 from tests.conftest import method_of, tiny_experiment
 

@@ -149,9 +149,7 @@ class FedMLP(FedAvg):
 
     def __post_init__(self) -> None:
         """Check what a type cannot say."""
-        if self.share not in ("extractor", "all") and not re.fullmatch(
-            r"shallow\([1-9]\d*\)", self.share
-        ):
+        if not re.fullmatch(r"extractor|all|shallow\([1-9]\d*\)", self.share):
             raise ConfigError(
                 f"method.share must be extractor, all or shallow(n), not {self.share!r}"
             )
@@ -364,13 +362,9 @@ class FedMLP(FedAvg):
         upload = super().uplink(ctx, state, refs, num_examples)
         current = set(ctx.stream.train(ctx.task)[1].tolist())
         rows = {k: row for k, row in state.prototypes["class"].rows().items() if k in current}
-        sent = released(
-            Prototypes.of(rows, ctx.net.width),
-            ctx.generator("method"),
-            clip_norm=self.clip_norm,
-            noise_std=self.noise_std,
-            min_count=self.min_count,
-        )
+        limits = {"clip_norm": self.clip_norm, "noise_std": self.noise_std}
+        found, draw = Prototypes.of(rows, ctx.net.width), ctx.generator("method")
+        sent = released(found, draw, min_count=self.min_count, **limits)
         return replace(upload, prototypes={"class": sent})  # eq. 2
 
     def predict(
