@@ -8,6 +8,10 @@ import sys
 SMALL = (
     ["benchmarks.overhead", "--clients", "2", "10", "--rounds", "10"],
     ["benchmarks.transport"],
+    ["benchmarks.training", "--steps"],
+    ["benchmarks.training", "--jobs", "digits-10"],
+    ["benchmarks.aggregate", "--clients", "2", "10", "--prototypes", "128", "512"],
+    ["benchmarks.scale", "--clients", "5", "10", "20", "--widths", "64", "512"],
     ["benchmarks.aggregation_weights", "--clients", "10", "--examples", "128", "--epochs", "2"],
 )
 

@@ -23,13 +23,14 @@ import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
 import tomli_w
 
+from fedmodels.config import parse_experiment
 from fedsrv.quantities import is_percentage
 
 FEDSRV = str(Path(sys.executable).with_name("fedsrv"))
@@ -56,7 +57,7 @@ class Study:
     """Whether the average forgetting of all runs is measured against the first row's."""
     set: Sequence[str] = ()
     seeds: Sequence[int] = (0, 1, 2)
-    launch: Sequence[str] = field(default=("--hosts=1",))
+    launch: Sequence[str] = ("--hosts=1",)
 
     @classmethod
     def read(cls, path: Path) -> Study:
@@ -143,7 +144,7 @@ def launch(config: str, out: Path, seed: int, data: Path, further: Sequence[str]
     file.write_text(config)
     command = [FEDSRV, "launch", str(file), "--out", str(out), "--set", f"seed={seed}", *further]
     command += ["--resume"] if (out / "config.toml").exists() else []
-    pools = 'name = "centralized"' in config and 'data = "own"' not in config
+    pools = parse_experiment(config).method.pools_data
     command += ["--data", str(data)] if data.exists() and not pools else []
     print("$", *command, flush=True)
     log = out.with_name(out.name + ".log")

@@ -138,7 +138,7 @@ def partition(
         experiment.schedule.clients,
         experiment.seed,
         out,
-        gather=method.name == "centralized" and method.hyper_parameters()["data"] == "pooled",
+        gather=method.pools_data,
     )
     if picture:
         from fedcli.data.picture import draw_partition

@@ -11,15 +11,14 @@ import gc
 import json
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-
-POLL_S = 0.02
 
 
 class Forked:
@@ -59,11 +58,14 @@ class Forked:
         Raises:
             subprocess.TimeoutExpired: it did not end in time.
         """
-        until = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
-            if until is not None and time.monotonic() > until:
-                raise subprocess.TimeoutExpired("fork", timeout or 0)
-            time.sleep(POLL_S)
+            with suppress(ProcessLookupError):  # another thread has reaped it meanwhile
+                end = os.pidfd_open(self.pid)
+                try:
+                    if not select.select([end], [], [], timeout)[0]:
+                        raise subprocess.TimeoutExpired("fork", timeout or 0)
+                finally:
+                    os.close(end)
         return status
 
     def kill(self) -> None:
@@ -118,7 +120,7 @@ def _become(name: str, run: Callable[[], None], stdin: int, stdout: int, stderr:
         status = 0
     except SystemExit as done:
         status = done.code if isinstance(done.code, int) else int(done.code is not None)
-    except BaseException:
+    except BaseException:  # nothing may rise into the launcher's code, of which this is a copy
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()

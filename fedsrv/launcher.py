@@ -161,12 +161,19 @@ class Launch:
             return
         argv = ["partition", str(self.config), "--out", str(self.data), "--no-picture"]
         self.fork_server.tell({"id": PARTITION, "argv": argv, "log": str(self._log(PARTITION))})
-        while (said := self.box.get()).source == "hosts":
+        early: list[Said] = []  # of the coordinator, which waits: its end is for watch() to see
+        while True:
+            said = self.box.get()
+            if said.source == "server":
+                early.append(said)
+                continue
             fact = {} if said.status is not None else json.loads(said.line)
             if said.status is not None or fact.get("status", 0) != 0:
                 raise DataError(error_in(self._log("hosts" if said.status else PARTITION)))
             if fact.get("id") == PARTITION and "status" in fact:
-                return
+                break
+        for said in early:
+            self.box.put(said)
 
     def _check_pooled(self) -> None:
         """Refuse a partition that is not pooled for a method that trains on pooled data.
@@ -174,9 +181,8 @@ class Launch:
         Raises:
             DataError: says how to go on.
         """
-        method, table = self.experiment.method, self.data / "partition.json"
-        wanted = method.name == "centralized" and method.hyper_parameters()["data"] == "pooled"
-        if wanted and table.is_file():
+        table = self.data / "partition.json"
+        if self.experiment.method.pools_data and table.is_file():
             made = json.loads(table.read_bytes()).get("config", {})
             if not made.get("gathered"):
                 raise DataError(

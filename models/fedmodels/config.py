@@ -47,6 +47,11 @@ class MethodTable(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
 
+    @property
+    def pools_data(self) -> bool:
+        """Whether the clients' training data belong into one place: Centralized, unless its own."""
+        return self.name == "centralized" and self.hyper_parameters().get("data") != "own"
+
     def hyper_parameters(self) -> dict[str, Any]:
         """Return what is passed to ``make`` beside the name."""
         return dict(self.model_extra or {})

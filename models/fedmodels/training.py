@@ -17,12 +17,11 @@ from fedmodels.errors import ConfigError
 from fedmodels.method import Batch, ClientContext, LocalResult, Method, Output, Phase
 from fedmodels.metrics import Counts
 from fedmodels.nets.split import SplitNet
+from fedmodels.prototypes import embedded
 from fedmodels.randomness import seeded
 from fedmodels.types import Bundle
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
-EMBEDDED_AT_ONCE = 256
-"""Examples per forward pass where only embeddings are wanted."""
 
 
 def train_locally(
@@ -132,8 +131,7 @@ def fixed_features(net: SplitNet, x: Tensor, training: Training) -> Tensor | Non
         return None
     if any(parameter.requires_grad for parameter in net.base.parameters()):
         return None
-    with torch.no_grad():
-        return torch.cat([net.features(part) for part in torch.split(x, EMBEDDED_AT_ONCE)])
+    return embedded(net, x)
 
 
 def optimizer_of(

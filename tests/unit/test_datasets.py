@@ -584,6 +584,7 @@ def test_the_digest_does_not_depend_on_where_the_data_lie(tmp_path: Path) -> Non
     scenario, console = Iid(kind="iid"), Console(file=io.StringIO())
     run_partition(Data(name="digits"), scenario, 2, 0, tmp_path / "data", console)
     run_partition(Data(name="digits", root="/else"), scenario, 2, 0, tmp_path / "data", console)
+    assert "the same partition is already in" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_long_tables_are_cut(tmp_path: Path) -> None:

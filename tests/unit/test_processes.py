@@ -3,6 +3,7 @@ import queue
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from fedcli.cli import clients_of
 from fedsrv.forked import Forked, fork_coordinator
-from fedsrv.launcher import PROCESSES_PER_CORE, affordable_hosts, host_ranges
+from fedsrv.launcher import PROCESSES_PER_CORE, Launch, affordable_hosts, host_ranges
 from fedsrv.processes import Child, Said, coordinator_arguments, error_in, started
+from tests.conftest import tiny_experiment
 
 # --- who hosts whom -------------------------------------------------------------------------------
 
@@ -152,6 +154,17 @@ def test_a_coordinator_takes_its_arguments_when_it_is_needed(tmp_path):
     assert said(box).status == 2
     assert "nothing.toml" in error_in(tmp_path / "log")
     it.end()
+
+
+def test_the_end_of_a_waiting_coordinator_is_not_lost(tmp_path):
+    """It may die while the partition is made: whoever watches afterwards must hear of it."""
+    run = Launch(tiny_experiment(), tmp_path, tmp_path / "data", "cpu", None, tmp_path / "none")
+    run.config, run.fork_server = tmp_path / "config.toml", SimpleNamespace(tell=lambda fact: None)
+    killed = Said("server", "", -9)
+    run.box.put(killed)
+    run.box.put(Said("hosts", '{"id": "partition", "status": 0}'))
+    run.partition(made_before=False)
+    assert said(run.box, 1) == killed
 
 
 def test_arguments(tmp_path):

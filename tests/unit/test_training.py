@@ -11,6 +11,7 @@ from fedmodels.method import ClientContext, Phase, Run
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.randomness import seeded
 from fedmodels.training import (
     augmented,
     batches,
@@ -394,6 +395,12 @@ def test_fixed_features_are_those_of_the_net():
     torch.testing.assert_close(fixed, ctx.net.features(X))
 
 
+def test_a_client_without_data_has_no_fixed_features():
+    ctx = frozen_base()
+    nothing = fixed_features(ctx.net, X[:0], ctx.run.experiment.training)
+    assert nothing.shape == (0, ctx.net.width)
+
+
 def test_features_are_computed_anew_where_they_can_change():
     training = context().run.experiment.training
     for ctx in (frozen_base(mode="train"), context()):
@@ -411,8 +418,7 @@ def test_features_are_computed_anew_where_they_can_change():
 def test_memory_format_and_fused_steps_are_the_plain_ones(net, optimizer):
     training = Training(optimizer=optimizer, lr=0.01, momentum=0.5, weight_decay=0.1)
     x, y = torch.randn(8, 3, 8, 8, generator=RNG), torch.randint(0, 4, (8,), generator=RNG)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with seeded(0):
         fast = make_net(net, num_classes=4, input_shape=(3, 8, 8))
     plain = copy.deepcopy(fast).to(memory_format=torch.contiguous_format)
     for model, fused in ((fast, True), (plain, False)):
