@@ -80,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     study = Study.read(options.study)
     seeds = options.seeds or study.seeds
     rows = options.only or list(study.methods)
+    if study.reference and (first := next(iter(study.methods))) not in rows:
+        rows = [first, *rows]
     runs = run_all(study, options.out, rows, seeds, options.set, options.jobs)
     table = markdown(study.columns, runs)
     (options.out / "table.md").write_text(table)
