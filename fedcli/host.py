@@ -180,7 +180,7 @@ class Host:
         return True
 
     def _spec(self, client: str) -> Mapping[str, BundleSpec]:
-        return next(iter(self.workers.values())).payload_spec()
+        return next(iter(self.workers.values())).payload_spec
 
     def _push_forever(self) -> None:
         while (result := self._results.get()) is not None:

@@ -27,7 +27,7 @@ PRELOADED = (
     "torch._dynamo",  # comes in with the first optimiser step
     "numpy",
     "pydantic",
-    "safetensors.torch",
+    "safetensors",
     "typer",
     "fedcli.cli",
     "fedcli.data.stream",

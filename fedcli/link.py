@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
+from grpc.experimental import ChannelOptions
 
 from fedcli.worker import Progress, Result
-from fedmodels.errors import LinkError
+from fedmodels.errors import LinkError, PayloadError
 from fedmodels.types import Bundle, BundleSpec, ClientId
 from fedpb import coordinator_pb2 as rpc
-from fedpb.codec import Encoded, RawFrame, Receiver, encode, merged, read_chunk
+from fedpb.codec import RawFrame, Receiver, frames_of, header_of, merged, read_chunk
 
 PROTOCOL = 1
 _SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
@@ -70,6 +71,7 @@ class Link:
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2_000),
             ("grpc.enable_retries", 0),
+            (ChannelOptions.SingleThreadedUnaryStream, 1),  # a Pull needs no thread of its own
         ]
         self.address = address
         self._give_up_after_s = give_up_after_s
@@ -191,32 +193,29 @@ class Link:
     def _read_order(
         self, stream: Iterator[bytes], specs: Callable[[str], Mapping[str, BundleSpec]]
     ) -> tuple[rpc.Order, Bundle] | None:
-        order: rpc.Order | None = None
-        parts: dict[str, Bundle] = {}
-        receiver: Receiver | None = None
-        role = ""
-        for data in stream:
-            chunk = read_chunk(data, rpc.PullChunk.FromString)
-            if isinstance(chunk, RawFrame):
-                if receiver is not None:
-                    receiver.feed(chunk)
-            elif chunk.WhichOneof("chunk") == "order":
-                order = chunk.order
-            elif order is not None:
-                self._end_part(parts, role, receiver)
-                part, role, receiver = chunk.part, chunk.part.role, None
-                if part.held:
-                    parts[role] = self._held[part.digest]
-                else:
-                    receiver = Receiver(part.bundle, specs(order.client_id)[role])
-        self._end_part(parts, role, receiver)
-        return (order, merged(parts)) if order is not None else None
-
-    def _end_part(self, parts: dict[str, Bundle], role: str, receiver: Receiver | None) -> None:
-        if receiver is not None:
-            parts[role] = receiver.finish()
-            if role == "common":
-                self._held = {receiver.digest: parts[role]}
+        first = next(stream, None)
+        if first is None:
+            return None  # the server ended the call: nobody waits for these clients any more
+        chunk = read_chunk(first, rpc.PullChunk.FromString)
+        if isinstance(chunk, RawFrame) or chunk.WhichOneof("chunk") != "header":
+            raise PayloadError("an order must begin with its header")
+        order, found = chunk.header.order, dict[str, Bundle]()
+        for part in chunk.header.parts:
+            if part.held:
+                found[part.role] = self._held[part.digest]
+                continue
+            receiver = Receiver(part.bundle, specs(order.client_id)[part.role])
+            while not receiver.is_complete:
+                frame = read_chunk(next(stream, b""), rpc.PullChunk.FromString)
+                if not isinstance(frame, RawFrame):
+                    raise PayloadError(f"an order's {part.role} part ended early")
+                receiver.feed(frame)
+            found[part.role] = receiver.finish()
+            if part.role == "common":
+                self._held = {receiver.digest: found[part.role]}
+        for _ in stream:
+            raise PayloadError("an order goes on after its last part")
+        return order, merged(found)
 
     def push(self, member: Member, result: Result) -> rpc.PushReply:
         """Bring back the result of an order.
@@ -234,10 +233,11 @@ class Link:
             report=result.report,
             failure=result.failure,
         )
-        encoded = encode(result.upload)
-        header.bundle.CopyFrom(encoded.header)
+        header.bundle.CopyFrom(header_of(result.upload))
         what = f"client {member.client}, interaction {order.interaction}"
-        reply: rpc.PushReply = self._patiently(what, lambda: self._push(_chunks(header, encoded)))
+        reply: rpc.PushReply = self._patiently(
+            what, lambda: self._push(_chunks(header, result.upload))
+        )
         return reply
 
     def beat(self, member: Member, progress: Progress, durable: int) -> None:
@@ -271,6 +271,8 @@ class Link:
         self._channel.close()
 
 
-def _chunks(header: rpc.PushHeader, encoded: Encoded) -> Iterator[bytes]:
+def _chunks(header: rpc.PushHeader, upload: Bundle) -> Iterator[bytes]:
+    """Yield a Push; a frame is laid out while the one before it is under way."""
     yield rpc.PushChunk(header=header).SerializeToString()
-    yield from encoded.chunks
+    for frame in frames_of(upload):
+        yield frame.laid_out()

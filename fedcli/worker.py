@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import resource
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -79,9 +81,11 @@ class Worker:
         self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
         self.stateful = self.method.keeps_state(self.run)
         self._held: Result | None = None
+        self._looked_at, self._peak = -math.inf, 0
 
+    @cached_property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
-        """Return what the parts of an order's payload must hold."""
+        """What the parts of an order's payload must hold."""
         common, personal = self.method.payload_spec(self.run)
         return {"common": common, "personal": personal}
 
@@ -123,8 +127,15 @@ class Worker:
 
     def _state(self, order: rpc.Order) -> Bundle:
         assert isinstance(self.client, int), "the evaluator has no private state"
-        initial = self.method.init_client(self.run, self.client)
-        return self.states.load(order.base, initial) if self.stateful else initial
+        if not self.stateful:
+            return self._fixed_state
+        return self.states.load(order.base, self.method.init_client(self.run, self.client))
+
+    @cached_property
+    def _fixed_state(self) -> Bundle:
+        """The private state of a method that keeps none from one interaction to the next."""
+        assert isinstance(self.client, int)
+        return self.method.init_client(self.run, self.client)
 
     def _train(self, order: rpc.Order, payload: Bundle) -> Result:
         """Train, save the private state, and keep the upload until it is committed."""
@@ -142,7 +153,7 @@ class Worker:
             seconds=time.monotonic() - begun,
             num_examples=done.num_examples,
             extra=ctx.metrics,
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+            peak_rss_bytes=self._peak_rss_bytes(),
         )
         if "after_local" in order.views:
             self._add_counts(report, order, ctx, "after_local", payload, done.state)
@@ -153,6 +164,14 @@ class Worker:
         result = Result(order, done.upload, report)
         self._held = result if done.upload.num_bytes() <= self.keep_bytes else None
         return result
+
+    def _peak_rss_bytes(self) -> int:
+        """Return the most memory this process ever held; looked up once a second at most."""
+        now = time.monotonic()
+        if now - self._looked_at > 1.0:
+            self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+            self._looked_at = now
+        return self._peak
 
     def _evaluate(self, order: rpc.Order, payload: Bundle) -> Result:
         """Score the models the order names."""

@@ -41,6 +41,14 @@ class Member:
     """Last interaction it brought an upload for."""
 
 
+@dataclass(eq=False)
+class Caller:
+    """A Pull that waits, and how it alone is told to look again."""
+
+    clients: Mapping[ClientId, Member]
+    told: threading.Condition
+
+
 @dataclass
 class OpenTrip:
     """A trip under way."""
@@ -59,7 +67,12 @@ class OpenTrip:
 
     def is_complete(self) -> bool:
         """Tell whether every client answered."""
-        return all(self.answered(c) for c in self.trip.orders)
+        return len(self.results) + len(self.failed) == len(self.trip.orders)
+
+    @property
+    def needed(self) -> int:
+        """Return how many results it can be closed with."""
+        return len(self.trip.orders) if self.trip.needed is None else self.trip.needed
 
 
 class RemoteCohort:
@@ -85,7 +98,10 @@ class RemoteCohort:
         self._expected: list[ClientId] = [*range(num_clients)]
         if expects_evaluator:
             self._expected.append(EVALUATOR)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        """Tells the engine; every Pull has a condition of its own, or one result would wake all."""
+        self._callers: set[Caller] = set()
         self._members: dict[ClientId, Member] = {}
         self._open: OpenTrip | None = None
         self._lost: int | None = None
@@ -125,11 +141,11 @@ class RemoteCohort:
             RunFailed: fewer clients than needed can answer; names those that failed.
             StateLost: a client came back without the state it must hold.
         """
-        needed = len(trip.orders) if trip.needed is None else trip.needed
         open_trip = OpenTrip(trip, encode(trip.common), _encoded_once(trip.personal))
+        needed = open_trip.needed
         with self._changed:
             self._open = open_trip
-            self._changed.notify_all()
+            self.wake()
             self._wait(
                 lambda: (
                     open_trip.is_complete()
@@ -212,6 +228,7 @@ class RemoteCohort:
             if isinstance(client, int) and not self._required(client, versions):
                 self._lost = client
             self._changed.notify_all()
+            self.wake()  # whoever waited for this client does so no longer
         self.events.tell("joined", client)
         return member.token
 
@@ -230,22 +247,28 @@ class RemoteCohort:
         member.seen = time.monotonic()
         return member
 
+    def caller(self, clients: Mapping[ClientId, Member]) -> Caller:
+        """Return a Pull for these clients, which :meth:`next_order` waits for."""
+        return Caller(clients, threading.Condition(self._lock))
+
     def next_order(
-        self, waiting: Mapping[ClientId, Member], is_active: Callable[[], bool]
+        self, caller: Caller, is_active: Callable[[], bool]
     ) -> tuple[rpc.Order, OpenTrip] | None:
-        """Wait until one of these clients has an order; None when the caller has gone."""
-        with self._changed:
-            for member in waiting.values():
+        """Wait until one of a caller's clients has an order; None when the caller has gone."""
+        with self._lock:
+            self._callers.add(caller)
+            for member in caller.clients.values():
                 member.waiting += 1
             try:
                 while is_active():
-                    found = self._order_for(waiting)
+                    found = self._order_for(caller.clients)
                     if found is not None:
                         return found
-                    self._changed.wait()
+                    caller.told.wait()
                 return None
             finally:
-                for member in waiting.values():
+                self._callers.discard(caller)
+                for member in caller.clients.values():
                     member.waiting -= 1
                     member.seen = time.monotonic()
 
@@ -274,10 +297,11 @@ class RemoteCohort:
         with self._changed:
             trip.wire_down += num_bytes
 
-    def wake(self) -> None:
-        """Let every waiting caller look again whether it is still wanted."""
-        with self._changed:
-            self._changed.notify_all()
+    def wake(self, caller: Caller | None = None) -> None:
+        """Let one caller, or all of them, look again what there is and whether it is wanted."""
+        with self._lock:
+            for waiting in [caller] if caller else self._callers:
+                waiting.told.notify()
 
     def begin_result(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
         """Return the trip a result belongs to; None when it had arrived before.
@@ -311,7 +335,8 @@ class RemoteCohort:
                     member = self._members[client]
                     member.trained = trip.trip.sample.interaction
                     member.versions = (*member.versions, member.trained)
-            self._changed.notify_all()
+            if len(trip.results) >= trip.needed or isinstance(result, str):
+                self._changed.notify_all()
         if first:
             kind = "failed" if isinstance(result, str) else "upload"
             facts = {"reason": result} if isinstance(result, str) else {}

@@ -82,6 +82,7 @@ class Engine:
         examples = sum(p.train.sum(axis=0) for p in self.profiles.values())
         self.groups = {"minority": minority_classes(examples), **frequency_groups(examples)}
         self.stateful = self.method.keeps_state(self.run_facts)
+        self.upload_spec = self.method.upload_spec(self.run_facts)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
 
@@ -185,7 +186,7 @@ class Engine:
         ]
         orders = self._orders(ctx, rpc.ORDER_TRAIN, ctx.cohort, views, ctx.task + 1)
         needed = min(self.experiment.min_clients, len(ctx.cohort))
-        trip = Trip(orders, common, personal, self.method.upload_spec(self.run_facts), needed)
+        trip = Trip(orders, common, personal, self.upload_spec, needed)
         return self.cohort.exchange(trip)
 
     def _orders(

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from fedmodels.errors import PayloadError, PayloadTooLarge, RunFailed
 from fedmodels.types import ClientId
 from fedpb import coordinator_pb2 as rpc
-from fedpb.codec import RawFrame, Receiver, read_chunk
+from fedpb.codec import Encoded, RawFrame, Receiver, read_chunk
 from fedsrv.certs import covers
 from fedsrv.cohort import Result
 from fedsrv.events import EventLog
@@ -153,9 +153,10 @@ class Service:
                 waiting[client] = member
             if not waiting:
                 raise PayloadError("a Pull must name at least one client")
-            if not context.add_callback(self.cohort.wake):
+            caller = self.cohort.caller(waiting)
+            if not context.add_callback(lambda: self.cohort.wake(caller)):
                 return
-            found = self.cohort.next_order(waiting, context.is_active)
+            found = self.cohort.next_order(caller, context.is_active)
         except tuple(_CODES) as error:
             _refuse(context, error)
             return
@@ -166,22 +167,23 @@ class Service:
         """Stream an order and the parts of its payload the caller does not hold."""
         facts = {"interaction": order.interaction, "round": order.round, "order": order.kind}
         self.events.tell("order", order.client_id, **facts)
-        yield rpc.PullChunk(order=order).SerializeToString()
-        parts = [("common", trip.common)]
+        parts = {"common": trip.common}
         client = client_id_of(order.client_id, self.cohort.num_clients)
         if client in trip.personal:
-            parts.append(("personal", trip.personal[client]))
-        crossed = 0
-        for role, encoded in parts:
-            part = rpc.PartHeader(role=role, digest=encoded.digest, held=encoded.digest in held)
+            parts["personal"] = trip.personal[client]
+        header, sent = rpc.PullHeader(order=order), list[Encoded]()
+        for role, encoded in parts.items():
+            part = header.parts.add(role=role, digest=encoded.digest, held=encoded.digest in held)
             if not part.held:
                 part.bundle.CopyFrom(encoded.header)
-            head = rpc.PullChunk(part=part).SerializeToString()
-            crossed += len(head)
-            yield head
-            if not part.held:
-                crossed += sum(map(len, encoded.chunks))
-                yield from encoded.chunks
+                sent.append(encoded)
+        head = rpc.PullChunk(header=header).SerializeToString()
+        yield head
+        crossed = len(head)
+        for encoded in sent:
+            for chunk in encoded.chunks():
+                crossed += len(chunk)
+                yield chunk
         self.cohort.count_down(trip, crossed)
 
     def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushReply:

@@ -26,7 +26,7 @@ def transported(bundle: Bundle, spec: Any) -> Bundle:
     """Send a bundle through the codec and back."""
     encoded = encode(bundle)
     receiver = Receiver(encoded.header, spec)
-    for chunk in encoded.chunks:
+    for chunk in encoded.chunks():
         frame = read_chunk(chunk, rpc.PullChunk.FromString)
         assert isinstance(frame, RawFrame)
         receiver.feed(frame)
@@ -79,7 +79,7 @@ class InProcessCohort:
             order.committed, order.durable = self.committed, self.watermark
             self.before(order)
             worker = self.workers[client]
-            specs = worker.payload_spec()
+            specs = worker.payload_spec
             parts = {"common": transported(trip.common, specs["common"])}
             if client in trip.personal:
                 parts["personal"] = transported(trip.personal[client], specs["personal"])

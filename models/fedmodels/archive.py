@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 from torch import Tensor
+from zlib_ng import zlib_ng
 
 from fedmodels.errors import ArchiveError, PayloadError
 from fedmodels.types import DTYPE_NAMES, Bundle, tensor_bytes
@@ -57,7 +56,7 @@ def save_named(
 ) -> None:
     """Write several bundles to one file; as :func:`save`, with names that hold no colon."""
     target = Path(path)
-    tensors = _separate(
+    tensors = _plain(
         target,
         {
             f"{name}:{key}" if name else key: tensor
@@ -74,7 +73,7 @@ def save_named(
     try:
         with NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
             temporary = Path(file.name)
-        save_file(tensors, temporary, metadata)
+        serialize_file({key: _spec(t) for key, t in tensors.items()}, temporary, metadata)
         if fsync:
             _sync(temporary)
         os.replace(temporary, target)
@@ -138,29 +137,31 @@ def _split(key: str) -> tuple[str, str]:
     return name, flat_key
 
 
-def _separate(target: Path, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous CPU tensors that share no memory, as safetensors wants them."""
-    separate: dict[str, Tensor] = {}
-    taken: set[int] = set()
+def _plain(target: Path, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors as they are written: on the CPU, in the order of their shape."""
     for key, tensor in flat.items():
         if tensor.dtype not in DTYPE_NAMES:
             raise ArchiveError(
                 f"tensor {key!r} for {target} is {tensor.dtype}, which may not travel"
             )
-        whole = tensor.detach().cpu().contiguous()
-        storage = whole.untyped_storage()
-        if storage.data_ptr() in taken or storage.nbytes() != whole.nbytes:
-            whole = whole.clone()
-        taken.add(whole.untyped_storage().data_ptr())
-        separate[key] = whole
-    return separate
+    return {key: tensor.detach().cpu().contiguous() for key, tensor in flat.items()}
+
+
+def _spec(tensor: Tensor) -> TensorSpec:
+    """Describe a tensor to safetensors by its address: nothing is copied."""
+    return TensorSpec(
+        dtype=DTYPE_NAMES[tensor.dtype],
+        shape=tensor.shape,
+        data_ptr=tensor.data_ptr(),
+        data_len=tensor.nbytes,
+    )
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
     """Return the CRC-32 over the tensors' bytes, by key."""
     crc = 0
     for key in sorted(tensors):
-        crc = zlib.crc32(tensor_bytes(tensors[key]), zlib.crc32(key.encode(), crc))
+        crc = zlib_ng.crc32(tensor_bytes(tensors[key]), zlib_ng.crc32(key.encode(), crc))
     return crc
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
+from fedmodels.flat import joined, separated
 from fedmodels.types import Bundle, Weights
 
 CHUNK = 1 << 16
@@ -47,20 +48,51 @@ def weighted_mean(
             key = min(other.keys() ^ first.keys())
             raise PayloadError(f"tensor {key!r} is in some uploads only")
     shares = [p for _, p in pairs]
-    return {key: _mean(key, [w[key] for w, _ in pairs], shares) for key in first}
+    found: Weights = {}
+    for keys in _groups(first):
+        found |= _mean(keys, [w for w, _ in pairs], shares)
+    return {key: found[key] for key in first}
 
 
-def _mean(key: str, tensors: list[Tensor], shares: list[float]) -> Tensor:
-    """Return the weighted mean of one tensor over the uploads."""
-    first = tensors[0]
-    if any(t.shape != first.shape or t.dtype != first.dtype for t in tensors):
-        raise PayloadError(f"tensor {key!r} differs in shape or dtype between uploads")
-    if not first.is_floating_point():
-        result = first.detach().to("cpu", copy=True)
-        for tensor in tensors[1:]:
-            torch.maximum(result, tensor.to("cpu"), out=result)
+def _groups(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Yield keys whose tensors are summed together: many small ones cost as much as one."""
+    by_dtype: dict[torch.dtype, tuple[list[str], int]] = {}
+    for key, tensor in weights.items():
+        keys, held = by_dtype.get(tensor.dtype, ([], 0))
+        if keys and held + tensor.numel() > CHUNK:
+            yield keys
+            keys, held = [], 0
+        by_dtype[tensor.dtype] = ([*keys, key], held + tensor.numel())
+    for keys, _ in by_dtype.values():
+        yield keys
+
+
+def _mean(
+    keys: list[str], uploads: list[Mapping[str, Tensor]], shares: list[float]
+) -> dict[str, Tensor]:
+    """Return the weighted mean of tensors of one dtype over the uploads."""
+    first = [uploads[0][key] for key in keys]
+    shapes = [t.shape for t in first]
+    flats = []
+    for upload in uploads:
+        tensors = [upload[key] for key in keys]
+        if [t.shape for t in tensors] != shapes or any(t.dtype != first[0].dtype for t in tensors):
+            pairs = zip(keys, tensors, first, strict=True)
+            key = next(k for k, t, f in pairs if (t.shape, t.dtype) != (f.shape, f.dtype))
+            raise PayloadError(f"tensor {key!r} differs in shape or dtype between uploads")
+        alone = len(tensors) == 1
+        flats.append(tensors[0].detach().cpu().reshape(-1) if alone else joined(tensors))
+    result = _mean_of_flat(flats, shares)
+    return dict(zip(keys, separated(result, first), strict=True))
+
+
+def _mean_of_flat(flats: list[Tensor], shares: list[float]) -> Tensor:
+    """Return the weighted mean of equally long vectors."""
+    if not flats[0].is_floating_point():
+        result = flats[0].clone()
+        for flat in flats[1:]:
+            torch.maximum(result, flat, out=result)
         return result
-    flats = [t.detach().to("cpu").reshape(-1) for t in tensors]
     result = torch.empty_like(flats[0])
     rows = min(CHUNK, len(result))
     reference, scratch, total = torch.empty(3, rows, dtype=torch.float64).unbind()
@@ -73,4 +105,4 @@ def _mean(key: str, tensors: list[Tensor], shares: list[float]) -> Tensor:
             x.copy_(flat[start:stop]).sub_(x0)
             mean.add_(x, alpha=share)
         result[start:stop] = mean
-    return result.reshape(first.shape)
+    return result

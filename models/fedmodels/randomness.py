@@ -50,10 +50,14 @@ def seeded(seed: int) -> Iterator[None]:
     For what takes no generator: constructors of layers, dropout, torchvision's transforms. CUDA's
     generators take part once CUDA is in use; saving their state creates no context on a device.
     """
-    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = list(range(torch.cuda.device_count())) if in_use else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(seed)
+    used = [torch.default_generator]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        used += torch.cuda.default_generators
+    before = [each.get_state() for each in used]
+    for each in used:
+        each.manual_seed(seed)
+    try:
         yield
+    finally:
+        for each, state in zip(used, before, strict=True):
+            each.set_state(state)

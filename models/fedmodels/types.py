@@ -16,12 +16,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge, suggestion
+from fedmodels.flat import UNKNOWN_TO_NUMPY, joined
 
 EVALUATOR: Literal["evaluator"] = "evaluator"
 """The id of the client that holds only the global test set."""
@@ -44,6 +46,8 @@ DTYPES: dict[str, torch.dtype] = {
 """Every dtype that may travel, by the name it has on the wire and on disk."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_SMALL = 1 << 16
+"""Elements of tensors that are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,8 @@ class TensorSpec:
 
     def admits(self, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
         """Tell whether a tensor of this dtype and shape is what is expected."""
+        if shape == self.shape:
+            return dtype == self.dtype
         return (
             dtype == self.dtype
             and len(shape) == len(self.shape)
@@ -245,8 +251,9 @@ class BundleSpec:
         """Return the spec of a bundle that holds what both specs say."""
         return BundleSpec({**self.required, **other.required}, {**self.optional, **other.optional})
 
+    @cached_property
     def max_bytes(self) -> int:
-        """Return the most bytes a bundle of this spec can have."""
+        """The most bytes a bundle of this spec can have."""
         specs = (*self.required.values(), *self.optional.values())
         return sum(spec.max_bytes() for spec in specs)
 
@@ -267,10 +274,10 @@ class BundleSpec:
             for n in shape:
                 count *= n
             total += count
-            if total > self.max_bytes():
+            if total > self.max_bytes:
                 raise PayloadTooLarge(
                     f"tensor {key!r} brings the payload to {total} bytes; "
-                    f"at most {self.max_bytes()} are expected"
+                    f"at most {self.max_bytes} are expected"
                 )
             if not spec.admits(dtype, shape):
                 raise PayloadError(
@@ -306,8 +313,12 @@ def scalar_spec(*names: str) -> BundleSpec:
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return the little-endian bytes of a CPU tensor, without a copy where it is contiguous."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
+    if not tensor.numel():
+        return memoryview(b"")
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype in UNKNOWN_TO_NUMPY:
+        plain = plain.reshape(-1).view(torch.uint8)
+    return plain.numpy().data.cast("B")
 
 
 def check_finite(bundle: Bundle) -> None:
@@ -316,11 +327,20 @@ def check_finite(bundle: Bundle) -> None:
     Raises:
         PayloadError: names the first tensor that does.
     """
-    for key, tensor in bundle.flat().items():
-        if tensor.is_floating_point() and tensor.numel():
-            low, high = torch.aminmax(tensor)  # one pass; a NaN shows in both
-            if not bool(torch.isfinite(low) & torch.isfinite(high)):
-                raise PayloadError(f"tensor {key!r} holds NaN or infinite values")
+    held = {k: t for k, t in bundle.flat().items() if t.dtype.is_floating_point and t.numel()}
+    small = [t for t in held.values() if t.numel() <= _SMALL]
+    dtypes = {t.dtype for t in small}
+    parts = [joined([t for t in small if t.dtype == dtype]) for dtype in dtypes]
+    parts += [t for t in held.values() if t.numel() > _SMALL]
+    if all(map(_is_finite, parts)):
+        return
+    key = next(k for k, t in held.items() if not _is_finite(t))
+    raise PayloadError(f"tensor {key!r} holds NaN or infinite values")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    low, high = torch.aminmax(tensor)  # one pass; a NaN shows in both
+    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def check_counts(bundle: Bundle) -> None:

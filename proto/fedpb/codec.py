@@ -7,14 +7,19 @@ It travels in frames of about 1 MiB (:mod:`fedpb.frames`).
 from __future__ import annotations
 
 import hashlib
-import zlib
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
+import numpy as np
 import torch
 from torch import Tensor
+from zlib_ng import zlib_ng
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
+from fedmodels.flat import UNKNOWN_TO_NUMPY
 from fedmodels.types import (
     DTYPE_NAMES,
     DTYPES,
@@ -25,19 +30,20 @@ from fedmodels.types import (
     tensor_bytes,
 )
 from fedpb import bundle_pb2 as pb
-from fedpb.frames import FRAME_BYTES, RawFrame, chunk_of, read_chunk
+from fedpb.frames import FRAME_BYTES, Frame, RawFrame, read_chunk
 
 ALIGNMENT = 64
 MAX_DIMS = 16
 MAX_VERSION = 2**63 - 1
 _PAD = bytes(ALIGNMENT)
+_HALF = frozenset({torch.float16, torch.bfloat16})
 _DTYPE_OF = {
     number: DTYPES[name.removeprefix("DTYPE_").lower()]
     for name, number in pb.DType.items()
     if number
 }
 
-__all__ = ["Encoded", "RawFrame", "Receiver", "encode", "header_of", "merged", "read_chunk"]
+__all__ = ["Encoded", "RawFrame", "Receiver", "encode", "frames_of", "header_of", "merged", "read_chunk"]
 
 Facts = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -145,7 +151,7 @@ def checked_places(header: pb.BundleHeader, spec: BundleSpec) -> list[Place]:
         PayloadTooLarge: it claims more bytes than the spec can hold.
         PayloadError: it states anything else that is not expected.
     """
-    limit = spec.max_bytes() + ALIGNMENT * (len(spec.required) + len(spec.optional))
+    limit = spec.max_bytes + ALIGNMENT * (len(spec.required) + len(spec.optional))
     if header.payload_bytes > limit:
         raise PayloadTooLarge(
             f"the header claims {header.payload_bytes} bytes; at most {limit} are expected"
@@ -173,6 +179,22 @@ def checked_places(header: pb.BundleHeader, spec: BundleSpec) -> list[Place]:
     return places
 
 
+_checked: OrderedDict[bytes, tuple[BundleSpec, list[Place]]] = OrderedDict()
+_CHECKED_MOST = 256
+"""Headers that are remembered: a net of a hundred tensors takes longer to check than to receive."""
+
+
+def _places_once(wire: bytes, header: pb.BundleHeader, spec: BundleSpec) -> list[Place]:
+    """Return :func:`checked_places`; a header seen before with the same spec was checked then."""
+    found = _checked.get(wire)
+    if found is None or found[0] is not spec:
+        found = (spec, checked_places(header, spec))
+        _checked[wire] = found
+        while len(_checked) > _CHECKED_MOST:
+            _checked.popitem(last=False)
+    return found[1]
+
+
 def aligned(num_bytes: int) -> int:
     """Return ``num_bytes`` rounded up to the alignment."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
@@ -183,30 +205,39 @@ def aligned(num_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A bundle ready to travel: its header, and its frames as chunks any stream can send."""
+    """A bundle ready to travel to any number of receivers."""
 
     header: pb.BundleHeader
-    chunks: list[bytes]
+    frames: list[Frame]
     digest: bytes
     """Identifies the content: sha256 over the header and the frames' checksums."""
     num_bytes: int
     """Logical size: what the tensors hold, without padding and framing."""
+    _laid_out: list[bytes] = field(default_factory=list)
+    _laying: Lock = field(default_factory=Lock)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the frames as messages; each is laid out once, when the first receiver needs it."""
+        for number, frame in enumerate(self.frames):
+            with self._laying:
+                if number == len(self._laid_out):
+                    self._laid_out.append(frame.laid_out())
+            yield self._laid_out[number]
 
 
 def encode(bundle: Bundle) -> Encoded:
-    """Encode a bundle once; the chunks may be sent to any number of receivers."""
+    """Encode a bundle once; its tensors must not change while receivers still take it."""
     header = header_of(bundle)
+    frames = list(frames_of(bundle))
     sha = hashlib.sha256(header.SerializeToString(deterministic=True))
-    chunks = []
-    for chunk, checksum in _frames(bundle):
-        chunks.append(chunk)
-        sha.update(checksum.to_bytes(4, "little"))
-    return Encoded(header, chunks, sha.digest(), bundle.num_bytes())
+    for frame in frames:
+        sha.update(frame.crc32.to_bytes(4, "little"))
+    return Encoded(header, frames, sha.digest(), bundle.num_bytes())
 
 
-def _frames(bundle: Bundle) -> Iterator[tuple[bytes, int]]:
-    """Yield (chunk, crc32) for every frame of the payload."""
-    pieces: list[memoryview | bytes] = []
+def frames_of(bundle: Bundle) -> Iterator[Frame]:
+    """Yield the frames of the payload."""
+    pieces: list[memoryview] = []
     size = offset = 0
     for view in _payload(bundle):
         while len(view):
@@ -215,11 +246,11 @@ def _frames(bundle: Bundle) -> Iterator[tuple[bytes, int]]:
             view = view[take:]
             size += take
             if size == FRAME_BYTES:
-                yield chunk_of(offset, pieces)
+                yield Frame(offset, pieces)
                 offset += size
                 pieces, size = [], 0
     if size:
-        yield chunk_of(offset, pieces)
+        yield Frame(offset, pieces)
 
 
 def _payload(bundle: Bundle) -> Iterator[memoryview]:
@@ -258,12 +289,17 @@ class Receiver:
             spec: what is expected.
             allocate: gives a writable buffer of so many bytes; plain memory unless given.
         """
-        self.places = checked_places(header, spec)
+        wire = header.SerializeToString(deterministic=True)
+        self.places = _places_once(wire, header, spec)
         self.header = header
         self.received = 0
-        self._sha = hashlib.sha256(header.SerializeToString(deterministic=True))
+        self._sha = hashlib.sha256(wire)
         size = header.payload_bytes
-        self.buffer = allocate(size) if allocate else memoryview(bytearray(size))
+        self.buffer = allocate(size) if allocate else memoryview(np.empty(size, np.uint8))
+        self._bytes = np.frombuffer(self.buffer, np.uint8)  # copying lets other threads run
+        self._words = torch.from_numpy(self._bytes[: size // 4 * 4].view("<f4"))
+        half = any(place.dtype in _HALF for place in self.places)
+        self._is_plain = not half and all(map(math.isfinite, header.scalars.values()))
 
     def feed(self, frame: RawFrame) -> None:
         """Take the next frame.
@@ -277,10 +313,11 @@ class Receiver:
         end = frame.offset + len(frame.payload)
         if end > self.header.payload_bytes:
             raise PayloadTooLarge(f"frames go beyond the {self.header.payload_bytes} bytes claimed")
-        if zlib.crc32(frame.payload) != frame.crc32:
+        if zlib_ng.crc32(frame.payload) != frame.crc32:
             raise PayloadError(f"the frame at {frame.offset} is damaged (checksum)")
-        self.buffer[frame.offset : end] = frame.payload
+        self._bytes[frame.offset : end] = np.frombuffer(frame.payload, np.uint8)
         self._sha.update(frame.crc32.to_bytes(4, "little"))
+        self._is_plain = self._is_plain and self._is_plainly_finite(frame.offset, end)
         self.received = end
 
     def finish(self) -> Bundle:
@@ -290,18 +327,37 @@ class Receiver:
             PayloadError: bytes are missing, or a tensor holds what it must not: NaN or infinite
                 values, counts below zero, or booleans that are none.
         """
-        if self.received != self.header.payload_bytes:
+        if not self.is_complete:
             raise PayloadError(
                 f"the stream ended after {self.received} of {self.header.payload_bytes} bytes"
             )
         for place in self.places:
+            if place.dtype != torch.bool:
+                continue
             held = self.buffer[place.offset : place.offset + place.num_bytes]
-            if place.dtype == torch.bool and max(held, default=0) > 1:
+            if max(held, default=0) > 1:
                 raise PayloadError(f"tensor {place.key!r} holds booleans that are neither 0 nor 1")
         bundle = bundle_of(self.header, self.places, self.buffer)
-        check_finite(bundle)
+        if not self._is_plain:
+            check_finite(bundle)
         check_counts(bundle)
         return bundle
+
+    def _is_plainly_finite(self, start: int, end: int) -> bool:
+        """Tell of bytes that just came that they hold no float32 or float64 NaN or infinity.
+
+        Read as float32, both halves of which a float64 consists, neither can hide; integers may
+        look like NaN, so False says nothing.
+        """
+        if start % 8 or end % 8 or start == end:
+            return False
+        low, high = torch.aminmax(self._words[start // 4 : end // 4])
+        return bool(torch.isfinite(low) & torch.isfinite(high))
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether all bytes arrived."""
+        return self.received == self.header.payload_bytes
 
     @property
     def digest(self) -> bytes:
@@ -324,8 +380,11 @@ def _view(buffer: memoryview, place: Place) -> Tensor:
     if not place.num_bytes:
         return torch.empty(place.shape, dtype=place.dtype)
     count = place.num_bytes // place.dtype.itemsize
-    flat = torch.frombuffer(buffer, dtype=place.dtype, count=count, offset=place.offset)
-    return flat.reshape(place.shape)
+    if place.dtype in UNKNOWN_TO_NUMPY:
+        flat = torch.frombuffer(buffer, dtype=place.dtype, count=count, offset=place.offset)
+        return flat.reshape(place.shape)
+    array = np.frombuffer(buffer, DTYPE_NAMES[place.dtype], count, place.offset)
+    return torch.from_numpy(array.reshape(place.shape))
 
 
 def merged(parts: Mapping[str, Bundle]) -> Bundle:

@@ -111,15 +111,21 @@ class PartHeader(_message.Message):
     held: bool
     def __init__(self, role: _Optional[str] = ..., digest: _Optional[bytes] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., held: _Optional[bool] = ...) -> None: ...
 
-class PullChunk(_message.Message):
-    __slots__ = ("order", "part", "frame")
+class PullHeader(_message.Message):
+    __slots__ = ("order", "parts")
     ORDER_FIELD_NUMBER: _ClassVar[int]
-    PART_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     order: Order
-    part: PartHeader
+    parts: _containers.RepeatedCompositeFieldContainer[PartHeader]
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartHeader, _Mapping]]] = ...) -> None: ...
+
+class PullChunk(_message.Message):
+    __slots__ = ("header", "frame")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    header: PullHeader
     frame: _bundle_pb2.Frame
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., part: _Optional[_Union[PartHeader, _Mapping]] = ..., frame: _Optional[_Union[_bundle_pb2.Frame, _Mapping]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[PullHeader, _Mapping]] = ..., frame: _Optional[_Union[_bundle_pb2.Frame, _Mapping]] = ...) -> None: ...
 
 class Counts(_message.Message):
     __slots__ = ("view", "rule", "test_set", "support", "predicted", "correct", "loss_sum")

@@ -7,11 +7,11 @@ through the generated parser.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
+from zlib_ng import zlib_ng
 
 from fedmodels.errors import PayloadError
 from fedpb import coordinator_pb2 as rpc
@@ -20,23 +20,29 @@ FRAME_BYTES = 1 << 20
 _CHUNK_TAG, _OFFSET_TAG, _CRC_TAG, _PAYLOAD_TAG = 0x7A, 0x08, 0x15, 0x7A
 
 
-def chunk_of(offset: int, pieces: Sequence[memoryview | bytes]) -> tuple[bytes, int]:
-    """Lay out a PullChunk or PushChunk (field 15 of both is the frame) around payload pieces."""
-    checksum, size = 0, 0
-    for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
-        size += len(piece)
-    head = bytearray()
-    if offset:
-        head.append(_OFFSET_TAG)
-        head += _varint(offset)
-    if checksum:
-        head.append(_CRC_TAG)
-        head += checksum.to_bytes(4, "little")
-    head.append(_PAYLOAD_TAG)
-    head += _varint(size)
-    outer = bytes([_CHUNK_TAG]) + _varint(len(head) + size)
-    return b"".join([outer, head, *pieces]), checksum
+class Frame:
+    """A frame before it is sent: where it belongs, and views of its bytes."""
+
+    def __init__(self, offset: int, pieces: Sequence[memoryview]) -> None:
+        self.offset, self.pieces = offset, pieces
+        self.size = self.crc32 = 0
+        for piece in pieces:
+            self.crc32 = zlib_ng.crc32(piece, self.crc32)
+            self.size += len(piece)
+
+    def laid_out(self) -> bytes:
+        """Return a PullChunk or PushChunk (field 15 of both is the frame); this copies the bytes."""
+        head = bytearray()
+        if self.offset:
+            head.append(_OFFSET_TAG)
+            head += _varint(self.offset)
+        if self.crc32:
+            head.append(_CRC_TAG)
+            head += self.crc32.to_bytes(4, "little")
+        head.append(_PAYLOAD_TAG)
+        head += _varint(self.size)
+        outer = bytes([_CHUNK_TAG]) + _varint(len(head) + self.size)
+        return b"".join([outer, head, *self.pieces])
 
 
 def _varint(number: int) -> bytes:
@@ -79,7 +85,7 @@ def read_chunk(
 
 
 def _read_frame(data: bytes) -> RawFrame | None:
-    """Read the layout that ``_chunk`` writes; None for every other one."""
+    """Read the layout that :class:`Frame` writes; None for every other one."""
     view = memoryview(data)
     try:
         if view[0] != _CHUNK_TAG:

@@ -42,10 +42,10 @@ class PlainClient:
         self.token = reply.token
         return reply
 
-    def pull(self) -> tuple[rpc.Order, list[rpc.PullChunk]]:
+    def pull(self) -> tuple[rpc.PullHeader, list[rpc.PullChunk]]:
         waiting = rpc.Waiting(client_id=self.client, token=self.token, durable=-1)
         chunks = list(self.stub.Pull(rpc.PullRequest(waiting=[waiting]), timeout=30))
-        return chunks[0].order, chunks[1:]
+        return chunks[0].header, chunks[1:]
 
     def push(self, order: rpc.Order, bundle: Bundle, **more: Any) -> rpc.PushReply:
         return self.stub.Push(iter(self.chunks(order, bundle, **more)), timeout=10)
@@ -60,7 +60,7 @@ class PlainClient:
             "trip": order.trip,
             "bundle": encoded.header,
         }
-        frames = [rpc.PushChunk.FromString(chunk) for chunk in encoded.chunks]
+        frames = [rpc.PushChunk.FromString(chunk) for chunk in encoded.chunks()]
         return [rpc.PushChunk(header=rpc.PushHeader(**{**facts, **more})), *frames]
 
 
@@ -112,7 +112,7 @@ def test_a_bad_upload_fails_its_client_and_the_run_goes_on(
     clients = [run.join("0"), run.join("1")]
     bad = plain(run)
     bad.join()
-    order, _ = bad.pull()
+    order = bad.pull()[0].order
     assert (order.kind, order.interaction) == (rpc.ORDER_TRAIN, 0)
     good = upload_of(run)
     chunks = bad.chunks(order, poisoned(good) if spoil == "nan" else good)
@@ -147,7 +147,7 @@ def test_below_min_clients_the_run_stops_and_names_the_client(
     run.join("0-1")
     bad = plain(run)
     bad.join()
-    order, _ = bad.pull()
+    order = bad.pull()[0].order
     with pytest.raises(grpc.RpcError):
         bad.push(order, poisoned(upload_of(run)))
     assert server.wait() == 1
@@ -167,9 +167,10 @@ def test_repeated_and_superseded_uploads(
     others = [plain(run, "0"), plain(run, "1")]
     for other in others:
         other.join()
-    order, chunks = client.pull()
-    assert chunks[0].part.role == "common"
-    assert sum(len(c.frame.payload) for c in chunks[1:]) == chunks[0].part.bundle.payload_bytes
+    header, chunks = client.pull()
+    order, (common,) = header.order, header.parts
+    assert common.role == "common"
+    assert sum(len(c.frame.payload) for c in chunks) == common.bundle.payload_bytes
     upload = upload_of(run)
     assert not client.push(order, upload).repeated_upload
     assert client.push(order, upload).repeated_upload

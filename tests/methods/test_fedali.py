@@ -76,8 +76,8 @@ def test_bytes_of_the_paper(wire, num_bytes):
     common, personal = method.broadcast(ServerContext(run, 0, 0, 0, (0,)), method.init_server(run))
     assert common.num_bytes() == num_bytes
     assert personal == {}
-    assert method.payload_spec(run)[0].max_bytes() == num_bytes
-    assert method.upload_spec(run).max_bytes() == num_bytes + 8
+    assert method.payload_spec(run)[0].max_bytes == num_bytes
+    assert method.upload_spec(run).max_bytes == num_bytes + 8
     plain = tiny_experiment(net="hart")
     fedavg = method_of(plain).init_server(Run(plain, HAR)).common.num_bytes()
     assert fedavg == 5_783_672

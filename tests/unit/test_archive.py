@@ -188,7 +188,7 @@ def test_a_failed_write_leaves_no_temporary_file(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(archive, "save_file", full)
+    monkeypatch.setattr(archive, "serialize_file", full)
     with pytest.raises(ArchiveError, match="No space left"):
         archive.save(tmp_path / "a", Bundle(), {})
     assert os.listdir(tmp_path) == []

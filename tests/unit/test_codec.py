@@ -30,7 +30,7 @@ from fedpb.codec import (
     merged,
     read_chunk,
 )
-from fedpb.frames import FRAME_BYTES, chunk_of
+from fedpb.frames import FRAME_BYTES, Frame
 
 NAME = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=6)
 PATH = st.lists(NAME, min_size=1, max_size=3).map("/".join)
@@ -72,7 +72,7 @@ BUNDLE = st.builds(
 
 
 def frames_of(encoded, parse=rpc.PullChunk.FromString):
-    return [read_chunk(chunk, parse) for chunk in encoded.chunks]
+    return [read_chunk(chunk, parse) for chunk in encoded.chunks()]
 
 
 def received(encoded, spec):
@@ -105,7 +105,7 @@ def test_round_trip(bundle):
 
 def assert_bytes_are_the_payload(bundle, encoded):
     """The frames hold the tensors' bytes in header order, each padded to the alignment."""
-    sent = b"".join(rpc.PullChunk.FromString(c).frame.payload for c in encoded.chunks)
+    sent = b"".join(rpc.PullChunk.FromString(c).frame.payload for c in encoded.chunks())
     assert len(sent) == encoded.header.payload_bytes
     for stated in encoded.header.weights.tensors:
         expected = bytes(tensor_bytes(bundle.weights[stated.name]))
@@ -126,8 +126,8 @@ def test_tensor_larger_than_a_frame(extra):
     big = tensor("uint8", (2 * FRAME_BYTES + extra,), 2)
     bundle = Bundle(weights={"a": big, "b": tensor("float32", (FRAME_BYTES // 4 + 7,), 3)})
     encoded = encode(bundle)
-    assert all(len(c) <= FRAME_BYTES + 64 for c in encoded.chunks)
-    assert len(encoded.chunks) == -(-encoded.header.payload_bytes // FRAME_BYTES)
+    assert all(len(c) <= FRAME_BYTES + 64 for c in encoded.chunks())
+    assert len(encoded.frames) == -(-encoded.header.payload_bytes // FRAME_BYTES)
     assert_equal(bundle, received(encoded, BundleSpec.of(bundle))[0])
 
 
@@ -145,7 +145,7 @@ def test_generated_class_reads_what_is_laid_out_by_hand(kind, size):
     data = tensor("uint8", (size,), 4)
     encoded = encode(Bundle(weights={"w": data}))
     payload, place = b"", 0
-    for chunk in encoded.chunks:
+    for chunk in encoded.chunks():
         message = kind.FromString(chunk)
         assert message.WhichOneof("chunk") == "frame"
         frame = message.frame
@@ -161,7 +161,8 @@ def test_frame_of_checksum_zero_is_laid_out_canonically():
     """proto3 leaves out a field that is zero: bytes with CRC-32 0 have no checksum field."""
     zero = bytes.fromhex("9d0ad96d")
     assert zlib.crc32(zero) == 0
-    chunk, checksum = chunk_of(0, [zero])
+    frame = Frame(0, [memoryview(zero)])
+    chunk, checksum = frame.laid_out(), frame.crc32
     assert checksum == 0
     assert rpc.PullChunk.FromString(chunk).SerializeToString() == chunk
     assert read_chunk(chunk, rpc.PullChunk.FromString) == RawFrame(0, 0, memoryview(zero))
@@ -196,14 +197,15 @@ def test_frames_laid_out_otherwise_are_read(kind):
 
 
 def test_other_messages_pass_through():
-    order = rpc.PullChunk(order=rpc.Order(client_id="3", interaction=5))
+    header = rpc.PullHeader(order=rpc.Order(client_id="3", interaction=5))
+    order = rpc.PullChunk(header=header)
     found = read_chunk(order.SerializeToString(), rpc.PullChunk.FromString)
     assert found == order
 
 
 def test_empty_bundle_travels():
     encoded = encode(Bundle())
-    assert encoded.chunks == []
+    assert encoded.frames == []
     assert encoded.num_bytes == 0
     assert received(encoded, BundleSpec())[0] == Bundle()
 

@@ -62,7 +62,8 @@ class World:
         end = time.monotonic() + wait_s
         timer = threading.Timer(wait_s + 0.01, self.cohort.wake)
         timer.start()
-        found = self.cohort.next_order(waiting, lambda: time.monotonic() < end)
+        caller = self.cohort.caller(waiting)
+        found = self.cohort.next_order(caller, lambda: time.monotonic() < end)
         timer.cancel()
         if found is None:
             return None
@@ -156,11 +157,10 @@ def test_more_clients_than_anything_wait_together(tmp_path):
 
 def test_an_order_is_issued_anew_after_a_new_trip(world):
     """A new trip for the same interaction, as after a roll-back, has another issue."""
-    world.cohort.require(lambda client, versions: True, {})
+    world.cohort.require(lambda client, versions: client != 2, {})
     future = world.exchange(trip_to(0, 1))
     first = world.pull(0)
-    world.cohort._lost = 2
-    world.cohort.wake()
+    world.join(2, world.tokens[2])
     with pytest.raises(StateLost):
         future.result(5)
     world.cohort.versions()

@@ -76,8 +76,8 @@ def test_wire_sizes_of_the_cards():
         (RGB, 100, 1_107_944),
     ]:
         net = build("resnet20", shape, classes)
-        assert spec_of(weights_of(net)).max_bytes() == size
-    assert spec_of(weights_of(build("resnet20", GRAY, 62))).max_bytes() == 1_096_912
+        assert spec_of(weights_of(net)).max_bytes == size
+    assert spec_of(weights_of(build("resnet20", GRAY, 62))).max_bytes == 1_096_912
 
 
 @pytest.mark.parametrize(("name", "shape"), SMALL)

@@ -71,7 +71,7 @@ def test_flat_round_trip(bundle):
 def test_a_bundle_meets_its_own_spec(bundle):
     spec = BundleSpec.of(bundle)
     spec.check(facts_of(bundle))
-    assert spec.max_bytes() == bundle.num_bytes()
+    assert spec.max_bytes == bundle.num_bytes()
 
 
 def test_dtype_names():

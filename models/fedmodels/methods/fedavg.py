@@ -132,8 +132,7 @@ class FedAvg(Method):
         return None
 
     def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
-        weights = weights_of(ctx.net)
-        return Bundle(weights={k: v for k, v in weights.items() if not self.shares(k)})
+        return Bundle(weights=weights_of(ctx.net, lambda key: not self.shares(key)))
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
         scalars = {"num_examples": float(num_examples)}

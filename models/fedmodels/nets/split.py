@@ -7,7 +7,7 @@ the state dict with the first dot turned into a slash.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,23 @@ class SplitNet(nn.Module):
         super().__init__()
         self.mixes_examples = mixes_examples
         self.base, self.head, self.width = base, head, width
+        self._slots: list[tuple[str, dict[str, Tensor], str]] = []
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the live parameters and buffers by role-prefixed key, those of the state dict.
+
+        Where they are kept is looked up once, as walking through all modules takes longer than
+        copying a small net: modules must not be replaced once the net is in use, tensors may.
+        """
+        if not self._slots:
+            for path, module in self.named_modules(remove_duplicate=False):
+                unsaved = module._non_persistent_buffers_set
+                for store in (module._parameters, module._buffers):
+                    for name, tensor in store.items():
+                        if tensor is not None and name not in unsaved:
+                            key = f"{path}.{name}".replace(".", "/", 1)
+                            self._slots.append((key, store, name))  # type: ignore[arg-type]
+        return {key: store[name] for key, store, name in self._slots}
 
     def features(self, x: Tensor) -> Tensor:
         """Return the embeddings (B, d) of a batch (B, *input_shape)."""
@@ -45,29 +62,32 @@ class SplitNet(nn.Module):
 
     def shared_keys(self) -> frozenset[str]:
         """Return the keys of the representation: every ``base/…``, buffers included."""
-        return frozenset(key for key in _tensors(self) if key.startswith("base/"))
+        return frozenset(key for key in self.tensors() if key.startswith("base/"))
 
     def personal_keys(self) -> frozenset[str]:
         """Return the keys of the classifier: every key that is not shared."""
-        return frozenset(_tensors(self)) - self.shared_keys()
+        return frozenset(self.tensors()) - self.shared_keys()
 
 
-def _tensors(net: nn.Module) -> dict[str, Tensor]:
-    """Return the live parameters and buffers of a net by role-prefixed key."""
-    return {key.replace(".", "/", 1): tensor for key, tensor in net.state_dict().items()}
-
-
-def weights_of(net: nn.Module) -> Weights:
+def weights_of(net: SplitNet, wanted: Callable[[str], bool] | None = None) -> Weights:
     """Return copies of a net's parameters and all its buffers on the CPU, by role-prefixed key.
 
     They are laid out in the order of their shape, whatever the net's memory format.
+
+    Args:
+        net: whose weights.
+        wanted: tells by key which ones; all unless given.
     """
     plain = torch.contiguous_format
-    tensors = _tensors(net).items()
-    return {k: t.detach().to("cpu", copy=True, memory_format=plain) for k, t in tensors}
+    kept = {k: t for k, t in net.tensors().items() if wanted is None or wanted(k)}
+    with torch.no_grad():
+        return {
+            k: t.clone(memory_format=plain) if t.is_cpu else t.to("cpu", memory_format=plain)
+            for k, t in kept.items()
+        }
 
 
-def load_weights(net: nn.Module, weights: Mapping[str, Tensor], *, strict: bool = True) -> None:
+def load_weights(net: SplitNet, weights: Mapping[str, Tensor], *, strict: bool = True) -> None:
     """Copy weights into a net in place; the net keeps its device and its dtypes.
 
     Args:
@@ -78,7 +98,7 @@ def load_weights(net: nn.Module, weights: Mapping[str, Tensor], *, strict: bool 
     Raises:
         PayloadError: a key is unknown, or missing while ``strict``, or a shape differs.
     """
-    targets = _tensors(net)
+    targets = net.tensors()
     for key, tensor in weights.items():
         target = targets.get(key)
         if target is None:
@@ -91,8 +111,7 @@ def load_weights(net: nn.Module, weights: Mapping[str, Tensor], *, strict: bool 
     if strict and missing:
         raise PayloadError(f"tensor {missing[0]!r} of the net is missing ({len(missing)} in all)")
     with torch.no_grad():
-        for key, tensor in weights.items():
-            targets[key].copy_(tensor)
+        torch._foreach_copy_([targets[key] for key in weights], list(weights.values()))
 
 
 def spec_of(weights: Weights) -> BundleSpec:

@@ -1,0 +1,33 @@
+"""Many small tensors as one vector, and back.
+
+A net of a hundred small tensors costs a hundred times the overhead of one operation; and as every
+operation of torch gives the interpreter's lock away for a moment, it costs far more where other
+threads want it. NumPy moves the elements in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+UNKNOWN_TO_NUMPY = frozenset({torch.bfloat16})
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the elements of tensors of one dtype, in order, as a vector (n,) on the CPU: a copy.
+
+    Whatever the memory format of a tensor, its elements come in the order of its shape.
+    """
+    if tensors[0].dtype in UNKNOWN_TO_NUMPY:
+        return torch.cat([t.detach().cpu().reshape(-1) for t in tensors])
+    plain = (t.numpy() if t.is_cpu and not t.requires_grad else t.numpy(force=True) for t in tensors)
+    return torch.from_numpy(np.concatenate([array.ravel() for array in plain]))
+
+
+def separated(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of a vector (n,) in the shapes of the tensors it was joined from."""
+    parts = vector.split([t.numel() for t in like])
+    return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]
