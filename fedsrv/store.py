@@ -73,6 +73,8 @@ class Store:
             self.run_id = self._identity()
             self._parts = Parts(self.states)
             self._manifests: dict[int, Manifest] = {}
+            self._pruned = -1
+            """Watermark below which nothing is left to delete."""
             self._synced: set[str] = set()
             """Part files that are safe on the disk; written by the syncing thread alone."""
             self._drop_unusable()
@@ -191,17 +193,20 @@ class Store:
             if int(file.stem.partition("-")[2]) > interaction:
                 file.unlink()
         self._parts.forget()
-        self._synced = set()
+        self._synced, self._pruned = set(), -1
         self._drop_parts()
         self.rewrite_lines()
 
     def prune(self, watermark: int) -> None:
         """Delete states that no power loss can roll back to any more."""
         keep = min(watermark, self.committed)
+        if keep <= self._pruned:
+            return
         for file in self._state_files():
             if int(file.stem.partition("-")[2]) < keep:
                 file.unlink(missing_ok=True)
         self._drop_parts()
+        self._pruned = keep
 
     def _drop_parts(self) -> None:
         """Delete the parts that no state file names any more."""

@@ -23,11 +23,13 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
     """
     if tensors[0].dtype in UNKNOWN_TO_NUMPY:
         return torch.cat([t.detach().cpu().reshape(-1) for t in tensors])
-    plain = (t.numpy() if t.is_cpu and not t.requires_grad else t.numpy(force=True) for t in tensors)
-    return torch.from_numpy(np.concatenate([array.ravel() for array in plain]))
+    arrays = [
+        t.numpy() if t.is_cpu and not t.requires_grad else t.numpy(force=True) for t in tensors
+    ]
+    return torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
 
 
 def separated(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return views of a vector (n,) in the shapes of the tensors it was joined from."""
-    parts = vector.split([t.numel() for t in like])
+    parts = torch.split(vector, [t.numel() for t in like])
     return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]

@@ -43,7 +43,9 @@ _DTYPE_OF = {
     if number
 }
 
-__all__ = ["Encoded", "RawFrame", "Receiver", "encode", "frames_of", "header_of", "merged", "read_chunk"]
+__all__ = [
+    "Encoded", "RawFrame", "Receiver", "encode", "frames_of", "header_of", "merged", "read_chunk",
+]  # fmt: skip
 
 Facts = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -295,7 +297,7 @@ class Receiver:
         self.received = 0
         self._sha = hashlib.sha256(wire)
         size = header.payload_bytes
-        self.buffer = allocate(size) if allocate else memoryview(np.empty(size, np.uint8))
+        self.buffer = allocate(size) if allocate else np.empty(size, np.uint8).data
         self._bytes = np.frombuffer(self.buffer, np.uint8)  # copying lets other threads run
         self._words = torch.from_numpy(self._bytes[: size // 4 * 4].view("<f4"))
         half = any(place.dtype in _HALF for place in self.places)

@@ -31,7 +31,7 @@ class Frame:
             self.size += len(piece)
 
     def laid_out(self) -> bytes:
-        """Return a PullChunk or PushChunk (field 15 of both is the frame); this copies the bytes."""
+        """Return a PullChunk or PushChunk, whose field 15 is the frame; this copies the bytes."""
         head = bytearray()
         if self.offset:
             head.append(_OFFSET_TAG)

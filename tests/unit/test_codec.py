@@ -418,6 +418,43 @@ def test_values_that_are_not_finite(value, dtype):
         received(encode(bundle), BundleSpec.of(bundle))
 
 
+def test_integers_that_look_like_nan_as_floats_are_fine():
+    odd = torch.tensor([0x7FC00000, -1], dtype=torch.int32)
+    bundle = Bundle(weights={"a": odd, "w": torch.ones(3)})
+    assert_equal(bundle, received(encode(bundle), BundleSpec.of(bundle))[0])
+    poisoned = Bundle(weights={"a": odd, "w": torch.tensor([1.0, torch.nan, 1.0])})
+    with pytest.raises(PayloadError, match="'weights/w' holds NaN"):
+        received(encode(poisoned), BundleSpec.of(poisoned))
+
+
+def test_a_nan_in_a_later_frame():
+    values = torch.zeros(3 * FRAME_BYTES // 4)
+    values[-1] = torch.nan
+    bundle = Bundle(weights={"w": values})
+    with pytest.raises(PayloadError, match="'weights/w' holds NaN"):
+        received(encode(bundle), BundleSpec.of(bundle))
+
+
+def test_a_header_checked_before_is_checked_again_for_another_spec():
+    bundle = Bundle(weights={"w": torch.ones(3)})
+    spec = BundleSpec.of(bundle)
+    for _ in range(2):
+        received(encode(bundle), spec)
+    other = BundleSpec.of(Bundle(weights={"w": torch.ones(4)}))
+    with pytest.raises(PayloadError, match=r"\[3\]; expected float32 \[4\]"):
+        Receiver(encode(bundle).header, other)
+
+
+def test_receivers_of_one_encoding_get_the_same_messages():
+    """Also where they take them by turns: each is laid out once."""
+    encoded = encode(Bundle(weights={"w": torch.ones(FRAME_BYTES)}))
+    first, second = encoded.chunks(), encoded.chunks()
+    pairs = [(next(first), next(second)) for _ in encoded.frames]
+    assert len(pairs) == 4
+    assert all(a is b for a, b in pairs)
+    assert next(first, None) is None
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_scalars_that_are_not_finite(value):
     with pytest.raises(PayloadError, match="'scalars/n'"):

@@ -145,6 +145,26 @@ def test_clients_that_wait_are_told_at_once(world):
     assert future.result(5).failed == {}
 
 
+def test_a_result_wakes_no_client_that_waits(world, monkeypatch):
+    """Else N results wake N clients N times."""
+    future = world.exchange(trip_to(0, 1))
+    order = world.pull(0)
+    looks = []
+    looked = world.cohort._order_for
+    monkeypatch.setattr(world.cohort, "_order_for", lambda c: looks.append(c) or looked(c))
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(world.pull, 2)
+        until(lambda: world.cohort._members[2].waiting)
+        before = len(looks)
+        assert world.push(0, order) is True
+        assert world.push(1, order_of(1), failure="no")
+        assert len(looks) == before
+        with pytest.raises(RunFailed):
+            future.result(5)
+        world.exchange(trip_to(2))
+        assert waits.result(5).client_id == "2"
+
+
 def test_more_clients_than_anything_wait_together(tmp_path):
     world = World(tmp_path, 40)
     world.join_all(range(40))

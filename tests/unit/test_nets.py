@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from copy import deepcopy
 
 import pytest
 import torch
@@ -130,6 +131,25 @@ def test_weights_are_plain_copies():
             parameter.fill_(7)
     assert all(torch.equal(t, before[k]) for k, t in weights.items())
     assert all(t.is_contiguous() and not t.requires_grad for t in weights.values())
+
+
+def test_loading_nothing_changes_nothing():
+    net = build("mlp", GRAY)
+    before = weights_of(net)
+    load_weights(net, {}, strict=False)
+    assert all(torch.equal(before[key], tensor) for key, tensor in weights_of(net).items())
+
+
+@pytest.mark.parametrize("name", ["resnet20", "digits-cnn"])
+def test_tensors_are_those_of_the_state_dict_also_after_they_were_replaced(name):
+    net = build(name, GRAY)
+    net.tensors()
+    net.double()  # replaces every buffer
+    twin = deepcopy(net)
+    for each in (net, twin):
+        stated = {k.replace(".", "/", 1): t.data_ptr() for k, t in each.state_dict().items()}
+        assert {k: t.data_ptr() for k, t in each.tensors().items()} == stated
+    assert not set(twin.tensors().values()) & set(net.tensors().values())
 
 
 def test_loading_a_part():

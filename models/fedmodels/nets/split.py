@@ -47,7 +47,7 @@ class SplitNet(nn.Module):
                     for name, tensor in store.items():
                         if tensor is not None and name not in unsaved:
                             key = f"{path}.{name}".replace(".", "/", 1)
-                            self._slots.append((key, store, name))  # type: ignore[arg-type]
+                            self._slots.append((key, store, name))
         return {key: store[name] for key, store, name in self._slots}
 
     def features(self, x: Tensor) -> Tensor:
@@ -110,8 +110,9 @@ def load_weights(net: SplitNet, weights: Mapping[str, Tensor], *, strict: bool =
     missing = sorted(set(targets) - set(weights))
     if strict and missing:
         raise PayloadError(f"tensor {missing[0]!r} of the net is missing ({len(missing)} in all)")
-    with torch.no_grad():
-        torch._foreach_copy_([targets[key] for key in weights], list(weights.values()))
+    if weights:
+        with torch.no_grad():
+            torch._foreach_copy_([targets[key] for key in weights], list(weights.values()))
 
 
 def spec_of(weights: Weights) -> BundleSpec:
