@@ -27,7 +27,7 @@ from tests.inprocess import run_in_process
 
 NET = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "prototypes": [16, 8]}
 HAR = Problem((128, 6), 6)
-SOLVERS = pytest.mark.parametrize("solver", ["lloyd", "neighbours"])
+SOLVERS = pytest.mark.parametrize("solver", ["lloyd", "neighbours", "torch"])
 
 
 def aligned(method=None, alignment=None, **tables):
@@ -182,7 +182,7 @@ def test_the_order_of_clients_does_not_matter(solver):
 
 
 @settings(max_examples=25)
-@given(data=st.data(), solver=st.sampled_from(["lloyd", "neighbours"]))
+@given(data=st.data(), solver=st.sampled_from(["lloyd", "neighbours", "torch"]))
 def test_no_row_is_lost(data, solver):
     """Whatever comes, equal rows included, G finite rows come out, within what came in."""
     count, clients = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4))
@@ -219,10 +219,11 @@ def fit_of(points, centres, labels):
     )
 
 
+@pytest.mark.parametrize("neighbours", [40, None])
 @pytest.mark.parametrize("spread", [0.2, 1.0])
-def test_with_all_neighbours_it_is_lloyds(spread):
+def test_with_all_neighbours_it_is_lloyds(spread, neighbours):
     points, start = scattered(spread=spread)
-    near, _ = cluster_near(points, start, neighbours=40)
+    near, _ = cluster_near(points, start, neighbours=neighbours)
     method = make("fedali")
     exact, _ = method._cluster(points, start, [0.2] * 5)
     torch.testing.assert_close(near, exact, rtol=1e-4, atol=1e-4)

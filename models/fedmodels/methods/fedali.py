@@ -56,8 +56,9 @@ class FedAli(FedAvg):
     """Cluster all clients' P_loc, or stop at their weighted mean."""
     kmeans_weighted: bool = False
     """Weigh the points by n_c; the paper's are equal, only the first centres are weighted."""
-    kmeans_solver: Literal["lloyd", "neighbours"] = "lloyd"
-    """``neighbours`` compares points with the nearest centres only: for many prototypes."""
+    kmeans_solver: Literal["lloyd", "neighbours", "torch"] = "lloyd"
+    """scikit-learn's; the same on a GPU, where there is one (``torch``); or comparing points with the
+    nearest centres only, for many prototypes."""
     kmeans_neighbours: int = 16
     """Centres a point is compared with by ``neighbours``."""
     kmeans_max_iter: int = 300
@@ -131,13 +132,13 @@ class FedAli(FedAvg):
         self, points: list[Tensor], start: Tensor, shares: list[float]
     ) -> tuple[Tensor, Tensor]:
         """Return the clusters' centres (G, d), row g of ``start`` become row g, and labels."""
-        if self.kmeans_solver == "neighbours":
-            weights = shares if self.kmeans_weighted else None
+        if self.kmeans_solver != "lloyd":
             return cluster_near(
                 points,
                 start,
-                weights=weights,
-                neighbours=self.kmeans_neighbours,
+                weights=shares if self.kmeans_weighted else None,
+                neighbours=self.kmeans_neighbours if self.kmeans_solver == "neighbours" else None,
+                device="cuda" if torch.cuda.is_available() else "cpu",
                 max_iter=self.kmeans_max_iter,
             )
         each = torch.tensor(shares).repeat_interleave(len(start)) if self.kmeans_weighted else None
