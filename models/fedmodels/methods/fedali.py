@@ -57,8 +57,8 @@ class FedAli(FedAvg):
     kmeans_weighted: bool = False
     """Weigh the points by n_c; the paper's are equal, only the first centres are weighted."""
     kmeans_solver: Literal["lloyd", "neighbours", "torch"] = "lloyd"
-    """scikit-learn's; the same on a GPU where there is one (``torch``); or comparing points with the
-    nearest centres only, for many prototypes."""
+    """scikit-learn's; ``torch``: the same, on a GPU where there is one; ``neighbours``: points are
+    compared with the nearest centres only, for many prototypes."""
     kmeans_neighbours: int = 16
     """Centres a point is compared with by ``neighbours``."""
     kmeans_max_iter: int = 300
