@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -38,11 +39,13 @@ class Usage:
     rss_mb: float
     server_pss_mb: float
     """Of the coordinator among them."""
+    server_anon_mb: float
+    """Of that, what is no page of a file."""
 
 
 def usage(pid: int) -> Usage:
     """Look at a process and its descendants."""
-    count, cpu, pss, rss, server = 0, 0.0, 0, 0, 0
+    count, cpu, pss, rss, server, anonymous = 0, 0.0, 0, 0, 0, 0
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:
         try:
@@ -51,5 +54,12 @@ def usage(pid: int) -> Usage:
             continue
         count, cpu = count + 1, cpu + times.user + times.system
         pss, rss = pss + memory.pss, rss + memory.rss
-        server += memory.pss if process.name() == "fedsrv serve" else 0
-    return Usage(count, cpu, pss / 1e6, rss / 1e6, server / 1e6)
+        if process.name() == "fedsrv serve":
+            server, anonymous = server + memory.pss, anonymous + _anonymous(process.pid)
+    return Usage(count, cpu, pss / 1e6, rss / 1e6, server / 1e6, anonymous / 1e6)
+
+
+def _anonymous(pid: int) -> int:
+    """Return the bytes of a process's share of memory that belong to no file."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss_Anon:"))
