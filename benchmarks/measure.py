@@ -55,11 +55,11 @@ def usage(pid: int) -> Usage:
         count, cpu = count + 1, cpu + times.user + times.system
         pss, rss = pss + memory.pss, rss + memory.rss
         if process.name() == "fedsrv serve":
-            server, anonymous = server + memory.pss, anonymous + _anonymous(process.pid)
+            server, anonymous = server + memory.pss, anonymous + anonymous_bytes(process.pid)
     return Usage(count, cpu, pss / 1e6, rss / 1e6, server / 1e6, anonymous / 1e6)
 
 
-def _anonymous(pid: int) -> int:
+def anonymous_bytes(pid: int) -> int:
     """Return the bytes of a process's share of memory that belong to no file."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss_Anon:"))

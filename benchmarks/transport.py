@@ -1,15 +1,18 @@
 """Pull and Push of 45 MB against a raw TCP socket of the same run.
 
-    python -m benchmarks.transport [--megabytes 45] [--repeats 15]
+    python -m benchmarks.transport [--megabytes 45] [--repeats 11] [--clients 1 10 50] [--tls]
 
-The service is real, in a process of its own: sessions, header checks, checksums and finiteness
-included. The socket's receiver keeps its buffer. Socket, Pull and Push alternate.
+The service is real, in a process of its own, and so are the clients: sessions, header checks,
+checksums and finiteness included. All clients pull one broadcast at a time, then all push; the
+socket's receiver keeps its buffer. Socket, Pull and Push alternate. With ``--tls`` each number of
+clients is measured with and without.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import statistics
 import subprocess
@@ -17,25 +20,29 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
 
-from benchmarks.measure import tell
+from benchmarks.measure import anonymous_bytes, tell
 from fedcli.link import Link, Member
+from fedcli.tls import channel_credentials
 from fedcli.worker import Result
 from fedmodels.errors import RunFailed
 from fedmodels.types import Bundle, BundleSpec
 from fedpb import coordinator_pb2 as rpc
 from fedpb.heap import keep_large_blocks
+from fedsrv.certs import init_authority, issue
 
 SERVER = """
-import sys, torch
+import sys
 from pathlib import Path
 from benchmarks.transport import serve
-serve(int(sys.argv[1]), Path(sys.argv[2]))
+serve(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4] == "tls")
 """
 FACTS = json.dumps(
     {
@@ -45,6 +52,8 @@ FACTS = json.dumps(
         "tasks": [{"train": [1, 1], "test": [1, 1]}],
     }
 )
+SPOOL_BYTES = 256 << 20
+"""As ``[server] upload_memory_mb`` has it."""
 
 
 def main() -> None:
@@ -52,54 +61,110 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transport", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--megabytes", type=int, default=45)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1])
+    parser.add_argument("--tls", action="store_true", help="measure over TLS as well")
     options = parser.parse_args()
     keep_large_blocks()
     torch.set_num_threads(1)
     size = options.megabytes << 20
-    with tempfile.TemporaryDirectory() as place:
-        command = [sys.executable, "-c", SERVER, str(size), place]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert server.stdin is not None
-        assert server.stdout is not None
-        client = _Client(server.stdout.readline().strip(), size)
-        kinds: dict[str, Callable[[], None]] = {
-            "socket": lambda: _socket_once(size), "pull": client.pull, "push": client.push,
-        }  # fmt: skip
-        seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for _ in range(options.repeats):
-            for kind, once in kinds.items():
+    rows = []
+    for clients in options.clients:
+        for tls in (False, True) if options.tls else (False,):
+            rows += _measured(clients, size, options.repeats, tls)
+    tell("transport", rows)
+
+
+def _measured(clients: int, size: int, repeats: int, tls: bool) -> list[dict[str, Any]]:
+    """Return the rows of so many clients."""
+    seconds: dict[str, list[float]] = {"socket": [], "pull": [], "push": []}
+    resident = anonymous = 0
+    with tempfile.TemporaryDirectory() as place, _scene(clients, size, Path(place), tls) as scene:
+        server, children = scene
+        for _ in range(repeats):
+            for kind, found in seconds.items():
                 begun = time.perf_counter()
-                once()
-                seconds[kind].append(time.perf_counter() - begun)
-        client.close()
+                if kind == "socket":
+                    _socket_once(size)
+                else:
+                    for child in children:
+                        child.sendall(kind.encode())
+                    for child in children:
+                        assert child.recv(4) == b"done", "a client died"
+                found.append(time.perf_counter() - begun)
+            resident = max(resident, psutil.Process(server).memory_full_info().pss)
+            anonymous = max(anonymous, anonymous_bytes(server))
+    socket_rate = size / statistics.median(seconds["socket"][2:])
+    rows = []
+    for kind in ("pull", "push"):
+        rate = clients * size / statistics.median(seconds[kind][2:])
+        row = {"clients": clients, "tls": tls, "what": kind, "mb_per_s": rate / 1e6}
+        row |= {"socket_mb_per_s": socket_rate / 1e6, "of_socket": rate / socket_rate}
+        row |= {"server_pss_mb": resident / 1e6, "server_anon_mb": anonymous / 1e6}
+        rows.append(row)
+    return rows
+
+
+@contextmanager
+def _scene(
+    clients: int, size: int, place: Path, tls: bool
+) -> Iterator[tuple[int, list[socket.socket]]]:
+    """Start a server and clients; yield its process id, and a socket that commands each client."""
+    if tls:
+        init_authority(place)
+        issue(place, "server", ["127.0.0.1"])
+    arguments = [str(clients), str(size), str(place), "tls" if tls else "plain"]
+    command = [sys.executable, "-c", SERVER, *arguments]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    address = server.stdout.readline().strip()
+    ends, pids = [], []
+    for client in range(clients):
+        ours, theirs = socket.socketpair()
+        pid = os.fork()  # gRPC has not been started in this process
+        if pid == 0:
+            ours.close()
+            _Client(client, address, size, place if tls else None).obey(theirs)
+            os._exit(0)
+        theirs.close()
+        ends.append(ours)
+        pids.append(pid)
+    try:
+        yield server.pid, ends
+    finally:
+        for end in ends:
+            end.close()
+        for pid in pids:
+            os.waitpid(pid, 0)
         server.stdin.close()
         server.wait()
-    rates = {kind: size / 1e6 / statistics.median(s[2:]) for kind, s in seconds.items()}
-    tell(
-        "transport",
-        [{"what": k, "mb_per_s": r, "of_socket": r / rates["socket"]} for k, r in rates.items()],
-    )
 
 
 def _weights(size: int, value: float = 0.0) -> Bundle:
     return Bundle(weights={"base/w": torch.full((size // 4,), value)})
 
 
-def serve(size: int, place: Path) -> None:
-    """Serve one client the same order again and again, until standard input ends."""
+def serve(clients: int, size: int, place: Path, tls: bool) -> None:
+    """Give the same order to all clients again and again, until standard input ends."""
     from fedsrv.cohort import Trip
     from fedsrv.events import EventLog
     from fedsrv.profile import Admission
     from fedsrv.remote import RemoteCohort
     from fedsrv.service import Service, start_server, stop_server
     from fedsrv.spool import Spool
+    from fedsrv.tls import server_credentials
 
     keep_large_blocks()
     torch.set_num_threads(1)
+    credentials = None
+    if tls:
+        credentials = server_credentials(place / "server.pem", place / "server.key", None)
     bundles = [_weights(size, float(number)) for number in range(2)]  # never the one that is held
-    cohort = RemoteCohort(1, Spool(place, 1 << 30), EventLog(), admission=Admission({}))
-    server, port = start_server(Service("run", "{}", cohort, cohort.events), "127.0.0.1:0", None)
+    spool = Spool(place, SPOOL_BYTES)
+    cohort = RemoteCohort(clients, spool, EventLog(), admission=Admission({}))
+    service = Service("run", "{}", cohort, cohort.events)
+    server, port = start_server(service, "127.0.0.1:0", credentials)
     sys.stdout.write(f"127.0.0.1:{port}\n")
     sys.stdout.flush()
     ended = threading.Thread(target=sys.stdin.read)
@@ -109,9 +174,10 @@ def serve(size: int, place: Path) -> None:
         number = 0
         with suppress(RunFailed):  # the end
             while True:
-                order = rpc.Order(kind=rpc.ORDER_TRAIN, client_id="0", interaction=number)
+                facts = {"kind": rpc.ORDER_TRAIN, "interaction": number}
+                orders = {c: rpc.Order(client_id=str(c), **facts) for c in range(clients)}
                 bundle = bundles[number % 2]
-                cohort.exchange(Trip({0: order}, bundle, spec=BundleSpec.of(bundle)))
+                cohort.exchange(Trip(orders, bundle, spec=BundleSpec.of(bundle)))
                 number += 1
 
     threading.Thread(target=trips, daemon=True).start()
@@ -121,26 +187,35 @@ def serve(size: int, place: Path) -> None:
 
 
 class _Client:
-    """Pulls and pushes by turns, as a client does."""
+    """Pulls and pushes when it is told to."""
 
-    def __init__(self, address: str, size: int) -> None:
-        self.link, self.upload = Link(address), _weights(size)
+    def __init__(self, client: int, address: str, size: int, authority: Path | None) -> None:
+        credentials = channel_credentials(authority / "ca.pem") if authority else None
+        self.client, self.link = client, Link(address, credentials)
+        self.upload = _weights(size)
         self.spec = {"common": BundleSpec.of(self.upload), "personal": BundleSpec()}
-        request = rpc.JoinRequest(client_id="0", client_json=FACTS, protocol=1)
-        self.member = Member(0, "run", self.link.join(request).token)
+        request = rpc.JoinRequest(client_id=str(client), client_json=FACTS, protocol=1)
+        self.member = Member(client, "run", self.link.join(request).token)
         self.order = rpc.Order()
+
+    def obey(self, commands: socket.socket) -> None:
+        """Do what is told until nothing more is."""
+        while command := commands.recv(4).decode():
+            self.pull() if command == "pull" else self.push()
+            commands.sendall(b"done")
+        self.link.close()
 
     def pull(self) -> None:
         waiting = rpc.Waiting(
-            client_id="0", token=self.member.token, durable=-1, issue=self.order.issue
+            client_id=str(self.client),
+            token=self.member.token,
+            durable=-1,
+            issue=self.order.issue,
         )
-        self.order, _ = self.link.pull({0: waiting}, lambda client: self.spec)
+        self.order, _ = self.link.pull({self.client: waiting}, lambda client: self.spec)
 
     def push(self) -> None:
         self.link.push(self.member, Result(self.order, self.upload, rpc.Report()))
-
-    def close(self) -> None:
-        self.link.close()
 
 
 _BUFFER = bytearray()
