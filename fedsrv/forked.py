@@ -7,6 +7,7 @@ begin as its forks, before it starts a thread. What is started again later is an
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -16,9 +17,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
 
 
 class Forked:
@@ -84,6 +87,20 @@ def fork_coordinator(log: Path) -> Forked:
     return Forked("fedsrv serve", _wait_and_serve, log)
 
 
+def fork_fedcli(arguments: Sequence[str], log: Path) -> Forked:
+    """Fork ``fedcli`` with these arguments; it ends with the launcher, and prints to the log."""
+    launcher = os.getpid()
+
+    def run() -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == launcher:  # else it died before the line above
+            os.dup2(2, 1)
+            sys.argv = ["fedcli", *arguments]
+            _module("fedcli")
+
+    return Forked(f"fedcli {arguments[0]}", run, log)
+
+
 def share_memory() -> None:
     """Keep what is imported so far where forks share it."""
     gc.collect()
@@ -91,6 +108,7 @@ def share_memory() -> None:
 
 
 def _wait_and_serve() -> None:
+    __import__("fedsrv.coordinator")  # while it waits
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -109,7 +127,7 @@ def _become(name: str, run: Callable[[], None], stdin: int, stdout: int, stderr:
     """Turn this forked process into another program; never return."""
     status = 1
     try:
-        Path("/proc/self/comm").write_text(name)
+        Path("/proc/self/comm").write_text(name[:15])
         os.setsid()  # Ctrl-C is the launcher's business
         for target, source in enumerate((stdin, stdout, stderr)):
             os.dup2(source, target)

@@ -16,7 +16,7 @@ import torch
 from fedmodels.config import Experiment
 from fedmodels.errors import DataError, RunFailed
 from fedmodels.types import EVALUATOR
-from fedsrv.forked import fork_coordinator, fork_hosts, share_memory
+from fedsrv.forked import Forked, fork_coordinator, fork_fedcli, fork_hosts, share_memory
 from fedsrv.processes import (
     Box,
     Child,
@@ -37,7 +37,6 @@ CLIENT_BYTES = 200 << 20
 """Memory a client process is reckoned with."""
 PROCESSES_PER_CORE = 50
 """Client processes that a core still bears; beyond, several clients share one."""
-PARTITION = "partition"
 log = logging.getLogger(__name__)
 
 
@@ -78,8 +77,8 @@ def launch(
         iaa_series(Path(experiment.evaluate.reference))
     (out / "logs").mkdir(parents=True, exist_ok=True)
     display = Display(f"{experiment.method.name} on {experiment.data.name}")
-    with Launch(experiment, out, root, device, display, held) as run:
-        run.partition(made_before=data is not None)
+    with Launch(experiment, out, root, device, display, held, data is not None) as run:
+        run.partition()
         try:
             with display:
                 run.start(hosts or affordable_hosts(experiment.schedule.clients))
@@ -117,6 +116,8 @@ class Launch:
     display: Display
     server_data: Path
     """The server's own examples; only where there are any."""
+    made_before: bool = False
+    """Whether the data have been dealt out to clients already."""
     box: Box = field(default_factory=Box)
     address: str = "127.0.0.1:0"
     clients: list[str] = field(default_factory=list)
@@ -126,10 +127,14 @@ class Launch:
     finished: bool = False
 
     def __enter__(self) -> Launch:
-        """Start the fork server, which preloads meanwhile, and a coordinator that waits."""
+        """Start dealing out the data; meanwhile the fork server and a coordinator get ready."""
         self.config = self.out / "logs" / "launch.toml"
         self.config.write_text(tomli_w.dumps(self.experiment.to_dict()))
         share_memory()
+        argv = ["partition", str(self.config), "--out", str(self.data), "--no-picture"]
+        self.dealing: Forked | None = None
+        if not self.made_before:
+            self.dealing = fork_fedcli(argv, self._log("partition"))
         hosts, waiting = fork_hosts(self._log("hosts")), fork_coordinator(self._log("server"))
         self.fork_server = Child("hosts", hosts, self.box)  # threads from here on
         self.coordinator = Child("server", waiting, self.box)
@@ -137,6 +142,8 @@ class Launch:
 
     def __exit__(self, *_: object) -> None:
         """End everything that was started."""
+        if self.dealing is not None:
+            self.dealing.kill()
         self.fork_server.end()
         self.coordinator.end()
 
@@ -145,35 +152,24 @@ class Launch:
 
     # --- beginnings -------------------------------------------------------------------------------
 
-    def partition(self, made_before: bool) -> None:
-        """Cut the data set into client directories, unless that was done before.
+    def partition(self) -> None:
+        """Wait until the data are dealt out to client directories, unless that was done before.
 
         Raises:
             DataError: the data set is missing, or the partition is not there.
         """
-        if made_before:
-            if not (self.data / "0").is_dir():
-                raise DataError(
-                    f"--data {self.data} holds no client directory 0; "
-                    "make one with: fedcli partition CONFIG --out DIR"
-                )
+        if self.dealing is not None:
+            status = self.dealing.wait()
+            if status:
+                log = self._log("partition")
+                raise DataError(error_in(log) or f"fedcli partition ended with {status}: see {log}")
+        elif not (self.data / "0").is_dir():
+            raise DataError(
+                f"--data {self.data} holds no client directory 0; "
+                "make one with: fedcli partition CONFIG --out DIR"
+            )
+        else:
             self._check_pooled()
-            return
-        argv = ["partition", str(self.config), "--out", str(self.data), "--no-picture"]
-        self.fork_server.tell({"id": PARTITION, "argv": argv, "log": str(self._log(PARTITION))})
-        early: list[Said] = []  # of the coordinator, which waits: its end is for watch() to see
-        while True:
-            said = self.box.get()
-            if said.source == "server":
-                early.append(said)
-                continue
-            fact = {} if said.status is not None else json.loads(said.line)
-            if said.status is not None or fact.get("status", 0) != 0:
-                raise DataError(error_in(self._log("hosts" if said.status else PARTITION)))
-            if fact.get("id") == PARTITION and "status" in fact:
-                break
-        for said in early:
-            self.box.put(said)
 
     def _check_pooled(self) -> None:
         """Refuse a partition that is not pooled for a method that trains on pooled data.
@@ -261,7 +257,7 @@ class Launch:
 
     def _client_said(self, fact: dict[str, object]) -> None:
         client = str(fact.get("id", ""))
-        if "status" not in fact or client == PARTITION:
+        if "status" not in fact:
             return
         if fact["status"] == 0 or self.finished:
             self.ended.add(client)
