@@ -111,7 +111,9 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
 
     try:
         text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read the config {path}: {error}") from None
     return parse_experiment(text, str(path), overrides or ())
 

@@ -76,6 +76,11 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        """Close its pipes."""
+        self.stdin.close()
+        self.stdout.close()
+
 
 def fork_hosts(log: Path) -> Forked:
     """Fork the fork server of the clients."""

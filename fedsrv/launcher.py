@@ -144,6 +144,7 @@ class Launch:
         """End everything that was started."""
         if self.dealing is not None:
             self.dealing.kill()
+            self.dealing.close()
         self.fork_server.end()
         self.coordinator.end()
 

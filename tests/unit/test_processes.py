@@ -3,14 +3,14 @@ import queue
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcli.cli import clients_of
-from fedsrv.forked import Forked, fork_coordinator
+from fedmodels.errors import DataError
+from fedsrv.forked import Forked, fork_coordinator, fork_fedcli
 from fedsrv.launcher import PROCESSES_PER_CORE, Launch, affordable_hosts, host_ranges
 from fedsrv.processes import Child, Said, coordinator_arguments, error_in, started
 from tests.conftest import tiny_experiment
@@ -127,17 +127,15 @@ def test_a_fork_ends_with_its_standard_input_whatever_was_forked_later(tmp_path)
     second.kill()
     assert second.wait(10) == -signal.SIGKILL
     second.kill()  # of no avail, and no error
-    second.stdin.close()
-    for fork in (first, second):
-        fork.stdout.close()
+    first.close()
+    second.close()
 
 
 def test_what_a_fork_raises_is_in_its_log(tmp_path):
     fork = Forked("it", lambda: 1 / 0, tmp_path / "log")
     assert fork.wait(10) == 1
     assert "ZeroDivisionError" in (tmp_path / "log").read_text()
-    fork.stdin.close()
-    fork.stdout.close()
+    fork.close()
 
 
 def test_a_coordinator_that_is_never_needed(tmp_path):
@@ -156,15 +154,22 @@ def test_a_coordinator_takes_its_arguments_when_it_is_needed(tmp_path):
     it.end()
 
 
-def test_the_end_of_a_waiting_coordinator_is_not_lost(tmp_path):
-    """It may die while the partition is made: whoever watches afterwards must hear of it."""
+def test_dealing_out_that_is_killed_ends_the_run(tmp_path):
+    (tmp_path / "logs").mkdir()
     run = Launch(tiny_experiment(), tmp_path, tmp_path / "data", "cpu", None, tmp_path / "none")
-    run.config, run.fork_server = tmp_path / "config.toml", SimpleNamespace(tell=lambda fact: None)
-    killed = Said("server", "", -9)
-    run.box.put(killed)
-    run.box.put(Said("hosts", '{"id": "partition", "status": 0}'))
-    run.partition(made_before=False)
-    assert said(run.box, 1) == killed
+    log = tmp_path / "logs" / "partition.log"
+    run.dealing = Forked("fedcli", lambda: os.kill(os.getpid(), signal.SIGKILL), log)
+    with pytest.raises(DataError, match=r"partition ended with -9: see .*partition\.log"):
+        run.partition()
+    run.dealing.close()
+
+
+def test_what_a_forked_fedcli_says_is_in_its_log(tmp_path):
+    log = tmp_path / "partition.log"
+    fork = fork_fedcli(["partition", str(tmp_path / "none.toml"), "--out", str(tmp_path)], log)
+    assert fork.wait(60) == 2
+    assert error_in(log).endswith("none.toml: No such file or directory")
+    fork.close()
 
 
 def test_arguments(tmp_path):
