@@ -26,16 +26,9 @@ from fedpb.codec import Encoded, RawFrame, Receiver, read_chunk
 from fedsrv.certs import covers
 from fedsrv.cohort import Result
 from fedsrv.events import EventLog
-from fedsrv.remote import (
-    AlreadyConnected,
-    Member,
-    OpenTrip,
-    RemoteCohort,
-    Superseded,
-    UnknownSession,
-    client_id_of,
-)
+from fedsrv.remote import OpenTrip, RemoteCohort, Superseded, client_id_of
 from fedsrv.scores import check_report
+from fedsrv.sessions import AlreadyConnected, Member, UnknownSession
 from fedsrv.tls import peer_identity
 
 PROTOCOL = 1

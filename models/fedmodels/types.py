@@ -14,11 +14,13 @@ archive and the digest are made::
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -319,6 +321,17 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     if plain.dtype in UNKNOWN_TO_NUMPY:
         plain = plain.reshape(-1).view(torch.uint8)
     return plain.numpy().data.cast("B")
+
+
+def tensor_at(
+    buffer: memoryview, dtype: torch.dtype, shape: tuple[int, ...], offset: int
+) -> Tensor:
+    """Return the tensor that lies in a buffer from ``offset`` on: a view."""
+    count = math.prod(shape)
+    if dtype in UNKNOWN_TO_NUMPY:
+        return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).reshape(shape)
+    array = np.frombuffer(buffer, DTYPE_NAMES[dtype], count, offset)
+    return torch.from_numpy(array.reshape(shape))
 
 
 def check_finite(bundle: Bundle) -> None:

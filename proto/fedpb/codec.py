@@ -19,7 +19,6 @@ from torch import Tensor
 from zlib_ng import zlib_ng
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.flat import UNKNOWN_TO_NUMPY
 from fedmodels.types import (
     DTYPE_NAMES,
     DTYPES,
@@ -27,6 +26,7 @@ from fedmodels.types import (
     BundleSpec,
     check_counts,
     check_finite,
+    tensor_at,
     tensor_bytes,
 )
 from fedpb import bundle_pb2 as pb
@@ -381,12 +381,7 @@ def bundle_of(header: pb.BundleHeader, places: list[Place], buffer: memoryview) 
 def _view(buffer: memoryview, place: Place) -> Tensor:
     if not place.num_bytes:
         return torch.empty(place.shape, dtype=place.dtype)
-    count = place.num_bytes // place.dtype.itemsize
-    if place.dtype in UNKNOWN_TO_NUMPY:
-        flat = torch.frombuffer(buffer, dtype=place.dtype, count=count, offset=place.offset)
-        return flat.reshape(place.shape)
-    array = np.frombuffer(buffer, DTYPE_NAMES[place.dtype], count, place.offset)
-    return torch.from_numpy(array.reshape(place.shape))
+    return tensor_at(buffer, place.dtype, place.shape, place.offset)
 
 
 def merged(parts: Mapping[str, Bundle]) -> Bundle:

@@ -1,0 +1,44 @@
+"""Sessions of clients, and the Pulls that wait for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedmodels.types import ClientId
+
+
+class AlreadyConnected(Exception):
+    """The id is connected, and the caller's token is not its session's."""
+
+
+class UnknownSession(Exception):
+    """There is no session with this id and token."""
+
+
+@dataclass
+class Member:
+    """A client that has joined."""
+
+    token: bytes
+    client_json: str
+    versions: tuple[int, ...]
+    """Private states it holds, or held and may have pruned below the watermark."""
+    seen: float
+    """When it was last heard of, on the monotonic clock."""
+    waiting: int = 0
+    """Pulls that wait for it at this moment."""
+    durable: int = -1
+    issue: int = 0
+    """Issue of the last order it says it got."""
+    trained: int = -1
+    """Last interaction it brought an upload for."""
+
+
+@dataclass(eq=False)
+class Caller:
+    """A Pull that waits, and how it alone is told to look again."""
+
+    clients: Mapping[ClientId, Member]
+    told: threading.Condition
