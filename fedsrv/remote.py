@@ -202,7 +202,8 @@ class RemoteCohort:
             if isinstance(client, int) and not self._required(client, versions):
                 self._lost = client
             self._changed.notify_all()
-            self.wake()  # whoever waited for this client does so no longer
+            if known:
+                self.wake()  # whoever waited for this client does so no longer
         self.events.tell("joined", client)
         return member.token
 
