@@ -6,10 +6,11 @@ A study is a TOML file: the preset, what is set in all its runs, the seeds, the 
 table, and the methods by the name of their row. Every method is run by ``fedsrv launch`` on the
 preset with its ``[method]`` table replaced; the preset's own method keeps its hyper-parameters. A
 switch without a dot belongs to the method, one with a dot to the table it names
-(``net.alp=false``). Runs of a seed share one partition, written by the first of them; only pooled
-data have their own. A run that is finished is not run again, one that was interrupted is resumed,
-one that fails is left out of the table. ``OUT/report.html`` and ``OUT/table.md`` are written in the
-end.
+(``net.alp=false``). A column is a path into ``summary.json``, or ``clients.`` and a field of the
+last round, averaged over clients; a curve is a table of a metric after each round. Runs of a seed
+share one partition, written by the first of them; only pooled data have their own. A run that is
+finished is not run again, one that was interrupted is resumed, one that fails is left out of the
+table. ``OUT/report.html`` and ``OUT/table.md`` are written in the end.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -40,8 +41,9 @@ UNITS = {
     "compute": (1e-6, "{:.0f}"),
     "seconds": (1, "{:.0f}"),
     "metrics": (100, "{:.2f}"),
+    "clients": (1, "{:.1f}"),
 }
-"""Factor and format of a column, by the table of ``summary.json`` it is read from."""
+"""Factor and format of a column, by the table it is read from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,8 @@ class Study:
     """Name of a row -> a method's name and its switches."""
     columns: Mapping[str, str]
     """Heading -> where in ``summary.json``, e.g. ``metrics.a_glo``; metrics are percentages."""
+    curves: Mapping[str, str] = field(default_factory=dict)
+    """Heading -> a metric of ``rounds.jsonl``, a percentage."""
     reference: bool = False
     """Whether the average forgetting of all runs is measured against the first row's."""
     set: Sequence[str] = ()
@@ -83,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if study.reference and (first := next(iter(study.methods))) not in rows:
         rows = [first, *rows]
     runs = run_all(study, options.out, rows, seeds, options.set, options.jobs)
-    table = markdown(study.columns, runs)
+    table = "\n".join([markdown(study.columns, runs), *curves(study.curves, runs)])
     (options.out / "table.md").write_text(table)
     print(table)
     page = ["--html", str(options.out / "report.html")]
@@ -168,11 +172,45 @@ def markdown(columns: Mapping[str, str], runs: Mapping[str, Sequence[Path]]) -> 
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     most = max(map(len, runs.values()))
     for row, directories in runs.items():
-        summaries = [json.loads((d / "summary.json").read_text()) for d in directories]
+        summaries = [summary_of(d) for d in directories]
         cells = [cell(path, summaries) for path in columns.values()]
         note = "" if len(directories) == most else f" ({len(directories)} of {most} seeds)"
         lines.append(f"| {row}{note} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def curves(headings: Mapping[str, str], runs: Mapping[str, Sequence[Path]]) -> Iterator[str]:
+    """Yield a table per metric: its means over seeds after each round, and over all rounds."""
+    for heading, metric in headings.items():
+        series = {
+            row: [[100 * r["metrics"][metric] for r in rounds_of(d) if metric in r["metrics"]]
+                  for d in directories]
+            for row, directories in runs.items()
+        }  # fmt: skip
+        length = max((len(one) for found in series.values() for one in found), default=0)
+        names = [heading, *map(str, range(1, length + 1)), "mean"]
+        lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+        for row, found in series.items():
+            if found and all(len(one) == length for one in found):
+                means = [fmean(values) for values in zip(*found, strict=True)]
+                cells = [*(f"{mean:.0f}" for mean in means), f"{fmean(means):.1f}"]
+                lines.append(f"| {row} | " + " | ".join(cells) + " |")
+        yield "\n".join(lines) + "\n"
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    """Return a run's summary, with what its clients told in the last round averaged."""
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    *_, last = rounds_of(run)
+    told = [row for client, row in last["clients"].items() if client.isdigit()]
+    numbers = {key for row in told for key, value in row.items() if isinstance(value, int | float)}
+    summary["clients"] = {key: fmean(row.get(key, 0) for row in told) for key in numbers}
+    return summary
+
+
+def rounds_of(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a run's rounds."""
+    return map(json.loads, (run / "rounds.jsonl").read_text().splitlines())
 
 
 def cell(path: str, summaries: Iterable[Mapping[str, Any]]) -> str:
