@@ -15,10 +15,12 @@ Block = npt.NDArray[np.uint8]
 
 
 class Spool:
-    """Hands out upload buffers; a block of memory is used again once nobody refers to it.
+    """Hands out upload buffers; a block is used again once nobody refers to it.
 
     Nobody gives a buffer back: tensors that lie in it keep it, wherever they go, and the block
     returns when the last of them is gone. So a method may keep an upload's tensor in its state.
+    Blocks wait for the next buffer of their size, since fresh pages cost as much as the copying;
+    those of sizes nobody asks for any more go when the budget is reached.
     """
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
@@ -33,28 +35,28 @@ class Spool:
         with self._lock:
             kept = self._free.get(size)
             block = kept.pop() if kept else self._fresh(size)
-        if block is None:
-            return self._mapped(size)
         lease = block[:]
         weakref.finalize(lease, self._take_back, block).atexit = False
         return lease.data
 
-    def _fresh(self, size: int) -> Block | None:
-        """Return a new block of memory; None where the budget does not allow it."""
+    def _fresh(self, size: int) -> Block:
+        """Return a new block, of memory where the budget allows it."""
         if self._in_memory + size > self._budget:
-            self._in_memory -= sum(n * len(blocks) for n, blocks in self._free.items())
-            self._free.clear()  # sizes nobody asks for any more
+            unused = [block for blocks in self._free.values() for block in blocks]
+            self._in_memory -= sum(block.size for block in unused if block.flags.owndata)
+            self._free.clear()
         if self._in_memory + size > self._budget:
-            return None
+            return self._mapped(size)
         self._in_memory += size
         return np.empty(size, dtype=np.uint8)
 
     def _take_back(self, block: Block) -> None:
         with self._lock:
-            self._free.setdefault(block.size, []).append(block)
+            blocks = self._free.setdefault(block.size, [])
+            blocks.insert(len(blocks) if block.flags.owndata else 0, block)  # memory is taken first
 
-    def _mapped(self, size: int) -> memoryview:
+    def _mapped(self, size: int) -> Block:
         self._directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._directory) as file:  # gone with its last mapping
             file.truncate(max(size, 1))
-            return memoryview(mmap.mmap(file.fileno(), max(size, 1)))[:size]
+            return np.frombuffer(mmap.mmap(file.fileno(), max(size, 1)), np.uint8)[:size]

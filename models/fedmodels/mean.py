@@ -11,7 +11,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.flat import joined, separated
 from fedmodels.types import Bundle, Weights
 
-CHUNK = 1 << 16
+CHUNK = 1 << 15
 """Elements summed at a time: two float64 buffers of this size stay in a core's cache."""
 
 
@@ -20,9 +20,10 @@ def weighted_mean(
 ) -> Weights:
     """Return the weighted mean of equally shaped weights, tensor by tensor.
 
-    ``x_0 + sum_i p_i (x_i - x_0)`` in float64 and in the given order, rounded once to the dtype of
-    the inputs. Equal inputs come out as themselves, and a coefficient of 1 among zeros returns that
-    input. Uploads may be zero-copy views; beyond the result and small buffers no memory is needed.
+    ``sum_i p_i x_i`` in float64 and in the given order, rounded once to the dtype of the inputs.
+    Equal inputs of float32 or narrower come out as themselves, and a coefficient of 1 among zeros
+    returns that input. Uploads may be zero-copy views; beyond the result and small buffers no
+    memory is needed.
 
     Args:
         uploads: weights by key, or bundles, whose ``weights`` are meant; all with the same keys.
@@ -95,14 +96,12 @@ def _mean_of_flat(flats: list[Tensor], shares: list[float]) -> Tensor:
         return result
     result = torch.empty_like(flats[0])
     rows = min(CHUNK, len(result))
-    reference, scratch, total = torch.empty(3, rows, dtype=torch.float64).unbind()
+    scratch, total = torch.empty(2, rows, dtype=torch.float64).unbind()
     for start in range(0, len(result), CHUNK):
         stop = min(start + CHUNK, len(result))
-        x0, x, mean = (buffer[: stop - start] for buffer in (reference, scratch, total))
-        x0.copy_(flats[0][start:stop])
-        mean.copy_(x0)
+        x, mean = scratch[: stop - start], total[: stop - start]
+        mean.copy_(flats[0][start:stop]).mul_(shares[0])
         for flat, share in zip(flats[1:], shares[1:], strict=True):
-            x.copy_(flat[start:stop]).sub_(x0)
-            mean.add_(x, alpha=share)
+            mean.add_(x.copy_(flat[start:stop]), alpha=share)
         result[start:stop] = mean
     return result

@@ -1,13 +1,13 @@
 import os
+from pathlib import Path
 
-import numpy as np
 import torch
 
 from fedsrv.spool import Spool
 
 
 def in_memory(buffer):
-    return isinstance(buffer.obj, np.ndarray)
+    return buffer.obj.base.flags.owndata
 
 
 def address_of(buffer):
@@ -50,9 +50,11 @@ def test_memory_nobody_refers_to_is_used_again(tmp_path):
         held = [spool.allocate(50) for _ in range(2)]
         places |= {address_of(b) for b in held}
         assert all(map(in_memory, held))
-        assert not in_memory(spool.allocate(50))
-        del held
-    assert len(places) == 2
+        mapped = spool.allocate(50)
+        assert not in_memory(mapped)
+        places.add(address_of(mapped))
+        del held, mapped
+    assert len(places) == 3
 
 
 def test_a_tensor_keeps_the_memory_it_lies_in(tmp_path):
@@ -77,6 +79,23 @@ def test_sizes_may_change(tmp_path):
     kept = spool.allocate(80)
     assert in_memory(kept)
     assert not in_memory(spool.allocate(50))
+
+
+def test_files_of_a_size_nobody_asks_for_go(tmp_path):
+    spool = Spool(tmp_path, 0)
+    mapped = [spool.allocate(1 << 20) for _ in range(3)]
+    assert open_files_below(tmp_path) == 3
+    del mapped
+    assert open_files_below(tmp_path) == 3  # kept for the next of their size
+    kept = spool.allocate(1 << 20)
+    other = spool.allocate(1 << 19)
+    assert open_files_below(tmp_path) == 2
+    del kept, other
+
+
+def open_files_below(directory):
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    return sum(str(directory) in line for line in mapped)
 
 
 def test_empty_uploads(tmp_path):
