@@ -67,9 +67,12 @@ def join(
         raise ConfigError("--tls-cert and --tls-key need --tls-ca")
     from fedcli.host import Host
     from fedcli.link import Link
-    from fedcli.tls import channel_credentials
 
-    credentials = channel_credentials(tls_ca, tls_cert, tls_key) if tls_ca else None
+    credentials = None
+    if tls_ca:
+        from fedcli.tls import channel_credentials
+
+        credentials = channel_credentials(tls_ca, tls_cert, tls_key)
     host = Host(clients, Link(server, credentials, give_up_after), data, state_dir, _device(device))
     host.run()
 

@@ -1,8 +1,8 @@
 """``python -m fedcli.hosts``: a small fork server for client processes.
 
 It preloads what clients import, torch above all, and starts each client by a fork, which shares
-that memory and takes milliseconds instead of seconds. It never touches gRPC, starts no thread and
-runs no tensor operation, because a fork must not inherit any of that.
+that memory and takes milliseconds instead of seconds. It opens no channel of gRPC, starts no
+thread and runs no tensor operation, because a fork must not inherit any of that.
 
 Orders come on standard input, one JSON object a line: ``{"id": 3, "argv": ["join", …], "log":
 "path"}``. What happens is told on standard output: ``{"id": 3, "pid": 123}`` and ``{"id": 3,
@@ -30,12 +30,8 @@ PRELOADED = (
     "safetensors",
     "typer",
     "fedcli.cli",
-    "fedcli.data.stream",
-    "fedmodels.config",
-    "fedmodels.training",
+    "fedcli.host",
     "fedmodels.methods.fedavg",
-    "fedmodels.archive",
-    "fedpb.codec",
 )
 
 

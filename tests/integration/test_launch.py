@@ -198,6 +198,7 @@ def test_a_killed_fork_server_takes_its_clients_along_and_comes_back(
     reached(steer / "aggregate-1.reached")
     hosts = next(p for p in run.family() if p.name() == "fedcli hosts")
     clients = hosts.children()
+    assert hosts.num_threads() == 1  # a fork has no other thread, nor what one was about to do
     hosts.kill()
     assert gone(clients)
     server = next(p for p in run.family() if p.name() == "fedsrv serve")
