@@ -267,6 +267,26 @@ def test_aggregation_weights(digits):
     assert not any(k.startswith(PERSONAL) for k in common.weights)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_finds_the_weights_a_cpu_finds(digits):
+    method, run, results = trained(digits, replay_filter=False, w_init="self")
+    uploads = {c: r.upload for c, r in results.items()}
+    _, _, at_cpu = finished(method, run, uploads)
+    _, _, at_gpu = finished(replace(method, w_device="auto"), run, uploads)
+    found = [torch.tensor(ctx.series["aggregation_weights"]) for ctx in (at_cpu, at_gpu)]
+    torch.testing.assert_close(*found, atol=1e-3, rtol=0)
+
+
+def test_without_a_gpu_weights_are_searched_on_the_cpu(digits, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    method, run, results = trained(digits, replay_filter=False)
+    uploads = {c: r.upload for c, r in results.items()}
+    _, _, at_cpu = finished(method, run, uploads)
+    _, _, wherever = finished(replace(method, w_device="auto"), run, uploads)
+    assert wherever.series["aggregation_weights"] == at_cpu.series["aggregation_weights"]
+
+
 def test_without_generated_examples_weights_are_uniform(digits):
     method, run, results = trained(digits)
     uploads = {

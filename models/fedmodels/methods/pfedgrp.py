@@ -98,6 +98,8 @@ class PFedGRP(Replaying):
     """Its batch size."""
     w_entropy_floor: float = 0.0
     """Least entropy of a row over log n."""
+    w_device: Literal["cpu", "auto"] = "cpu"
+    """Where eq. 8 is minimised: on the coordinator's cores, or on its GPU where it has one."""
     bn: Literal["weighted", "batch"] = "weighted"
     """Batch normalisation in eq. 8: by statistics mixed with w, or by the batch's."""
 
@@ -195,7 +197,9 @@ class PFedGRP(Replaying):
             keys = parameter_keys(ctx.run.make_net())
             d = distances(models, ctx.run.initial_weights, keys)
             return collaboration_graph(d, shares, self.graph_alpha), {}
-        mixer = Mixer(ctx.run.make_net(), models, bn=self.bn)
+        on_gpu = self.w_device == "auto" and torch.cuda.is_available()
+        device, threads = ("cuda", 1) if on_gpu else ("cpu", len(os.sched_getaffinity(0)))
+        mixer = Mixer(ctx.run.make_net().to(device), models, bn=self.bn)
         problems, drawn = [], []
         for position, (client, upload) in enumerate(uploads.items()):
             examples = self._examples(ctx, state.clients[client], client, upload.weights)
@@ -203,8 +207,8 @@ class PFedGRP(Replaying):
             seed = derive_seed(
                 ctx.run.experiment.seed, f"server/{client}", ctx.interaction, "method"
             )
-            problems.append(Problem(self._data(first, examples), position, seed))
-        found = find_all(mixer, problems, self._search(), len(os.sched_getaffinity(0)))
+            problems.append(Problem(self._data(first, examples, device), position, seed))
+        found = find_all(mixer, problems, self._search(), threads)
         ctx.series["mixing_loss"] = [[f.uniform, f.loss] for f in found if f.loss == f.loss]
         looked, asked = sum(r.drawn for r in drawn), sum(r.asked for r in drawn)
         metrics: Metrics = {}
@@ -232,14 +236,15 @@ class PFedGRP(Replaying):
         )
 
     def _data(
-        self, first: Replayed, examples: Callable[[int], Replayed]
+        self, first: Replayed, examples: Callable[[int], Replayed], device: str
     ) -> Examples | Callable[[int], Examples]:
         """Return D_i as eq. 8 takes it: the same in all epochs, or drawn anew in each (AS3)."""
 
         def of(epoch: int) -> Examples:
             with _DRAWING:
                 now = examples(epoch) if epoch else first
-            return now.x, now.y if now.soft is None else now.soft
+            targets = now.y if now.soft is None else now.soft
+            return now.x.to(device), targets.to(device)
 
         return of(0) if self.generator_decouple else of
 
