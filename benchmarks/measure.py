@@ -36,27 +36,31 @@ class Usage:
     processes: int
     cpu_s: float
     pss_mb: float
+    anon_mb: float
+    """Of that, what is no page of a file."""
     rss_mb: float
     server_pss_mb: float
     """Of the coordinator among them."""
     server_anon_mb: float
-    """Of that, what is no page of a file."""
 
 
 def usage(pid: int) -> Usage:
     """Look at a process and its descendants."""
-    count, cpu, pss, rss, server, anonymous = 0, 0.0, 0, 0, 0, 0
+    count, cpu, pss, anon, rss, server, server_anon = 0, 0.0, 0, 0, 0, 0, 0
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:
         try:
             memory, times = process.memory_full_info(), process.cpu_times()
-        except psutil.Error:
+            own = anonymous_bytes(process.pid)
+            is_server = process.name() == "fedsrv serve"
+        except (psutil.Error, OSError):  # it has ended
             continue
         count, cpu = count + 1, cpu + times.user + times.system
-        pss, rss = pss + memory.pss, rss + memory.rss
-        if process.name() == "fedsrv serve":
-            server, anonymous = server + memory.pss, anonymous + anonymous_bytes(process.pid)
-    return Usage(count, cpu, pss / 1e6, rss / 1e6, server / 1e6, anonymous / 1e6)
+        pss, rss, anon = pss + memory.pss, rss + memory.rss, anon + own
+        if is_server:
+            server, server_anon = server + memory.pss, server_anon + own
+    memories = (pss, anon, rss, server, server_anon)
+    return Usage(count, cpu, *(number / 1e6 for number in memories))
 
 
 def anonymous_bytes(pid: int) -> int:

@@ -1,15 +1,19 @@
-"""How a no-op round grows with clients and with parameters; fitted exponents.
+"""How a round grows with clients, with parameters and with classes; fitted exponents.
 
     python -m benchmarks.scale [--clients 5 10 20 40] [--widths 64 512 1024 2048]
+        [--classes 10 100 1000]
 
-Rounds of clients that train nothing, launched like any run, several to a host. One quantity grows
-at a time; the exponent is the slope of log(seconds) over log(quantity), 1 where a round is linear.
+Rounds of clients that train nothing, launched like any run, several to a host; for classes, rounds
+of FedProto, whose clients have four examples of each class and send a prototype of each. One
+quantity grows at a time; the exponent is the slope of log(seconds) over log(quantity), 1 where a
+round is linear.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +33,7 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--clients", type=int, nargs="+", default=[5, 10, 20, 40])
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 512, 1024, 2048])
+    parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--hosts", type=int, default=2)
     options = parser.parse_args()
@@ -37,6 +42,8 @@ def main() -> None:
     tell("scale_clients", [*by_clients, _slope(by_clients, "clients")])
     by_size = [_row(CLIENTS, width, rounds, hosts) for width in options.widths]
     tell("scale_parameters", [*by_size, _slope(by_size, "parameters")])
+    by_class = [_row_of_classes(classes, rounds, hosts) for classes in options.classes]
+    tell("scale_classes", [*by_class, _slope(by_class, "classes")])
 
 
 def _row(clients: int, width: int, rounds: int, hosts: int) -> dict[str, Any]:
@@ -49,11 +56,23 @@ def _row(clients: int, width: int, rounds: int, hosts: int) -> dict[str, Any]:
     return {"clients": clients, "parameters": parameters, **found}
 
 
+def _row_of_classes(classes: int, rounds: int, hosts: int) -> dict[str, Any]:
+    """Return the seconds of a round of FedProto with so many classes."""
+    tables = experiment("mlp", CLIENTS, rounds)
+    tables |= {"method": {"name": "fedproto"}, "data": {"name": "many-classes"}}
+    os.environ["BENCHMARK_CLASSES"] = str(classes)
+    with tempfile.TemporaryDirectory() as place:
+        found = launched(tables, Path(place), hosts)
+    return {"clients": CLIENTS, "classes": classes, **found}
+
+
 def _slope(rows: Sequence[dict[str, Any]], quantity: str) -> dict[str, Any]:
     """Return the fitted exponent, under the column it belongs to."""
     x = [math.log(row[quantity]) for row in rows]
-    y = [math.log(row["round_s"]) for row in rows]
-    return {quantity: "exponent", "round_s": float(np.polyfit(x, y, 1)[0])}
+    fits: dict[str, Any] = {quantity: "exponent"}
+    for column in ("round_s", "server_s"):
+        fits[column] = float(np.polyfit(x, [math.log(row[column]) for row in rows], 1)[0])
+    return fits
 
 
 if __name__ == "__main__":

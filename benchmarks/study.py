@@ -221,7 +221,7 @@ def cell(path: str, summaries: Iterable[Mapping[str, Any]]) -> str:
         return "–"
     factor, form = UNITS[table]
     if table == "metrics" and not is_percentage(name):
-        factor, form = 1, "{:.3g}"
+        factor, form = 1, "{:.3f}"
     mean, spread = (form.format(factor * f(values)) for f in (fmean, pstdev))
     return mean if len(values) == 1 or table != "metrics" else f"{mean} ± {spread}"
 

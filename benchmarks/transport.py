@@ -1,11 +1,12 @@
-"""Pull and Push of 45 MB against a raw TCP socket of the same run.
+"""Pull and Push of 45 MB against a raw TCP socket and bare gRPC of the same run.
 
     python -m benchmarks.transport [--megabytes 45] [--repeats 11] [--clients 1 10 50] [--tls]
 
 The service is real, in a process of its own, and so are the clients: sessions, header checks,
 checksums and finiteness included. All clients pull one broadcast at a time, then all push; the
-socket's receiver keeps its buffer. Socket, Pull and Push alternate. With ``--tls`` each number of
-clients is measured with and without.
+socket's receiver keeps its buffer. Bare gRPC moves the same frames as ready bytes that the receiver
+drops: what is left is the library, which copies a frame twice on each side. All of them alternate.
+With ``--tls`` each number of clients is measured with and without.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import torch
 
@@ -35,6 +38,7 @@ from fedcli.worker import Result
 from fedmodels.errors import RunFailed
 from fedmodels.types import Bundle, BundleSpec
 from fedpb import coordinator_pb2 as rpc
+from fedpb.frames import FRAME_BYTES
 from fedpb.heap import keep_large_blocks
 from fedsrv.certs import init_authority, issue
 
@@ -52,6 +56,8 @@ FACTS = json.dumps(
         "tasks": [{"train": [1, 1], "test": [1, 1]}],
     }
 )
+KINDS = ("pull", "push", "bpul", "bpus")
+"""What a client can be told to do; the last two over bare gRPC."""
 SPOOL_BYTES = 256 << 20
 """As ``[server] upload_memory_mb`` has it."""
 
@@ -77,7 +83,7 @@ def main() -> None:
 
 def _measured(clients: int, size: int, repeats: int, tls: bool) -> list[dict[str, Any]]:
     """Return the rows of so many clients."""
-    seconds: dict[str, list[float]] = {"socket": [], "pull": [], "push": []}
+    seconds: dict[str, list[float]] = {kind: [] for kind in ("socket", *KINDS)}
     resident = anonymous = 0
     with tempfile.TemporaryDirectory() as place, _scene(clients, size, Path(place), tls) as scene:
         server, children = scene
@@ -95,11 +101,13 @@ def _measured(clients: int, size: int, repeats: int, tls: bool) -> list[dict[str
             resident = max(resident, psutil.Process(server).memory_full_info().pss)
             anonymous = max(anonymous, anonymous_bytes(server))
     socket_rate = size / statistics.median(seconds["socket"][2:])
+    rates = {k: clients * size / statistics.median(seconds[k][2:]) for k in KINDS}
     rows = []
     for kind in ("pull", "push"):
-        rate = clients * size / statistics.median(seconds[kind][2:])
+        rate, bare = rates[kind], rates[f"b{kind[:3]}"]
         row = {"clients": clients, "tls": tls, "what": kind, "mb_per_s": rate / 1e6}
         row |= {"socket_mb_per_s": socket_rate / 1e6, "of_socket": rate / socket_rate}
+        row |= {"bare_grpc_mb_per_s": bare / 1e6, "of_bare_grpc": rate / bare}
         row |= {"server_pss_mb": resident / 1e6, "server_anon_mb": anonymous / 1e6}
         rows.append(row)
     return rows
@@ -118,14 +126,14 @@ def _scene(
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdin is not None
     assert server.stdout is not None
-    address = server.stdout.readline().strip()
+    addresses = server.stdout.readline().split()
     ends, pids = [], []
     for client in range(clients):
         ours, theirs = socket.socketpair()
         pid = os.fork()  # gRPC has not been started in this process
         if pid == 0:
             ours.close()
-            _Client(client, address, size, place if tls else None).obey(theirs)
+            _Client(client, *addresses, size, place if tls else None).obey(theirs)
             os._exit(0)
         theirs.close()
         ends.append(ours)
@@ -165,7 +173,8 @@ def serve(clients: int, size: int, place: Path, tls: bool) -> None:
     cohort = RemoteCohort(clients, spool, EventLog(), admission=Admission({}))
     service = Service("run", "{}", cohort, cohort.events)
     server, port = start_server(service, "127.0.0.1:0", credentials)
-    sys.stdout.write(f"127.0.0.1:{port}\n")
+    bare, bare_port = _start_bare_server(size, clients, credentials)
+    sys.stdout.write(f"127.0.0.1:{port} 127.0.0.1:{bare_port}\n")
     sys.stdout.flush()
     ended = threading.Thread(target=sys.stdin.read)
     ended.start()
@@ -183,15 +192,60 @@ def serve(clients: int, size: int, place: Path, tls: bool) -> None:
     threading.Thread(target=trips, daemon=True).start()
     ended.join()
     cohort.stop("the benchmark is over")
-    stop_server(server, 0.1)
+    for one in (server, bare):
+        stop_server(one, 0.1)
+
+
+def _start_bare_server(
+    size: int, clients: int, credentials: grpc.ServerCredentials | None
+) -> tuple[grpc.Server, int]:
+    """Serve two calls that do nothing but move frames; return the server and its port."""
+    frames = _ready_frames(size)
+    handlers = {
+        "Pull": grpc.unary_stream_rpc_method_handler(lambda request, context: iter(frames)),
+        "Push": grpc.stream_unary_rpc_method_handler(_drop),
+    }
+    server = grpc.server(ThreadPoolExecutor(2 * clients + 2), options=_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", handlers),))
+    address = "127.0.0.1:0"
+    port = (
+        server.add_secure_port(address, credentials)
+        if credentials
+        else server.add_insecure_port(address)
+    )
+    server.start()
+    return server, port
+
+
+_OPTIONS = [("grpc.max_receive_message_length", 4 << 20)]
+
+
+def _ready_frames(size: int) -> list[bytes]:
+    return [bytes(min(FRAME_BYTES, size - at)) for at in range(0, size, FRAME_BYTES)]
+
+
+def _drop(stream: Iterator[bytes], context: object = None) -> bytes:
+    for _ in stream:
+        pass
+    return b""
 
 
 class _Client:
     """Pulls and pushes when it is told to."""
 
-    def __init__(self, client: int, address: str, size: int, authority: Path | None) -> None:
+    def __init__(
+        self, client: int, address: str, bare: str, size: int, authority: Path | None
+    ) -> None:
         credentials = channel_credentials(authority / "ca.pem") if authority else None
         self.client, self.link = client, Link(address, credentials)
+        self.channel = (
+            grpc.secure_channel(bare, credentials, _OPTIONS)
+            if credentials
+            else grpc.insecure_channel(bare, _OPTIONS)
+        )
+        self.bare_pull = self.channel.unary_stream("/bare/Pull")
+        self.bare_push = self.channel.stream_unary("/bare/Push")
+        self.frames = _ready_frames(size)
         self.upload = _weights(size)
         self.spec = {"common": BundleSpec.of(self.upload), "personal": BundleSpec()}
         request = rpc.JoinRequest(client_id=str(client), client_json=FACTS, protocol=1)
@@ -200,10 +254,17 @@ class _Client:
 
     def obey(self, commands: socket.socket) -> None:
         """Do what is told until nothing more is."""
+        work = {
+            "pull": self.pull,
+            "push": self.push,
+            "bpul": lambda: _drop(self.bare_pull(b"")),
+            "bpus": lambda: self.bare_push(iter(self.frames)),
+        }
         while command := commands.recv(4).decode():
-            self.pull() if command == "pull" else self.push()
+            work[command]()
             commands.sendall(b"done")
         self.link.close()
+        self.channel.close()
 
     def pull(self) -> None:
         waiting = rpc.Waiting(

@@ -1,0 +1,39 @@
+"""A data set with as many classes as the environment says: points around a centre of their own."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from fedcli.data.datasets import Dataset, Source
+
+VARIABLE = "BENCHMARK_CLASSES"
+TRAIN, TEST, SHAPE = 40, 2, (1, 8, 8)
+"""Examples of a class, and the shape of one."""
+
+
+def load(source: Source) -> Dataset:
+    """Return the data set; nothing is read."""
+    classes = int(os.environ[VARIABLE])
+    draw = np.random.default_rng(0)
+    centres = draw.integers(64, 192, (classes, *SHAPE))
+
+    def points(per_class: int) -> tuple[np.ndarray, np.ndarray]:
+        y = np.repeat(np.arange(classes), per_class)
+        return (centres[y] + draw.integers(-32, 32, (len(y), *SHAPE))).astype(np.uint8), y
+
+    train_x, train_y = points(TRAIN)
+    test_x, test_y = points(TEST)
+    return Dataset(
+        "many-classes",
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        num_classes=classes,
+        scale=255.0,
+        mean=(0.5,),
+        std=(0.25,),
+        class_names=tuple(map(str, range(classes))),
+    )
