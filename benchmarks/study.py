@@ -204,7 +204,7 @@ def summary_of(run: Path) -> dict[str, Any]:
     *_, last = rounds_of(run)
     told = [row for client, row in last["clients"].items() if client.isdigit()]
     numbers = {key for row in told for key, value in row.items() if isinstance(value, int | float)}
-    summary["clients"] = {key: fmean(row.get(key, 0) for row in told) for key in numbers}
+    summary["clients"] = {key: fmean(row[key] for row in told if key in row) for key in numbers}
     return summary
 
 
