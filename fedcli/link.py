@@ -6,6 +6,7 @@ by digest, so that clients of one process fetch them once.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import threading
@@ -21,7 +22,7 @@ from fedcli.worker import Progress, Result
 from fedmodels.errors import LinkError, PayloadError
 from fedmodels.types import Bundle, BundleSpec, ClientId
 from fedpb import coordinator_pb2 as rpc
-from fedpb.codec import RawFrame, Receiver, frames_of, header_of, merged, read_chunk
+from fedpb.codec import Receiver, frames_of, header_of, merged, messages, read_chunk
 
 PROTOCOL = 1
 _SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
@@ -88,7 +89,10 @@ class Link:
         self._pull = self._channel.unary_stream(
             f"{_SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
         )
-        self._push = self._channel.stream_unary(f"{_SERVICE}/Push", None, rpc.PushReply.FromString)
+        push = f"{_SERVICE}/Push"
+        self._push = self._channel.stream_unary(push, None, rpc.PushReply.FromString)
+        self._push_whole = self._channel.unary_unary(push, None, rpc.PushReply.FromString)
+        """A stream of one message: the same on the wire, and without a thread that sends it."""
         self._held: dict[bytes, Bundle] = {}
         """The last common part by digest."""
 
@@ -196,24 +200,26 @@ class Link:
         first = next(stream, None)
         if first is None:
             return None  # the server ended the call: nobody waits for these clients any more
-        chunk = read_chunk(first, rpc.PullChunk.FromString)
-        if isinstance(chunk, RawFrame) or chunk.WhichOneof("chunk") != "header":
+        header, frame = read_chunk(first, rpc.PullHeader)
+        if header is None:
             raise PayloadError("an order must begin with its header")
-        order, found = chunk.header.order, dict[str, Bundle]()
-        for part in chunk.header.parts:
+        order, found = header.order, dict[str, Bundle]()
+        for part in header.parts:
             if part.held:
                 found[part.role] = self._held[part.digest]
                 continue
             receiver = Receiver(part.bundle, specs(order.client_id)[part.role])
             while not receiver.is_complete:
-                frame = read_chunk(next(stream, b""), rpc.PullChunk.FromString)
-                if not isinstance(frame, RawFrame):
+                if frame is None:
+                    _, frame = read_chunk(next(stream, b""), rpc.PullHeader)
+                if frame is None:
                     raise PayloadError(f"an order's {part.role} part ended early")
                 receiver.feed(frame)
+                frame = None
             found[part.role] = receiver.finish()
             if part.role == "common":
                 self._held = {receiver.digest: found[part.role]}
-        for _ in stream:
+        if frame is not None or next(stream, None) is not None:
             raise PayloadError("an order goes on after its last part")
         return order, merged(found)
 
@@ -235,9 +241,20 @@ class Link:
         )
         header.bundle.CopyFrom(header_of(result.upload))
         what = f"client {member.client}, interaction {order.interaction}"
-        reply: rpc.PushReply = self._patiently(
-            what, lambda: self._push(_chunks(header, result.upload))
-        )
+        reply: rpc.PushReply = self._patiently(what, lambda: self._send(header, result.upload))
+        return reply
+
+    def _send(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushReply:
+        """Make one Push; a frame is laid out while the one before it is under way."""
+        head = rpc.PushChunk(header=header).SerializeToString()
+        frames = frames_of(upload, header.bundle.payload_bytes)
+        stream = messages(head, (frame.laid_out() for frame in frames))
+        first, second = next(stream), next(stream, None)
+        reply: rpc.PushReply
+        if second is None:
+            reply = self._push_whole(first)
+        else:
+            reply = self._push(itertools.chain([first, second], stream))
         return reply
 
     def beat(self, member: Member, progress: Progress, durable: int) -> None:
@@ -269,10 +286,3 @@ class Link:
         """Close the channel; calls under way end."""
         self._closed.set()
         self._channel.close()
-
-
-def _chunks(header: rpc.PushHeader, upload: Bundle) -> Iterator[bytes]:
-    """Yield a Push; a frame is laid out while the one before it is under way."""
-    yield rpc.PushChunk(header=header).SerializeToString()
-    for frame in frames_of(upload):
-        yield frame.laid_out()

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from fedmodels.errors import PayloadError, PayloadTooLarge, RunFailed
 from fedmodels.types import ClientId
 from fedpb import coordinator_pb2 as rpc
-from fedpb.codec import Encoded, RawFrame, Receiver, read_chunk
+from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
 from fedsrv.certs import covers
 from fedsrv.cohort import Result
 from fedsrv.events import EventLog
@@ -171,26 +171,24 @@ class Service:
                 part.bundle.CopyFrom(encoded.header)
                 sent.append(encoded)
         head = rpc.PullChunk(header=header).SerializeToString()
-        yield head
-        crossed = len(head)
-        for encoded in sent:
-            for chunk in encoded.chunks():
-                crossed += len(chunk)
-                yield chunk
+        crossed = 0
+        for message in messages(head, (chunk for each in sent for chunk in each.chunks())):
+            crossed += len(message)
+            yield message
         self.cohort.count_down(trip, crossed)
 
     def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushReply:
         """Take the result of one order."""
         try:
-            first = read_chunk(next(stream, b""), rpc.PushChunk.FromString)
-            if isinstance(first, RawFrame) or first.WhichOneof("chunk") != "header":
+            data = next(stream, b"")
+            header, frame = read_chunk(data, rpc.PushHeader)
+            if header is None:
                 raise PayloadError("a Push must begin with its header")
-            header: rpc.PushHeader = first.header
             client, member = self._session(header.client_id, header.token, context)
             member.durable = max(member.durable, header.report.durable)
             trip = self.cohort.begin_result(client, header)
             if trip is not None:
-                self._receive(client, trip, header, stream, first.ByteSize())
+                self._receive(client, trip, header, frame, stream, len(data))
             return rpc.PushReply(repeated_upload=trip is None)
         except tuple(_CODES) as error:
             _refuse(context, error)
@@ -201,6 +199,7 @@ class Service:
         client: ClientId,
         trip: OpenTrip,
         header: rpc.PushHeader,
+        frame: RawFrame | None,
         stream: Iterator[bytes],
         wire: int,
     ) -> None:
@@ -213,12 +212,10 @@ class Service:
             try:
                 check_report(header.report, self.cohort.admission.num_classes)
                 receiver = Receiver(header.bundle, trip.trip.spec, self.cohort.spool.allocate)
-                for data in stream:
-                    wire += len(data)
-                    frame = read_chunk(data, rpc.PushChunk.FromString)
-                    if not isinstance(frame, RawFrame):
-                        raise PayloadError("a Push has one header only")
+                if frame is not None:
                     receiver.feed(frame)
+                if not receiver.is_complete:  # else it came whole, and nothing is to follow
+                    wire += _feed(receiver, stream)
                 upload = receiver.finish()
                 outcome = Result(upload, header.report, upload.num_bytes(), 0, wire)
             except PayloadError as error:
@@ -270,6 +267,18 @@ class Service:
                 unix_time=event.unix_time,
                 detail_json=json.dumps(event.detail),
             )
+
+
+def _feed(receiver: Receiver, stream: Iterator[bytes]) -> int:
+    """Take the frames behind the first message of a Push; return how many bytes they crossed as."""
+    crossed = 0
+    for data in stream:
+        crossed += len(data)
+        header, frame = read_chunk(data, rpc.PushHeader)
+        if header is not None or frame is None:
+            raise PayloadError("a Push has one header only, and frames behind it")
+        receiver.feed(frame)
+    return crossed
 
 
 def _handlers(service: Service) -> grpc.GenericRpcHandler:

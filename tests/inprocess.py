@@ -14,7 +14,7 @@ from fedcli.worker import Worker, open_data
 from fedmodels.config import Experiment, experiment_of
 from fedmodels.types import EVALUATOR, Bundle, ClientId
 from fedpb import coordinator_pb2 as rpc
-from fedpb.codec import RawFrame, Receiver, encode, merged, read_chunk
+from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedsrv.cohort import Result, Results, Trip
 from fedsrv.events import EventLog
 from fedsrv.rounds import Engine
@@ -27,8 +27,8 @@ def transported(bundle: Bundle, spec: Any) -> Bundle:
     encoded = encode(bundle)
     receiver = Receiver(encoded.header, spec)
     for chunk in encoded.chunks():
-        frame = read_chunk(chunk, rpc.PullChunk.FromString)
-        assert isinstance(frame, RawFrame)
+        _, frame = read_chunk(chunk, rpc.PullHeader)
+        assert frame is not None
         receiver.feed(frame)
     return receiver.finish()
 

@@ -30,7 +30,7 @@ from fedmodels.types import (
     tensor_bytes,
 )
 from fedpb import bundle_pb2 as pb
-from fedpb.frames import FRAME_BYTES, Frame, RawFrame, read_chunk
+from fedpb.frames import FRAME_BYTES, WHOLE_BYTES, Frame, RawFrame, messages, read_chunk
 
 ALIGNMENT = 64
 MAX_DIMS = 16
@@ -44,7 +44,8 @@ _DTYPE_OF = {
 }
 
 __all__ = [
-    "Encoded", "RawFrame", "Receiver", "encode", "frames_of", "header_of", "merged", "read_chunk",
+    "Encoded", "RawFrame", "Receiver", "encode", "frames_of", "header_of", "merged", "messages",
+    "read_chunk",
 ]  # fmt: skip
 
 Facts = dict[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -230,24 +231,25 @@ class Encoded:
 def encode(bundle: Bundle) -> Encoded:
     """Encode a bundle once; its tensors must not change while receivers still take it."""
     header = header_of(bundle)
-    frames = list(frames_of(bundle))
+    frames = list(frames_of(bundle, header.payload_bytes))
     sha = hashlib.sha256(header.SerializeToString(deterministic=True))
     for frame in frames:
         sha.update(frame.crc32.to_bytes(4, "little"))
     return Encoded(header, frames, sha.digest(), bundle.num_bytes())
 
 
-def frames_of(bundle: Bundle) -> Iterator[Frame]:
-    """Yield the frames of the payload."""
+def frames_of(bundle: Bundle, payload_bytes: int) -> Iterator[Frame]:
+    """Yield the frames of the payload, which has as many bytes as its header states."""
+    most = WHOLE_BYTES if payload_bytes <= WHOLE_BYTES else FRAME_BYTES
     pieces: list[memoryview] = []
     size = offset = 0
     for view in _payload(bundle):
         while len(view):
-            take = min(len(view), FRAME_BYTES - size)
+            take = min(len(view), most - size)
             pieces.append(view[:take])
             view = view[take:]
             size += take
-            if size == FRAME_BYTES:
+            if size == most:
                 yield Frame(offset, pieces)
                 offset += size
                 pieces, size = [], 0

@@ -1,14 +1,16 @@
 """Frames as they cross: laid out around a view of the payload, read back without a copy.
 
 A frame is a valid message of the schema whose last field is the bytes; field 15 of both PullChunk
-and PushChunk holds it, so that one layout serves both streams. Whatever is laid out otherwise goes
-through the generated parser.
+and PushChunk holds it, so that one layout serves both streams. A header (field 1) and a frame in
+one message are the bytes of both, one behind the other. Whatever is laid out otherwise goes through
+the generated parser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 from zlib_ng import zlib_ng
@@ -17,7 +19,13 @@ from fedmodels.errors import PayloadError
 from fedpb import coordinator_pb2 as rpc
 
 FRAME_BYTES = 1 << 20
+WHOLE_BYTES = 2 << 20
+"""A payload up to this size is one frame: a message more costs as much as sending it."""
+MESSAGE_BYTES = 3 << 20
+"""A header and a frame travel in one message up to this size; receivers take messages of 4 MiB."""
+_HEADER_TAG = 0x0A
 _CHUNK_TAG, _OFFSET_TAG, _CRC_TAG, _PAYLOAD_TAG = 0x7A, 0x08, 0x15, 0x7A
+H = TypeVar("H", rpc.PullHeader, rpc.PushHeader)
 
 
 class Frame:
@@ -63,30 +71,55 @@ class RawFrame:
     payload: memoryview
 
 
-def read_chunk(
-    data: bytes, parse: Callable[[bytes], rpc.PullChunk | rpc.PushChunk]
-) -> RawFrame | rpc.PullChunk | rpc.PushChunk:
-    """Read one message of a stream: a frame without a copy, anything else by its parser.
+def messages(header: bytes, frames: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the messages of a stream: its header, with the first frame where both are small."""
+    following = iter(frames)
+    first = next(following, b"")
+    together = not first or len(header) + len(first) <= MESSAGE_BYTES
+    yield header + first if together else header
+    if not together:
+        yield first
+    yield from following
+
+
+def read_chunk(data: bytes, header_type: type[H]) -> tuple[H | None, RawFrame | None]:
+    """Read one message of a stream: its header, if any, and its frame, if any, without a copy.
+
+    Args:
+        data: a PullChunk or a PushChunk.
+        header_type: PullHeader or PushHeader, which tells the one from the other.
 
     Raises:
         PayloadError: the bytes are no message of the schema.
     """
-    frame = _read_frame(data)
-    if frame is not None:
-        return frame
+    view = memoryview(data)
     try:
-        chunk = parse(data)
+        start, end = _header_place(view)
+        frame = _read_frame(view[end:])
+        if frame is not None:
+            return header_type.FromString(data[start:end]) if end else None, frame
+        chunk = (rpc.PullChunk if header_type is rpc.PullHeader else rpc.PushChunk).FromString(data)
     except DecodeError as error:
         raise PayloadError(f"a message of the stream cannot be parsed: {error}") from None
-    if chunk.WhichOneof("chunk") == "frame":
-        found = chunk.frame
-        return RawFrame(found.offset, found.crc32, memoryview(found.payload))
-    return chunk
+    found = chunk.frame
+    frame = RawFrame(found.offset, found.crc32, memoryview(found.payload))
+    header = chunk.header if chunk.HasField("header") else None
+    return header, frame if chunk.HasField("frame") else None
 
 
-def _read_frame(data: bytes) -> RawFrame | None:
+def _header_place(view: memoryview) -> tuple[int, int]:
+    """Return where the header at the beginning of a message starts and ends; (0, 0) for none."""
+    try:
+        if view[0] == _HEADER_TAG:
+            size, start = _read_varint(view, 1)
+            return start, start + size
+    except IndexError:
+        pass
+    return 0, 0
+
+
+def _read_frame(view: memoryview) -> RawFrame | None:
     """Read the layout that :class:`Frame` writes; None for every other one."""
-    view = memoryview(data)
     try:
         if view[0] != _CHUNK_TAG:
             return None

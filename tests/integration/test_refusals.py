@@ -45,7 +45,7 @@ class PlainClient:
     def pull(self) -> tuple[rpc.PullHeader, list[rpc.PullChunk]]:
         waiting = rpc.Waiting(client_id=self.client, token=self.token, durable=-1)
         chunks = list(self.stub.Pull(rpc.PullRequest(waiting=[waiting]), timeout=30))
-        return chunks[0].header, chunks[1:]
+        return chunks[0].header, chunks
 
     def push(self, order: rpc.Order, bundle: Bundle, **more: Any) -> rpc.PushReply:
         return self.stub.Push(iter(self.chunks(order, bundle, **more)), timeout=10)

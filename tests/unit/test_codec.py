@@ -28,9 +28,10 @@ from fedpb.codec import (
     Receiver,
     encode,
     merged,
+    messages,
     read_chunk,
 )
-from fedpb.frames import FRAME_BYTES, Frame
+from fedpb.frames import FRAME_BYTES, MESSAGE_BYTES, WHOLE_BYTES, Frame
 
 NAME = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=6)
 PATH = st.lists(NAME, min_size=1, max_size=3).map("/".join)
@@ -71,8 +72,10 @@ BUNDLE = st.builds(
 )
 
 
-def frames_of(encoded, parse=rpc.PullChunk.FromString):
-    return [read_chunk(chunk, parse) for chunk in encoded.chunks()]
+def frames_of(encoded):
+    found = [read_chunk(chunk, rpc.PullHeader) for chunk in encoded.chunks()]
+    assert all(header is None for header, _ in found)
+    return [frame for _, frame in found]
 
 
 def received(encoded, spec):
@@ -147,7 +150,8 @@ def test_generated_class_reads_what_is_laid_out_by_hand(kind, size):
     payload, place = b"", 0
     for chunk in encoded.chunks():
         message = kind.FromString(chunk)
-        assert message.WhichOneof("chunk") == "frame"
+        assert message.HasField("frame")
+        assert not message.HasField("header")
         frame = message.frame
         assert frame.offset == place
         assert frame.crc32 == zlib.crc32(frame.payload)
@@ -165,7 +169,7 @@ def test_frame_of_checksum_zero_is_laid_out_canonically():
     chunk, checksum = frame.laid_out(), frame.crc32
     assert checksum == 0
     assert rpc.PullChunk.FromString(chunk).SerializeToString() == chunk
-    assert read_chunk(chunk, rpc.PullChunk.FromString) == RawFrame(0, 0, memoryview(zero))
+    assert read_chunk(chunk, rpc.PullHeader) == (None, RawFrame(0, 0, memoryview(zero)))
 
 
 def field(number, wire_type, body):
@@ -176,31 +180,59 @@ def message(number, body):
     return field(number, 2, bytes([len(body)]) + body)
 
 
-@pytest.mark.parametrize("kind", [rpc.PullChunk, rpc.PushChunk])
-def test_frames_laid_out_otherwise_are_read(kind):
+KINDS = [(rpc.PullChunk, rpc.PullHeader), (rpc.PushChunk, rpc.PushHeader)]
+
+
+@pytest.mark.parametrize(("kind", "header_type"), KINDS)
+@pytest.mark.parametrize("header", [b"", b"\x0a\x00", b"\x0a\x05\x0a\x03\x12\x013"])
+def test_frames_laid_out_otherwise_are_read(kind, header_type, header):
     frame = pb.Frame(offset=7, crc32=zlib.crc32(b"abc"), payload=b"abc")
     payload = message(15, b"abc")
     offset, crc = field(1, 0, b"\x07"), field(2, 5, frame.crc32.to_bytes(4, "little"))
     unknown = field(9, 0, b"\x01")
     layouts = [
-        kind(frame=frame).SerializeToString(),
-        message(15, payload + crc + offset),
-        message(15, crc + offset + payload),
-        message(15, offset + unknown + crc + payload),
-        message(15, offset + crc + payload) + unknown,
-        unknown + message(15, offset + crc + payload),
+        header + kind(frame=frame).SerializeToString(),
+        header + message(15, payload + crc + offset),
+        header + message(15, crc + offset + payload),
+        header + message(15, offset + unknown + crc + payload),
+        header + message(15, offset + crc + payload) + unknown,
+        unknown + header + message(15, offset + crc + payload),
+        message(15, offset + crc + payload) + header,
     ]
     for data in layouts:
-        found = read_chunk(data, kind.FromString)
-        assert isinstance(found, RawFrame), data
+        head, found = read_chunk(data, header_type)
+        assert (head is not None) == bool(header), data
         assert (found.offset, found.crc32, bytes(found.payload)) == (7, frame.crc32, b"abc")
 
 
-def test_other_messages_pass_through():
-    header = rpc.PullHeader(order=rpc.Order(client_id="3", interaction=5))
-    order = rpc.PullChunk(header=header)
-    found = read_chunk(order.SerializeToString(), rpc.PullChunk.FromString)
-    assert found == order
+ORDER = rpc.PullHeader(order=rpc.Order(client_id="3", interaction=5))
+
+
+def test_a_header_alone_and_with_the_first_frame():
+    head = rpc.PullChunk(header=ORDER).SerializeToString()
+    assert read_chunk(head, rpc.PullHeader) == (ORDER, None)
+    frame = Frame(0, [memoryview(b"abc")]).laid_out()
+    header, found = read_chunk(head + frame, rpc.PullHeader)
+    assert header == ORDER
+    assert bytes(found.payload) == b"abc"
+    both = rpc.PullChunk.FromString(head + frame)
+    assert (both.header, both.frame.payload) == (ORDER, b"abc")
+    assert both.SerializeToString() == head + frame, "the layout is not the canonical one"
+    assert read_chunk(b"", rpc.PullHeader) == (None, None)
+
+
+def test_small_things_travel_in_one_message():
+    assert list(messages(b"head", [])) == [b"head"]
+    assert list(messages(b"head", [b"one"])) == [b"headone"]
+    assert list(messages(b"head", [b"one", b"two"])) == [b"headone", b"two"]
+    large = bytes(MESSAGE_BYTES)
+    assert list(messages(b"head", [large])) == [b"head", large]
+    assert list(messages(large + b"head", [])) == [large + b"head"]
+
+
+@pytest.mark.parametrize(("size", "frames"), [(WHOLE_BYTES, 1), (WHOLE_BYTES + 64, 3)])
+def test_a_small_payload_is_one_frame(size, frames):
+    assert len(encode(Bundle(weights={"w": tensor("uint8", (size,), 5)})).frames) == frames
 
 
 def test_empty_bundle_travels():
@@ -528,31 +560,39 @@ def test_merged_personal_wins():
 # --- whatever may arrive --------------------------------------------------------------------------
 
 
-def taken(data, parse):
+def taken(data, header_type):
     try:
-        return read_chunk(data, parse)
+        return read_chunk(data, header_type)
     except PayloadError:
-        return None
+        return None, None
 
 
-@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda b: bytes([0x7A, len(b)]) + b))
+FIELDS = st.lists(
+    st.tuples(st.sampled_from([b"\x7a", b"\x0a"]), st.binary(max_size=20)), max_size=3
+).map(lambda pairs: b"".join(tag + bytes([len(body)]) + body for tag, body in pairs))
+
+
+@given(st.binary(max_size=60) | FIELDS)
 @settings(max_examples=300)
 def test_no_bytes_break_read_chunk(data):
-    for kind in (rpc.PullChunk, rpc.PushChunk):
-        found = taken(data, kind.FromString)
+    """What is read by hand is what the generated parser reads."""
+    for kind, header_type in KINDS:
+        header, frame = taken(data, header_type)
         try:
             parsed = kind.FromString(data)
         except Exception:
             continue
-        if isinstance(found, RawFrame) and parsed.WhichOneof("chunk") == "frame":
-            assert bytes(found.payload) == parsed.frame.payload
-            assert found.crc32 == parsed.frame.crc32
+        if header is not None:
+            assert header == parsed.header
+        if frame is not None and parsed.HasField("frame"):
+            assert bytes(frame.payload) == parsed.frame.payload
+            assert frame.crc32 == parsed.frame.crc32
 
 
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize("prefix", [b"", b"\x7a", b"\x7a\x80\x80\x80\x01\x08"])
+@pytest.mark.parametrize("prefix", [b"", b"\x0a", b"\x7a", b"\x7a\x80\x80\x80\x01\x08"])
 def test_a_number_without_an_end_costs_nothing(prefix):
-    assert taken(prefix + b"\xff" * (4 << 20), rpc.PushChunk.FromString) is None
+    assert taken(prefix + b"\xff" * (4 << 20), rpc.PushHeader) == (None, None)
 
 
 HEADER = st.builds(
