@@ -22,7 +22,8 @@ from fedcli.worker import Progress, Result
 from fedmodels.errors import LinkError, PayloadError
 from fedmodels.types import Bundle, BundleSpec, ClientId
 from fedpb import coordinator_pb2 as rpc
-from fedpb.codec import Receiver, frames_of, header_of, merged, messages, read_chunk
+from fedpb.codec import Receiver, frames_of, merged, messages, read_chunk
+from fedpb.headers import header_of
 
 PROTOCOL = 1
 _SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name

@@ -98,9 +98,9 @@ class Family:
         with seeded(seed):
             net = self.net()
             if self.arch == "ddpm":
-                return tensors | _tensors("net/", net) | _tensors("online/", net)
+                return {**tensors, **_tensors("net/", net), **_tensors("online/", net)}
             critic = gan.Critic(self.input_shape, self.usual()[0], self.arch)
-            return tensors | _tensors("net/", net) | _tensors("critic/", critic)
+            return {**tensors, **_tensors("net/", net), **_tensors("critic/", critic)}
 
     def public_shapes(self) -> Weights:
         """Return tensors shaped like those that may leave a client."""
@@ -123,7 +123,7 @@ class Family:
         with seeded(seed):  # the U-Net's dropout
             found = train(self, tensors, images, generator(seed), tick or (lambda *_: None))
         kept = {key: t for key, t in tensors.items() if key.startswith("affine/")}
-        return kept | found
+        return {**kept, **found}
 
 
 def public(tensors: Mapping[str, Tensor]) -> Weights:
@@ -205,7 +205,7 @@ def _train_gan(
                 _step(adams["net"], gan.generator_loss(critic, paint(family.batch_size)))
             tick(epoch, step, loss.detach())
     kept = _moments(adams) if family.moments else {}
-    return _tensors("net/", maker) | _tensors("critic/", critic) | kept
+    return {**_tensors("net/", maker), **_tensors("critic/", critic), **kept}
 
 
 def _train_unet(
@@ -230,7 +230,7 @@ def _train_unet(
             step += 1
             tick(epoch, step, loss.detach())
     kept = _moments(adams) if family.moments else {}
-    return _tensors("net/", average) | _tensors("online/", online) | kept
+    return {**_tensors("net/", average), **_tensors("online/", online), **kept}
 
 
 def _shuffled(n: int, batch_size: int, order: torch.Generator) -> tuple[Tensor, ...]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedmodels.errors import PayloadError
 from fedmodels.flat import joined, separated
+from fedmodels.packed import Packed
 from fedmodels.types import Bundle, Weights
 
 CHUNK = 1 << 15
@@ -43,16 +44,39 @@ def weighted_mean(
     pairs = [(w, float(p)) for w, p in zip(weights, coefficients, strict=True) if p != 0]
     if not pairs:
         raise PayloadError("there is nothing to average: no upload has a coefficient above 0")
-    first = pairs[0][0]
-    for other, _ in pairs[1:]:
+    inputs, shares = [w for w, _ in pairs], [p for _, p in pairs]
+    whole = _mean_of_blocks(inputs, shares)
+    if whole is not None:
+        return whole
+    first = inputs[0]
+    for other in inputs[1:]:
         if other.keys() != first.keys():
             key = min(other.keys() ^ first.keys())
             raise PayloadError(f"tensor {key!r} is in some uploads only")
-    shares = [p for _, p in pairs]
-    found: Weights = {}
+    found: dict[str, Tensor] = {}
     for keys in _groups(first):
-        found |= _mean(keys, [w for w, _ in pairs], shares)
+        found |= _mean(keys, inputs, shares)
     return {key: found[key] for key in first}
+
+
+def _mean_of_blocks(uploads: list[Mapping[str, Tensor]], shares: list[float]) -> Packed | None:
+    """Return the mean of uploads that lie in one block each, as they come, in such a block.
+
+    None where they do not, or where there is not one floating-point dtype.
+    """
+    first, packed = uploads[0], [each for each in uploads if isinstance(each, Packed)]
+    if not isinstance(first, Packed) or len(packed) < len(uploads):
+        return None
+    names, layout = first.names, first.layout
+    floats = [dtype for dtype in layout.dtypes if dtype.is_floating_point]
+    if len(floats) != 1 or any(u.names != names or u.layout is not layout for u in packed):
+        return None
+    blocks = [upload.block.cpu() for upload in packed]
+    mean = _mean_of_flat([block.view(floats[0]) for block in blocks], shares).view(torch.uint8)
+    for other in layout.dtypes - set(floats):
+        places = layout.elements(other)
+        mean.view(other)[places] = _mean_of_flat([b.view(other)[places] for b in blocks], shares)
+    return Packed(names, layout, layout.clear(mean))
 
 
 def _groups(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:

@@ -14,24 +14,24 @@ archive and the digest are made::
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge, suggestion
 from fedmodels.flat import UNKNOWN_TO_NUMPY, joined
+from fedmodels.packed import num_bytes
 
 EVALUATOR: Literal["evaluator"] = "evaluator"
 """The id of the client that holds only the global test set."""
 
 ClientId = int | Literal["evaluator"]
-Weights = dict[str, Tensor]
+Weights = Mapping[str, Tensor]
+"""Tensors by name, not to be changed: often they are views of one block."""
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -151,7 +151,7 @@ class Bundle:
         Raises:
             PayloadError: a key belongs to no field of a bundle.
         """
-        weights: Weights = {}
+        weights: dict[str, Tensor] = {}
         prototypes: dict[str, dict[str, Tensor]] = {}
         generators: dict[str, dict[str, Tensor]] = {}
         histogram: dict[str, Tensor] = {}
@@ -192,12 +192,13 @@ class Bundle:
         What is sent for evaluation only is no part of the method and counts in
         :meth:`num_evaluation_bytes`.
         """
-        flat = self.flat().items()
-        return sum(t.nbytes for key, t in flat if not key.startswith("weights/eval/"))
+        rest = replace(self, weights={}).flat().values()
+        own = num_bytes(self.weights) - self.num_evaluation_bytes()
+        return own + sum(tensor.nbytes for tensor in rest)
 
     def num_evaluation_bytes(self) -> int:
         """Return the bytes of ``eval/…`` weights, which only metrics need."""
-        return sum(t.nbytes for key, t in self.weights.items() if key.startswith("eval/"))
+        return sum(self.weights[key].nbytes for key in self.weights if key.startswith("eval/"))
 
 
 @dataclass(frozen=True)
@@ -321,17 +322,6 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     if plain.dtype in UNKNOWN_TO_NUMPY:
         plain = plain.reshape(-1).view(torch.uint8)
     return plain.numpy().data.cast("B")
-
-
-def tensor_at(
-    buffer: memoryview, dtype: torch.dtype, shape: tuple[int, ...], offset: int
-) -> Tensor:
-    """Return the tensor that lies in a buffer from ``offset`` on: a view."""
-    count = math.prod(shape)
-    if dtype in UNKNOWN_TO_NUMPY:
-        return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).reshape(shape)
-    array = np.frombuffer(buffer, DTYPE_NAMES[dtype], count, offset)
-    return torch.from_numpy(array.reshape(shape))
 
 
 def check_finite(bundle: Bundle) -> None:

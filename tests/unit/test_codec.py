@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
+from fedmodels.layout import ALIGNMENT
 from fedmodels.types import (
     DTYPES,
     Bundle,
@@ -22,8 +23,6 @@ from fedmodels.types import (
 from fedpb import bundle_pb2 as pb
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import (
-    ALIGNMENT,
-    MAX_DIMS,
     RawFrame,
     Receiver,
     encode,
@@ -32,6 +31,7 @@ from fedpb.codec import (
     read_chunk,
 )
 from fedpb.frames import FRAME_BYTES, MESSAGE_BYTES, WHOLE_BYTES, Frame
+from fedpb.headers import MAX_DIMS
 
 NAME = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=6)
 PATH = st.lists(NAME, min_size=1, max_size=3).map("/".join)

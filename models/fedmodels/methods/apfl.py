@@ -31,7 +31,9 @@ from fedmodels.twins import Twin, begin_twin, restored, stored
 from fedmodels.types import Bundle, Weights
 
 
-def mixed(v: Mapping[str, Tensor], w: Mapping[str, Tensor], alpha: Tensor | float) -> Weights:
+def mixed(
+    v: Mapping[str, Tensor], w: Mapping[str, Tensor], alpha: Tensor | float
+) -> dict[str, Tensor]:
     """Return ``alpha v + (1 - alpha) w``; integer tensors are the larger ones."""
     return {
         k: alpha * v[k] + (1 - alpha) * w[k]

@@ -65,7 +65,7 @@ class FedEM(FedAvg):
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
         return BundleSpec.of(Bundle(weights=self._initial(run))), BundleSpec()
 
-    def _initial(self, run: Run) -> Weights:
+    def _initial(self, run: Run) -> dict[str, Tensor]:
         """Return M different sets of weights: equal learners would stay equal for ever."""
         out = _named(0, run.initial_weights)
         for m in range(1, self.learners):
@@ -111,7 +111,7 @@ class FedEM(FedAvg):
         return Bundle(weights={"pi": refs.pi.clone()})
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
-        weights: Weights = {}
+        weights: dict[str, Tensor] = {}
         for m, learner in enumerate(refs.learners):
             weights |= _named(m, learner)
         return Bundle(weights=weights, scalars={"num_examples": float(num_examples)})
@@ -149,7 +149,7 @@ def _logits(ctx: ClientContext, weights: Weights, x: Tensor) -> Tensor:
     return logits
 
 
-def _named(m: int, weights: Weights) -> Weights:
+def _named(m: int, weights: Weights) -> dict[str, Tensor]:
     return {f"learner{m}/{name}": tensor for name, tensor in weights.items()}
 
 

@@ -65,7 +65,7 @@ class FedPer(FedAvg):
         return BundleSpec.of(heads.trained_part(sent)), heads.evaluation_spec(extra)
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, heads.received(payload) | state.weights)
+        load_weights(ctx.net, {**heads.received(payload), **state.weights})
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, heads.received(payload))

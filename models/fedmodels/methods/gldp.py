@@ -160,7 +160,7 @@ class Gldp(FedAvg):
     def evaluation(
         self, ctx: ServerContext, state: ServerState
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        extra = heads.evaluation_part(state.common).weights | state.own.weights
+        extra = {**heads.evaluation_part(state.common).weights, **state.own.weights}
         common = heads.trained_part(state.common)
         return common, heads.sent_to_everyone(ctx.run, Bundle(weights=extra))
 
@@ -173,7 +173,7 @@ class Gldp(FedAvg):
         sent = Bundle(weights=self.shared(run.initial_weights))
         extra = heads.evaluation_part(sent).weights
         if self.eval_model == "stage_mean":
-            extra = extra | self._stage_weights(sent)
+            extra = {**extra, **self._stage_weights(sent)}
         known = prototype_spec("class", run.width, run.problem.num_classes, counted=False)
         return BundleSpec.of(heads.trained_part(sent)) | known, heads.evaluation_spec(extra)
 
@@ -218,7 +218,7 @@ class Gldp(FedAvg):
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         trains = ctx.view == ""
         own = {k: v for k, v in state.weights.items() if not trains or not self.shares(k)}
-        load_weights(ctx.net, heads.received(payload) | own)
+        load_weights(ctx.net, {**heads.received(payload), **own})
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, heads.received(payload), strict=False)

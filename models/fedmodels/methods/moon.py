@@ -27,7 +27,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.prototypes import embeddings
-from fedmodels.types import Bundle
+from fedmodels.types import Bundle, Weights
 
 PREVIOUS = "previous/"
 
@@ -101,7 +101,7 @@ class Moon(FedAvg):
         return _previous(weights_of(ctx.net))
 
 
-def _previous(weights: dict[str, Tensor]) -> Bundle:
+def _previous(weights: Weights) -> Bundle:
     """Return what is kept of a model for the next time: the part that makes features."""
     return Bundle({PREVIOUS + name: t for name, t in weights.items() if name.startswith("base/")})
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmodels.errors import PayloadError, suggestion
+from fedmodels.packed import Packed, names_and_layout
 from fedmodels.types import Bundle, BundleSpec, Weights
 
 
@@ -72,19 +73,21 @@ class SplitNet(nn.Module):
 def weights_of(net: SplitNet, wanted: Callable[[str], bool] | None = None) -> Weights:
     """Return copies of a net's parameters and all its buffers on the CPU, by role-prefixed key.
 
-    They are laid out in the order of their shape, whatever the net's memory format.
+    They lie in one block the way they travel, in the order of their shape, whatever the net's
+    memory format.
 
     Args:
         net: whose weights.
         wanted: tells by key which ones; all unless given.
     """
-    plain = torch.contiguous_format
     kept = {k: t for k, t in net.tensors().items() if wanted is None or wanted(k)}
+    names, layout = names_and_layout(kept)
+    if not names:
+        return {}
     with torch.no_grad():
-        return {
-            k: t.clone(memory_format=plain) if t.is_cpu else t.to("cpu", memory_format=plain)
-            for k, t in kept.items()
-        }
+        block = layout.empty(kept[names[0]].device)
+        torch._foreach_copy_(layout.views(block), [kept[name] for name in names])
+        return Packed(names, layout, block.cpu(), kept)
 
 
 def load_weights(net: SplitNet, weights: Mapping[str, Tensor], *, strict: bool = True) -> None:

@@ -1,0 +1,215 @@
+"""The header of a payload: every tensor's key, dtype, shape and place, and whether it may come."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedmodels.errors import PayloadError, PayloadTooLarge
+from fedmodels.layout import ALIGNMENT, Layout, aligned, layout_of
+from fedmodels.packed import names_and_layout
+from fedmodels.types import DTYPE_NAMES, DTYPES, Bundle, BundleSpec
+from fedpb import bundle_pb2 as pb
+
+MAX_DIMS = 16
+MAX_VERSION = 2**63 - 1
+_DTYPE_OF = {
+    number: DTYPES[name.removeprefix("DTYPE_").lower()]
+    for name, number in pb.DType.items()
+    if number
+}
+
+
+def header_of(bundle: Bundle) -> pb.BundleHeader:
+    """State every tensor of a bundle: key, dtype, shape and place in the payload."""
+    header = pb.BundleHeader()
+    names, layout = names_and_layout(bundle.weights)
+    if names:
+        header.weights.CopyFrom(_shard(names, layout))
+    place = layout.size
+
+    def state(target: pb.TensorHeader, name: str, tensor: Tensor) -> None:
+        nonlocal place
+        _state(target, name, tensor.dtype, tensor.shape, place)
+        place += aligned(tensor.nbytes)
+
+    for level in sorted(bundle.prototypes):
+        rows, target = bundle.prototypes[level], header.prototypes.add(level=level)
+        state(target.vectors, "vectors", rows.vectors)
+        state(target.labels, "labels", rows.labels)
+        state(target.counts, "counts", rows.counts)
+    for key in sorted(bundle.generators):
+        generator = bundle.generators[key]
+        update = header.generators.add(key=key, version=generator.version)
+        for name in sorted(generator.tensors):
+            state(update.tensors.add(), name, generator.tensors[name])
+    if bundle.histogram is not None:
+        state(header.histogram.round, "round", bundle.histogram.round)
+        state(header.histogram.total, "total", bundle.histogram.total)
+    for name, value in bundle.scalars.items():
+        header.scalars[name] = value
+    header.payload_bytes = place
+    return header
+
+
+def _state(
+    target: pb.TensorHeader, name: str, dtype: torch.dtype, shape: Sequence[int], offset: int
+) -> None:
+    target.name = name
+    target.dtype = pb.DType.Value(f"DTYPE_{DTYPE_NAMES[dtype].upper()}")
+    target.shape.extend(shape)
+    target.offset = offset
+
+
+@lru_cache(maxsize=64)
+def _shard(names: tuple[str, ...], layout: Layout) -> pb.ModelShard:
+    """State the tensors of a net once: it does not change from round to round."""
+    shard = pb.ModelShard()
+    for name, fact, offset in zip(names, layout.facts, layout.offsets, strict=True):
+        _state(shard.tensors.add(), name, *fact, offset)
+    return shard
+
+
+def _stated(header: pb.BundleHeader) -> Iterator[tuple[str, pb.TensorHeader]]:
+    """Yield (flat key, tensor header) in the order of the payload."""
+    for tensor in header.weights.tensors:
+        yield f"weights/{tensor.name}", tensor
+    for rows in header.prototypes:
+        yield f"prototypes/{rows.level}/vectors", rows.vectors
+        yield f"prototypes/{rows.level}/labels", rows.labels
+        yield f"prototypes/{rows.level}/counts", rows.counts
+    for generator in header.generators:
+        for tensor in generator.tensors:
+            yield f"generators/{generator.key}/tensors/{tensor.name}", tensor
+    if header.HasField("histogram"):
+        yield "histogram/round", header.histogram.round
+        yield "histogram/total", header.histogram.total
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one tensor lies in a payload."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+def places_of(header: pb.BundleHeader) -> list[Place]:
+    """Read what a header states, and check that it states one payload without gaps or overlaps.
+
+    Raises:
+        PayloadError: an unknown dtype, a key twice, or places that do not fit.
+    """
+    places: list[Place] = []
+    seen: set[str] = set()
+    end = 0
+    for key, stated in _stated(header):
+        dtype = _DTYPE_OF.get(stated.dtype)
+        if dtype is None:
+            raise PayloadError(f"tensor {key!r} has an unknown dtype")
+        if key in seen:
+            raise PayloadError(f"tensor {key!r} is stated twice")
+        if len(stated.shape) > MAX_DIMS:
+            raise PayloadError(f"tensor {key!r} has {len(stated.shape)} axes")
+        if stated.offset != end:
+            raise PayloadError(f"tensor {key!r} lies at {stated.offset}, expected {end}")
+        count = dtype.itemsize
+        for size in stated.shape:
+            count *= size
+        seen.add(key)
+        places.append(Place(key, dtype, tuple(stated.shape), end, count))
+        end += aligned(count)
+    if header.payload_bytes != end:
+        raise PayloadError(
+            f"the header claims {header.payload_bytes} bytes, its tensors need {end}"
+        )
+    return places
+
+
+def checked_places(header: pb.BundleHeader, spec: BundleSpec) -> list[Place]:
+    """Check a header against what its receiver expects, before anything is allocated.
+
+    Raises:
+        PayloadTooLarge: it claims more bytes than the spec can hold.
+        PayloadError: it states anything else that is not expected.
+    """
+    limit = spec.max_bytes + ALIGNMENT * (len(spec.required) + len(spec.optional))
+    if header.payload_bytes > limit:
+        raise PayloadTooLarge(
+            f"the header claims {header.payload_bytes} bytes; at most {limit} are expected"
+        )
+    places = places_of(header)
+    facts = {place.key: (place.dtype, place.shape) for place in places}
+    facts |= {f"scalars/{name}": (torch.float64, ()) for name in header.scalars}
+    for generator in header.generators:
+        key = f"generators/{generator.key}/version"
+        if key in facts:
+            raise PayloadError(f"tensor {key!r} is stated twice")
+        if generator.version > MAX_VERSION:
+            raise PayloadError(f"tensor {key!r} is {generator.version}, beyond {MAX_VERSION}")
+        facts[key] = (torch.int64, ())
+    spec.check(facts)
+    for rows in header.prototypes:
+        sizes = [list(t.shape)[:1] for t in (rows.vectors, rows.labels, rows.counts)]
+        label_spec = spec.required.get(f"prototypes/{rows.level}/labels")
+        if label_spec is not None and label_spec.shape == (0,):
+            continue  # rows known by their position alone: the spec has fixed how many there are
+        count_spec = spec.required.get(f"prototypes/{rows.level}/counts")
+        told = count_spec is None or count_spec.shape != (0,)
+        if sizes[0] != sizes[1] or (told and sizes[0] != sizes[2]):
+            raise PayloadError(f"prototypes {rows.level!r} have unequal rows: {sizes}")
+    return places
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A header that was checked, and how its tensors are made of the payload.
+
+    Attributes:
+        spec: against which it was checked.
+        places: of all tensors.
+        names: of the weights, without their prefix.
+        weights: how they lie, from the beginning of the payload.
+        others: flat keys of all other tensors.
+        rest: how those lie, behind the weights.
+    """
+
+    spec: BundleSpec
+    places: list[Place]
+    names: tuple[str, ...]
+    weights: Layout
+    others: tuple[str, ...]
+    rest: Layout
+
+    @classmethod
+    def of(cls, header: pb.BundleHeader, spec: BundleSpec) -> Plan:
+        """Check a header; raises as :func:`checked_places` does."""
+        places = checked_places(header, spec)
+        names = tuple(tensor.name for tensor in header.weights.tensors)
+        facts = tuple((place.dtype, place.shape) for place in places)
+        others = tuple(place.key for place in places[len(names) :])
+        weights, rest = layout_of(facts[: len(names)]), layout_of(facts[len(names) :])
+        return cls(spec, places, names, weights, others, rest)
+
+
+_checked: OrderedDict[bytes, Plan] = OrderedDict()
+_CHECKED_MOST = 256
+"""Headers that are remembered: a net of a hundred tensors takes longer to check than to receive."""
+
+
+def plan_of(wire: bytes, header: pb.BundleHeader, spec: BundleSpec) -> Plan:
+    """Return the plan of a header; one seen before with the same spec was checked then."""
+    found = _checked.get(wire)
+    if found is None or found.spec is not spec:
+        found = _checked[wire] = Plan.of(header, spec)
+        while len(_checked) > _CHECKED_MOST:
+            _checked.popitem(last=False)
+    return found
