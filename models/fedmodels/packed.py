@@ -54,7 +54,7 @@ class Packed(Mapping[str, Tensor]):
 
 
 def names_and_layout(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], Layout]:
-    """Return the names of tensors, ascending or as they are packed, and the layout in that order."""
+    """Return the names of tensors, ascending or as they are packed, and their layout."""
     if isinstance(tensors, Packed):
         return tensors.names, tensors.layout
     names = tuple(sorted(tensors))
