@@ -267,13 +267,11 @@ class _Client:
         self.channel.close()
 
     def pull(self) -> None:
-        waiting = rpc.Waiting(
-            client_id=str(self.client),
-            token=self.member.token,
-            durable=-1,
-            issue=self.order.issue,
-        )
-        self.order, _ = self.link.pull({self.client: waiting}, lambda client: self.spec)
+        self.order, _ = self.link.pull(self.waiting, lambda client: self.spec)
+
+    def waiting(self) -> list[rpc.Waiting]:
+        token, issue = self.member.token, self.order.issue
+        return [rpc.Waiting(client_id=str(self.client), token=token, durable=-1, issue=issue)]
 
     def push(self) -> None:
         self.link.push(self.member, Result(self.order, self.upload, rpc.Report()))

@@ -146,17 +146,22 @@ class Host:
             self.link.close()
 
     def _pull_forever(self) -> None:
-        while not self._closed.is_set():
-            members = dict(self.members)
-            waiting = {
-                c: rpc.Waiting(
+        members: dict[ClientId, Member] = {}
+
+        def waiting() -> list[rpc.Waiting]:
+            members.clear()
+            members.update(self.members)
+            return [
+                rpc.Waiting(
                     client_id=str(c),
                     token=m.token,
                     durable=self.states[c].durable,
                     issue=self._issues.get(c, 0),
                 )
                 for c, m in members.items()
-            }
+            ]
+
+        while not self._closed.is_set():
             try:
                 order, payload = self.link.pull(waiting, self._spec)
                 self._issues[client_of(order)] = order.issue

@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -94,6 +94,8 @@ class Link:
         self._push = self._channel.stream_unary(push, None, rpc.PushReply.FromString)
         self._push_whole = self._channel.unary_unary(push, None, rpc.PushReply.FromString)
         """A stream of one message: the same on the wire, and without a thread that sends it."""
+        self._orders: Iterator[bytes] | None = None
+        """The Pull under way."""
         self._held: dict[bytes, Bundle] = {}
         """The last common part by digest."""
 
@@ -176,24 +178,41 @@ class Link:
 
     def pull(
         self,
-        waiting: Mapping[ClientId, rpc.Waiting],
+        waiting: Callable[[], Sequence[rpc.Waiting]],
         specs: Callable[[str], Mapping[str, BundleSpec]],
     ) -> tuple[rpc.Order, Bundle]:
-        """Wait for the next order of any of these clients; return it and its payload.
+        """Wait for the next order of any client of this process; return it and its payload.
+
+        Orders come over one call, which is made when there is none.
+
+        Args:
+            waiting: tells for whom to wait, whenever a call is made.
+            specs: what the parts of a client's payload must hold.
 
         Raises:
             LinkError, SessionGone: as :meth:`_patiently` says.
-            PayloadError: the payload is not what ``specs`` of the client says.
+            PayloadError: the payload is not what ``specs`` says.
         """
-
-        def once() -> tuple[rpc.Order, Bundle] | None:
-            request = rpc.PullRequest(waiting=waiting.values(), held=list(self._held))
-            return self._read_order(self._pull(request), specs)
-
         while True:
-            found = self._patiently("pull", once)
+            found = self._patiently("pull", lambda: self._next_order(waiting, specs))
             if found is not None:
                 return found
+
+    def _next_order(
+        self,
+        waiting: Callable[[], Sequence[rpc.Waiting]],
+        specs: Callable[[str], Mapping[str, BundleSpec]],
+    ) -> tuple[rpc.Order, Bundle] | None:
+        if self._orders is None:
+            request = rpc.PullRequest(waiting=waiting(), held=list(self._held))
+            self._orders = self._pull(request)
+        found = None
+        try:
+            found = self._read_order(self._orders, specs)
+        finally:
+            if found is None:
+                self._orders = None
+        return found
 
     def _read_order(
         self, stream: Iterator[bytes], specs: Callable[[str], Mapping[str, BundleSpec]]
@@ -220,7 +239,7 @@ class Link:
             found[part.role] = receiver.finish()
             if part.role == "common":
                 self._held = {receiver.digest: found[part.role]}
-        if frame is not None or next(stream, None) is not None:
+        if frame is not None:
             raise PayloadError("an order goes on after its last part")
         return order, merged(found)
 

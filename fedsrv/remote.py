@@ -54,6 +54,8 @@ class RemoteCohort:
 
     LEASE_S = 15.0
     """A client neither waiting nor heard of for this long is no longer connected."""
+    MOST_AHEAD = 3
+    """Orders a process may have: one its client trains for, one it holds, one on its way."""
 
     def __init__(
         self,
@@ -222,21 +224,32 @@ class RemoteCohort:
         member.seen = time.monotonic()
         return member
 
-    def caller(self, clients: Mapping[ClientId, Member]) -> Caller:
-        """Return a Pull for these clients, which :meth:`next_order` waits for."""
-        return Caller(clients, threading.Condition(self._lock))
+    def caller(self, clients: Mapping[ClientId, Member], issues: Mapping[ClientId, int]) -> Caller:
+        """Return a Pull for these clients, in place of those there were.
+
+        Args:
+            clients: the sessions it waits for.
+            issues: the issue of the last order each of them has got.
+        """
+        with self._lock:
+            caller = Caller(clients, threading.Condition(self._lock))
+            for client, member in clients.items():
+                if member.caller is not None:
+                    member.caller.told.notify()
+                member.caller, member.issue = caller, issues[client]
+        return caller
 
     def next_order(
         self, caller: Caller, is_active: Callable[[], bool]
     ) -> tuple[rpc.Order, OpenTrip] | None:
-        """Wait until one of a caller's clients has an order; None when the caller has gone."""
+        """Wait until a caller's client has an order; None when the caller is gone, or replaced."""
         with self._lock:
             self._callers.add(caller)
             for member in caller.clients.values():
                 member.waiting += 1
             try:
-                while is_active():
-                    found = self._order_for(caller.clients)
+                while is_active() and all(m.caller is caller for m in caller.clients.values()):
+                    found = self._order_for(caller)
                     if found is not None:
                         return found
                     caller.told.wait()
@@ -247,20 +260,23 @@ class RemoteCohort:
                     member.waiting -= 1
                     member.seen = time.monotonic()
 
-    def _order_for(self, waiting: Mapping[ClientId, Member]) -> tuple[rpc.Order, OpenTrip] | None:
+    def _order_for(self, caller: Caller) -> tuple[rpc.Order, OpenTrip] | None:
         trip = self._open
-        for client, member in waiting.items():
+        for client, member in caller.clients.items():
             if self._members.get(client) is not member:
                 raise UnknownSession(f"another session took over client {client}")
-            if trip is None or client not in trip.trip.orders:
-                continue
-            if member.issue != trip.issue and not trip.answered(client):
-                order = rpc.Order()
-                order.CopyFrom(trip.trip.orders[client])
-                order.issue = trip.issue
-                order.committed, order.durable = self.committed, self.watermark
-                return order, trip
-        return None
+        if trip is None:
+            return None
+        due = [c for c in caller.clients if c in trip.trip.orders and not trip.answered(c)]
+        fresh = [c for c in due if caller.clients[c].issue != trip.issue]
+        caller.is_full = len(due) - len(fresh) >= self.MOST_AHEAD
+        if caller.is_full or not fresh:
+            return None
+        order = rpc.Order()
+        order.CopyFrom(trip.trip.orders[fresh[0]])
+        order.issue = caller.clients[fresh[0]].issue = trip.issue
+        order.committed, order.durable = self.committed, self.watermark
+        return order, trip
 
     def is_superseded(self, interaction: int) -> bool:
         """Tell whether training for an interaction has become pointless."""
@@ -312,6 +328,9 @@ class RemoteCohort:
                     member.versions = (*member.versions, member.trained)
             if len(trip.results) >= trip.needed or isinstance(result, str):
                 self._changed.notify_all()
+            caller = self._members[client].caller
+            if caller is not None and caller.is_full:
+                caller.told.notify()
         if first:
             kind = "failed" if isinstance(result, str) else "upload"
             facts = {"reason": result} if isinstance(result, str) else {}

@@ -137,24 +137,24 @@ class Service:
         )
 
     def pull(self, request: rpc.PullRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Wait for the next order of the caller's clients, then stream it."""
+        """Stream the orders of the caller's clients, as they come, for as long as it listens."""
         try:
             waiting: dict[ClientId, Member] = {}
+            issues: dict[ClientId, int] = {}
             for one in request.waiting:
                 client, member = self._session(one.client_id, one.token, context)
-                member.durable, member.issue = one.durable, one.issue
-                waiting[client] = member
+                member.durable = one.durable
+                waiting[client], issues[client] = member, one.issue
             if not waiting:
                 raise PayloadError("a Pull must name at least one client")
-            caller = self.cohort.caller(waiting)
+            caller = self.cohort.caller(waiting, issues)
             if not context.add_callback(lambda: self.cohort.wake(caller)):
                 return
-            found = self.cohort.next_order(caller, context.is_active)
+            held = set(request.held)
+            while found := self.cohort.next_order(caller, context.is_active):
+                yield from self._order(*found, held)
         except tuple(_CODES) as error:
             _refuse(context, error)
-            return
-        if found is not None:
-            yield from self._order(*found, set(request.held))
 
     def _order(self, order: rpc.Order, trip: OpenTrip, held: set[bytes]) -> Iterator[bytes]:
         """Stream an order and the parts of its payload the caller does not hold."""
@@ -176,6 +176,8 @@ class Service:
             crossed += len(message)
             yield message
         self.cohort.count_down(trip, crossed)
+        held.clear()  # the caller keeps the last common part
+        held.add(trip.common.digest)
 
     def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushReply:
         """Take the result of one order."""

@@ -31,14 +31,18 @@ class Member:
     """Pulls that wait for it at this moment."""
     durable: int = -1
     issue: int = 0
-    """Issue of the last order it says it got."""
+    """Issue of the last order it was sent, or says it got."""
     trained: int = -1
     """Last interaction it brought an upload for."""
+    caller: Caller | None = None
+    """The last Pull that waits for it; one before that gets nothing more."""
 
 
 @dataclass(eq=False)
 class Caller:
-    """A Pull that waits, and how it alone is told to look again."""
+    """A Pull, and how it alone is told to look again."""
 
     clients: Mapping[ClientId, Member]
     told: threading.Condition
+    is_full: bool = False
+    """Whether it has as many orders as it may have ahead, and waits for one of them to be done."""

@@ -79,7 +79,7 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request, context):
-        """Waits for the next order of any of the caller's clients; then streams it and its payload.
+        """Streams the orders of the caller's clients as they come, each with its payload.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

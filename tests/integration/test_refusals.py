@@ -43,9 +43,16 @@ class PlainClient:
         return reply
 
     def pull(self) -> tuple[rpc.PullHeader, list[rpc.PullChunk]]:
+        """Return the header and the messages of the next order."""
         waiting = rpc.Waiting(client_id=self.client, token=self.token, durable=-1)
-        chunks = list(self.stub.Pull(rpc.PullRequest(waiting=[waiting]), timeout=30))
-        return chunks[0].header, chunks
+        call = self.stub.Pull(rpc.PullRequest(waiting=[waiting]), timeout=30)
+        chunks = [next(call)]
+        header = chunks[0].header
+        size = sum(part.bundle.payload_bytes for part in header.parts)
+        while sum(len(chunk.frame.payload) for chunk in chunks) < size:
+            chunks.append(next(call))
+        call.cancel()
+        return header, chunks
 
     def push(self, order: rpc.Order, bundle: Bundle, **more: Any) -> rpc.PushReply:
         return self.stub.Push(iter(self.chunks(order, bundle, **more)), timeout=10)

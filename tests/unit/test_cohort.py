@@ -37,8 +37,10 @@ class World:
             num_clients, Spool(directory, 1 << 20), self.events, admission=Admission({}), **options
         )
         self.engine = ThreadPoolExecutor(1)
+        self.issues = {}
 
     def join(self, client, token=b"", versions=()):
+        self.issues.pop(client, None)
         return self.cohort.join(client, PROFILE, token, versions)
 
     def join_all(self, clients=(0, 1, 2)):
@@ -57,14 +59,15 @@ class World:
         end = time.monotonic() + wait_s
         timer = threading.Timer(wait_s + 0.01, self.cohort.wake)
         timer.start()
-        caller = self.cohort.caller(waiting)
+        issues = {c: self.issues.get(c, 0) for c in clients}
+        caller = self.cohort.caller(waiting, issues)
         found = self.cohort.next_order(caller, lambda: time.monotonic() < end)
         timer.cancel()
         if found is None:
             return None
         order, _ = found
         client = EVALUATOR if order.client_id == EVALUATOR else int(order.client_id)
-        waiting[client].issue = order.issue  # the next Pull says so
+        self.issues[client] = order.issue  # the next Pull says so
         return order
 
     def push(self, client, order, value=0.0, failure=""):
@@ -124,6 +127,39 @@ def test_an_order_is_given_once(world):
     assert world.pull(0, 1).client_id == "1", "a host asks for all its clients"
     assert world.pull(2, wait_s=0.05) is None, "client 2 is not in the cohort"
     assert not future.done()
+
+
+def test_a_process_gets_a_few_orders_ahead(tmp_path):
+    """Orders it cannot begin yet would be in vain if the trip closed without them."""
+    world = World(tmp_path, num_clients=6)
+    clients = range(6)
+    world.join_all(clients)
+    world.exchange(trip_to(*clients))
+    members = {c: world.cohort.member(c, world.tokens[c]) for c in clients}
+    caller = world.cohort.caller(members, dict.fromkeys(clients, 0))
+    orders = [world.cohort.next_order(caller, lambda: True)[0] for _ in range(3)]
+    assert [order.client_id for order in orders] == ["0", "1", "2"]
+    with ThreadPoolExecutor(1) as pool:
+        fourth = pool.submit(world.cohort.next_order, caller, lambda: True)
+        until(lambda: caller.is_full)
+        assert not fourth.done()
+        world.push(1, orders[1])
+        assert fourth.result(5)[0].client_id == "3"
+    world.cohort.stop("the test is over")
+    world.engine.shutdown()
+
+
+def test_a_new_call_takes_the_place_of_the_old_one(world):
+    members = {0: world.cohort.member(0, world.tokens[0])}
+    old = world.cohort.caller(members, {0: 0})
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(world.cohort.next_order, old, lambda: True)
+        until(lambda: members[0].waiting)
+        new = world.cohort.caller(members, {0: 0})
+        assert waits.result(5) is None
+    world.exchange(trip_to(0))
+    assert world.cohort.next_order(old, lambda: True) is None
+    assert world.cohort.next_order(new, lambda: True)[0].client_id == "0"
 
 
 def test_clients_that_wait_are_told_at_once(world):
