@@ -44,7 +44,9 @@ FORBIDDEN = {
 }
 """What a package never imports; a name stands for all that is below it as well."""
 
-FROM_FEDMODELS_INTO_FEDPB = tuple(f"fedmodels.{n}" for n in ("types", "packed", "layout", "errors"))
+FROM_FEDMODELS_INTO_FEDPB = tuple(
+    f"fedmodels.{n}" for n in ("types", "packed", "layout", "blocks", "errors")
+)
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc"}
 MAX_LINES = 400
 MIN_METHODS = 4

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fedmodels.blocks import lease
 
 ALIGNMENT = 64
 Facts = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
@@ -64,6 +67,8 @@ class Layout:
 
     def empty(self, device: torch.device | str = "cpu") -> Tensor:
         """Return a block (size,) of uint8 in which only what lies between tensors is set."""
+        if torch.device(device).type == "cpu":
+            return self.clear(torch.from_numpy(np.frombuffer(lease(self.size), np.uint8)))
         return self.clear(torch.empty(self.size, dtype=torch.uint8, device=device))
 
     def clear(self, block: Tensor) -> Tensor:

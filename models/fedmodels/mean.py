@@ -72,7 +72,8 @@ def _mean_of_blocks(uploads: list[Mapping[str, Tensor]], shares: list[float]) ->
     if len(floats) != 1 or any(u.names != names or u.layout is not layout for u in packed):
         return None
     blocks = [upload.block.cpu() for upload in packed]
-    mean = _mean_of_flat([block.view(floats[0]) for block in blocks], shares).view(torch.uint8)
+    mean = layout.empty()
+    _mean_of_flat([block.view(floats[0]) for block in blocks], shares, mean.view(floats[0]))
     for other in layout.dtypes - set(floats):
         places = layout.elements(other)
         mean.view(other)[places] = _mean_of_flat([b.view(other)[places] for b in blocks], shares)
@@ -111,14 +112,14 @@ def _mean(
     return dict(zip(keys, separated(result, first), strict=True))
 
 
-def _mean_of_flat(flats: list[Tensor], shares: list[float]) -> Tensor:
-    """Return the weighted mean of equally long vectors."""
+def _mean_of_flat(flats: list[Tensor], shares: list[float], out: Tensor | None = None) -> Tensor:
+    """Return the weighted mean of equally long vectors, in ``out`` if that is given."""
     if not flats[0].is_floating_point():
         result = flats[0].clone()
         for flat in flats[1:]:
             torch.maximum(result, flat, out=result)
         return result
-    result = torch.empty_like(flats[0])
+    result = torch.empty_like(flats[0]) if out is None else out
     rows = min(CHUNK, len(result))
     scratch, total = torch.empty(2, rows, dtype=torch.float64).unbind()
     for start in range(0, len(result), CHUNK):

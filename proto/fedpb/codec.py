@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from zlib_ng import zlib_ng
 
+from fedmodels.blocks import lease
 from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.layout import ALIGNMENT, aligned
 from fedmodels.packed import Packed, names_and_layout
@@ -140,7 +141,7 @@ class Receiver:
         self.received = 0
         self._sha = hashlib.sha256(wire)
         size = header.payload_bytes
-        self.buffer = allocate(size) if allocate else np.empty(size, np.uint8).data
+        self.buffer = allocate(size) if allocate else lease(size)
         self._bytes = np.frombuffer(self.buffer, np.uint8)  # copying lets other threads run
         self._words = torch.from_numpy(self._bytes[: size // 4 * 4].view("<f4"))
         half = any(place.dtype in _HALF for place in self._plan.places)

@@ -2,9 +2,12 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
+from fedmodels import blocks
+from fedmodels.blocks import lease
 from fedmodels.errors import PayloadError
 from fedmodels.layout import ALIGNMENT, Layout, facts_of, layout_of
 from fedmodels.mean import weighted_mean
@@ -219,6 +222,34 @@ def test_a_part_of_a_net_and_nothing_of_it():
     assert isinstance(head, Packed)
     assert head.layout.num_bytes == sum(t.nbytes for t in head.values())
     assert dict(weights_of(net, lambda name: False)) == {}
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_a_block_is_used_again_when_nothing_lies_in_it_any_more():
+    def array():
+        return np.frombuffer(lease(12345), np.uint8)
+
+    first = array()
+    place, part, tensor = first.ctypes.data, first[5:], torch.from_numpy(first)[5:]
+    del first, part
+    assert array().ctypes.data != place, "a tensor still lies in the first"
+    part = tensor.numpy()[5:]
+    del tensor
+    assert array().ctypes.data != place, "an array still lies in the first"
+    del part
+    assert place in {each.ctypes.data for each in (array(), array())}
+
+
+def test_only_a_few_blocks_wait():
+    """Sizes that differ every time, as those of prototypes may, are not kept for ever."""
+    for size in range(1000, 1000 + 5 * blocks.KEPT_SIZES):
+        lease(size)
+    held = [lease(7777) for _ in range(blocks.KEPT_BLOCKS + 3)]
+    del held
+    assert len(blocks._free) <= blocks.KEPT_SIZES
+    assert len(blocks._free[7777]) == blocks.KEPT_BLOCKS
 
 
 def test_layouts_are_shared():
