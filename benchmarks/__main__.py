@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 SMALL = (
-    ["benchmarks.overhead", "--clients", "2", "10", "--rounds", "10"],
-    ["benchmarks.transport"],
+    ["benchmarks.overhead", "--clients", "2", "10", "50", "100", "--rounds", "10"],
+    ["benchmarks.overhead", "--clients", "2", "10", "--nets", "resnet18", "--rounds", "6"],
+    ["benchmarks.overhead", "--clients", "50", "--hosts", "2", "--rounds", "10"],
+    ["benchmarks.transport", "--clients", "1", "10", "--tls", "--repeats", "5"],
     ["benchmarks.training", "--steps"],
-    ["benchmarks.training", "--jobs", "digits-10"],
+    ["benchmarks.training", "--jobs", "digits-10", "digits-50"],
     ["benchmarks.aggregate", "--clients", "2", "10", "--prototypes", "128", "512"],
     ["benchmarks.scale", "--clients", "5", "10", "20", "--widths", "64", "512"],
     ["benchmarks.aggregation_weights", "--clients", "10", "--examples", "128", "--epochs", "2"],

@@ -37,6 +37,7 @@ from fedcli.tls import channel_credentials
 from fedcli.worker import Result
 from fedmodels.errors import RunFailed
 from fedmodels.types import Bundle, BundleSpec
+from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.frames import FRAME_BYTES
 from fedpb.heap import keep_large_blocks
@@ -248,7 +249,7 @@ class _Client:
         self.frames = _ready_frames(size)
         self.upload = _weights(size)
         self.spec = {"common": BundleSpec.of(self.upload), "personal": BundleSpec()}
-        request = rpc.JoinRequest(client_id=str(client), client_json=FACTS, protocol=1)
+        request = rpc.JoinRequest(client_id=str(client), client_json=FACTS, protocol=PROTOCOL)
         self.member = Member(client, "run", self.link.join(request).token)
         self.order = rpc.Order()
 
@@ -267,7 +268,9 @@ class _Client:
         self.channel.close()
 
     def pull(self) -> None:
+        """Take one order over a call of its own: over an open one, some of it were here already."""
         self.order, _ = self.link.pull(self.waiting, lambda client: self.spec)
+        self.link.end_pull()
 
     def waiting(self) -> list[rpc.Waiting]:
         token, issue = self.member.token, self.order.issue

@@ -23,9 +23,9 @@ from fedcli.worker import Result, Worker, open_data
 from fedmodels.config import experiment_of
 from fedmodels.errors import FedtideError, LinkError
 from fedmodels.types import EVALUATOR, Bundle, BundleSpec, ClientId
+from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 
-PROTOCOL = 1
 KEEP_BYTES = 256 << 20
 """Uploads that one process keeps until they are committed, all its clients together."""
 log = logging.getLogger(__name__)

@@ -25,7 +25,6 @@ from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, frames_of, merged, messages, read_chunk
 from fedpb.headers import header_of
 
-PROTOCOL = 1
 _SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
 _RETRIED = (
     grpc.StatusCode.UNAVAILABLE,
@@ -94,8 +93,8 @@ class Link:
         self._push = self._channel.stream_unary(push, None, rpc.PushReply.FromString)
         self._push_whole = self._channel.unary_unary(push, None, rpc.PushReply.FromString)
         """A stream of one message: the same on the wire, and without a thread that sends it."""
-        self._orders: Iterator[bytes] | None = None
-        """The Pull under way."""
+        self._orders: Any = None
+        """The Pull under way, if there is one."""
         self._held: dict[bytes, Bundle] = {}
         """The last common part by digest."""
 
@@ -211,8 +210,14 @@ class Link:
             found = self._read_order(self._orders, specs)
         finally:
             if found is None:
-                self._orders = None
+                self.end_pull()
         return found
+
+    def end_pull(self) -> None:
+        """End the Pull under way, if there is one; the next order comes over a new one."""
+        if self._orders is not None:
+            self._orders.cancel()
+            self._orders = None
 
     def _read_order(
         self, stream: Iterator[bytes], specs: Callable[[str], Mapping[str, BundleSpec]]

@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from fedmodels.errors import PayloadError, PayloadTooLarge, RunFailed
 from fedmodels.types import ClientId
+from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
 from fedsrv.certs import covers
@@ -31,7 +32,6 @@ from fedsrv.scores import check_report
 from fedsrv.sessions import AlreadyConnected, Member, UnknownSession
 from fedsrv.tls import peer_identity
 
-PROTOCOL = 1
 BEAT_EVERY_S = 2.0
 MOST_WATCHERS = 16
 """Monitors at a time; each takes a thread that clients could use."""

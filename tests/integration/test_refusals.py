@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from fedmodels.types import Bundle
+from fedpb import PROTOCOL, coordinator_pb2_grpc
 from fedpb import coordinator_pb2 as rpc
-from fedpb import coordinator_pb2_grpc
 from fedpb.codec import encode
 from tests.integration.conftest import Loopback, Sites, tables
 from tests.integration.harness import Coordinator, write_config
@@ -37,7 +37,7 @@ class PlainClient:
         self.token = b""
 
     def join(self, **more: Any) -> rpc.JoinReply:
-        request = {"client_id": self.client, "client_json": self.description, "protocol": 1}
+        request = {"client_id": self.client, "client_json": self.description, "protocol": PROTOCOL}
         reply = self.stub.Join(rpc.JoinRequest(**{**request, **more}), timeout=10)
         self.token = reply.token
         return reply
@@ -193,7 +193,7 @@ def test_repeated_and_superseded_uploads(
         ({"client_id": "3"}, "INVALID_ARGUMENT", "'3' is none of this run's: 0 to 2"),
         ({"client_id": "../0"}, "INVALID_ARGUMENT", "is none of this run's"),
         ({"run_id": "feed"}, "FAILED_PRECONDITION", "belongs to run feed"),
-        ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 1, the client 9"),
+        ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 2, the client 9"),
         ({"client_json": "{"}, "INVALID_ARGUMENT", "client.json is malformed"),
         ({"client_json": '{"format": 2}'}, "INVALID_ARGUMENT", "client.json has format 2"),
     ],

@@ -87,7 +87,9 @@ def weights_of(net: SplitNet, wanted: Callable[[str], bool] | None = None) -> We
     with torch.no_grad():
         block = layout.empty(kept[names[0]].device)
         torch._foreach_copy_(layout.views(block), [kept[name] for name in names])
-        return Packed(names, layout, block.cpu(), kept)
+        if not block.is_cpu:
+            block = layout.empty().copy_(block)  # at once: each transfer waits for the device
+    return Packed(names, layout, block, kept)
 
 
 def load_weights(net: SplitNet, weights: Mapping[str, Tensor], *, strict: bool = True) -> None:
