@@ -34,7 +34,7 @@ class Layout:
     """
 
     def __init__(self, facts: Facts) -> None:
-        self.facts = facts
+        self.facts, self._hash = facts, hash(facts)
         self.offsets: list[int] = []
         self.num_bytes = self.size = 0
         self._ends: list[int] = []
@@ -48,6 +48,14 @@ class Layout:
             self.num_bytes += count * dtype.itemsize
             self.size = aligned(self._ends[-1])
         self.dtypes = frozenset(dtype for dtype, _ in facts)
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether the same tensors lie at the same places."""
+        return self is other or (isinstance(other, Layout) and self.facts == other.facts)
+
+    def __hash__(self) -> int:
+        """Return the hash of the facts."""
+        return self._hash
 
     @cached_property
     def _gaps(self) -> Tensor:

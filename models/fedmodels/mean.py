@@ -69,7 +69,7 @@ def _mean_of_blocks(uploads: list[Mapping[str, Tensor]], shares: list[float]) ->
         return None
     names, layout = first.names, first.layout
     floats = [dtype for dtype in layout.dtypes if dtype.is_floating_point]
-    if len(floats) != 1 or any(u.names != names or u.layout is not layout for u in packed):
+    if len(floats) != 1 or any((u.names, u.layout) != (names, layout) for u in packed):
         return None
     blocks = [upload.block.cpu() for upload in packed]
     mean = layout.empty()

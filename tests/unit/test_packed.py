@@ -168,6 +168,13 @@ def test_mean_of_packed_is_the_mean_of_others(floats):
     assert_same(weighted_mean([packed(uploads[0]), *uploads[1:]], shares), expected)
 
 
+def test_mean_of_packed_does_not_depend_on_what_was_forgotten():
+    """Layouts are kept in a cache; uploads of the same form may come with two of them."""
+    one, other = packed(mixed(1)), packed(mixed(2))
+    alike = Packed(other.names, Layout(other.layout.facts), other.block)
+    assert isinstance(weighted_mean([one, alike], [0.5, 0.5]), Packed)
+
+
 def test_mean_of_packed_with_two_kinds_of_floats():
     uploads = [{"a": torch.full((2,), x), "b": torch.full((2,), x).double()} for x in (1.0, 2.0)]
     found = weighted_mean(list(map(packed, uploads)), [0.5, 0.5])
@@ -255,4 +262,6 @@ def test_only_a_few_blocks_wait():
 def test_layouts_are_shared():
     facts = facts_of([torch.ones(2, 3)])
     assert layout_of(facts) is layout_of(((torch.float32, (2, 3)),))
+    assert Layout(facts) == layout_of(facts) != Layout(())
+    assert hash(Layout(facts)) == hash(layout_of(facts))
     assert Layout(()).size == 0
