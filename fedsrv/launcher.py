@@ -23,6 +23,7 @@ from fedsrv.processes import (
     Said,
     coordinator_arguments,
     error_in,
+    next_said,
     started,
 )
 from fedsrv.progress import Display
@@ -222,7 +223,7 @@ class Launch:
             RunFailed: the run failed, or a process died again and again without progress.
         """
         while not (self.finished and self.ended >= set(self.clients)):
-            said = self.box.get()
+            said = next_said(self.box)
             if said.source == "server":
                 self._server_said(said)
             elif said.status is not None:

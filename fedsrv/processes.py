@@ -34,6 +34,16 @@ Popen = subprocess.Popen[bytes]
 Box = queue.SimpleQueue[Said]
 
 
+def next_said(box: Box) -> Said:
+    """Wait for the next line of any process.
+
+    Looks up now and then: Ctrl-C in the moment before a wait begins does not end that wait.
+    """
+    while True:
+        with suppress(queue.Empty):
+            return box.get(timeout=0.5)
+
+
 class Child:
     """A process whose standard output comes line by line into a box."""
 

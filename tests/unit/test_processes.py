@@ -12,7 +12,7 @@ from fedcli.cli import clients_of
 from fedmodels.errors import DataError
 from fedsrv.forked import Forked, fork_coordinator, fork_fedcli
 from fedsrv.launcher import PROCESSES_PER_CORE, Launch, affordable_hosts, host_ranges
-from fedsrv.processes import Child, Said, coordinator_arguments, error_in, started
+from fedsrv.processes import Child, Said, coordinator_arguments, error_in, next_said, started
 from tests.conftest import tiny_experiment
 
 # --- who hosts whom -------------------------------------------------------------------------------
@@ -198,3 +198,34 @@ def test_the_error_in_no_log(tmp_path):
     assert error_in(tmp_path / "nothing") == ""
     (tmp_path / "binary").write_bytes(b"\xff\xfe error\n")
     assert error_in(tmp_path / "binary").endswith("error")
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+INTERRUPTED = """
+import queue, signal, sys, threading, time
+from fedsrv.processes import next_said
+
+def ring():
+    time.sleep(0.2)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # the wait itself is not disturbed
+    time.sleep(20)
+
+threading.Thread(target=ring, daemon=True).start()
+try:
+    next_said(queue.SimpleQueue())
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+def test_ctrl_c_that_did_not_end_the_wait_is_seen_soon():
+    """As when it comes in the moment before the wait begins."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], timeout=15)
+    assert done.returncode == 7
+
+
+def test_what_is_said_is_heard():
+    box = queue.SimpleQueue()
+    box.put(Said("server", "a line"))
+    assert next_said(box) == Said("server", "a line")
