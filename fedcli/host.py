@@ -48,6 +48,7 @@ class Host:
         self.states = {c: StateDirectory(states / str(c)) for c in clients}
         self.members: dict[ClientId, Member] = {}
         self.workers: dict[ClientId, Worker] = {}
+        self._pulling_as: dict[ClientId, Member] = {}
         self._issues: dict[ClientId, int] = {}
         self._orders: queue.Queue[tuple[rpc.Order, Bundle] | BaseException] = queue.Queue(1)
         self._results: queue.Queue[Result | None] = queue.Queue(1)
@@ -146,34 +147,32 @@ class Host:
             self.link.close()
 
     def _pull_forever(self) -> None:
-        members: dict[ClientId, Member] = {}
-
-        def waiting() -> list[rpc.Waiting]:
-            members.clear()
-            members.update(self.members)
-            return [
-                rpc.Waiting(
-                    client_id=str(c),
-                    token=m.token,
-                    durable=self.states[c].durable,
-                    issue=self._issues.get(c, 0),
-                )
-                for c, m in members.items()
-            ]
-
         while not self._closed.is_set():
             try:
-                order, payload = self.link.pull(waiting, self._spec)
+                order, payload = self.link.pull(self._waiting, self._spec)
                 self._issues[client_of(order)] = order.issue
                 self._orders.put((order, payload))
                 del payload
             except SessionGone:
-                if not self._renew(members):
+                if not self._renew(self._pulling_as):
                     return
             except FedtideError as error:
                 if not self._closed.is_set():
                     self._orders.put(error)
                 return
+
+    def _waiting(self) -> list[rpc.Waiting]:
+        """Say for whom a Pull waits, and remember with which sessions."""
+        self._pulling_as = dict(self.members)
+        return [
+            rpc.Waiting(
+                client_id=str(c),
+                token=m.token,
+                durable=self.states[c].durable,
+                issue=self._issues.get(c, 0),
+            )
+            for c, m in self._pulling_as.items()
+        ]
 
     def _renew(self, gone: Mapping[ClientId, Member]) -> bool:
         """Join again; what goes wrong with that ends the process."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import mmap
 import tempfile
 import threading
-import weakref
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-Block = npt.NDArray[np.uint8]
+from fedmodels.blocks import Block, leased
 
 
 class Spool:
@@ -35,9 +33,7 @@ class Spool:
         with self._lock:
             kept = self._free.get(size)
             block = kept.pop() if kept else self._fresh(size)
-        lease = block[:]
-        weakref.finalize(lease, self._take_back, block).atexit = False
-        return lease.data
+        return leased(block, self._take_back)
 
     def _fresh(self, size: int) -> Block:
         """Return a new block, of memory where the budget allows it."""

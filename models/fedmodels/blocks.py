@@ -1,8 +1,8 @@
 """Memory for blocks the size of a net, used again and again.
 
 Given back to the allocator, such a block would be broken up by whatever is small, and the next one
-need fresh memory: a process that hosts 25 clients of ResNet-18 grew by two gigabytes. And fresh
-pages cost as much as the copying.
+need fresh memory: a process that hosts 25 clients of ResNet-18 grew by more than a gigabyte. And
+fresh pages cost as much as the copying.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,11 @@ def lease(size: int) -> memoryview:
         block = kept.pop()
     except IndexError:
         block = np.empty(size, np.uint8)
-    leased = block[:]
-    weakref.finalize(leased, kept.append, block).atexit = False
-    return leased.data  # a view of the array itself would not keep it: NumPy refers to the block
+    return leased(block, kept.append)
+
+
+def leased(block: Block, give_back: Callable[[Block], object]) -> memoryview:
+    """Return the memory of a block, which is given back once nothing lies in it any more."""
+    lease = block[:]
+    weakref.finalize(lease, give_back, block).atexit = False
+    return lease.data  # a view of the array itself would not keep it: NumPy refers to the block

@@ -203,17 +203,23 @@ def test_the_error_in_no_log(tmp_path):
 # --- waiting --------------------------------------------------------------------------------------
 
 INTERRUPTED = """
-import queue, signal, sys, threading, time
+import queue, signal, sys, threading
 from fedsrv.processes import next_said
 
-def ring():
-    time.sleep(0.2)
-    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # the wait itself is not disturbed
-    time.sleep(20)
+begun = threading.Event()
 
-threading.Thread(target=ring, daemon=True).start()
+class Box(queue.SimpleQueue):
+    def get(self, *args, **options):
+        begun.set()  # the other thread runs when this one lets go of the interpreter to wait
+        return super().get(*args, **options)
+
+def ring():
+    begun.wait()
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # the wait itself is not disturbed
+
+threading.Thread(target=ring).start()
 try:
-    next_said(queue.SimpleQueue())
+    next_said(Box())
 except KeyboardInterrupt:
     sys.exit(7)
 """
