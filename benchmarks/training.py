@@ -24,7 +24,7 @@ from typing import Any
 
 import tomli_w
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import tell
@@ -170,7 +170,8 @@ def _step_row(name: str) -> dict[str, Any]:
     shape, batch = NETS[name]
     x, y = torch.randn(batch, *shape), torch.randint(10, (batch,))
     fast = make_net(name, num_classes=10, input_shape=shape)
-    plain = copy.deepcopy(fast).to(memory_format=torch.contiguous_format)
+    net = copy.deepcopy(fast)
+    plain = nn.Sequential(net.base, net.head)  # without the features' memory format
     steps = {
         "plain": _step(plain, x, y, fused=False),
         "last": _step(fast, x, y, fused=False),
@@ -189,7 +190,7 @@ def _step_row(name: str) -> dict[str, Any]:
     }
 
 
-def _step(net: SplitNet, x: Tensor, y: Tensor, *, fused: bool) -> Callable[[], object]:
+def _step(net: nn.Module, x: Tensor, y: Tensor, *, fused: bool) -> Callable[[], object]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=fused)
 
     def step() -> None:
@@ -206,8 +207,9 @@ def _stacked_row(clients: int) -> dict[str, Any]:
     nets = [make_net("digits-cnn", num_classes=10, input_shape=(1, 8, 8)) for _ in range(clients)]
     x, y = torch.randn(clients, 16, 1, 8, 8), torch.randint(10, (clients, 16))
     in_turn = [_step(net, x[i], y[i], fused=True) for i, net in enumerate(nets)]
-    parameters, buffers = torch.func.stack_module_state(nets)  # type: ignore[arg-type]
-    base = copy.deepcopy(nets[0]).to("meta")
+    plain = [nn.Sequential(net.base, net.head) for net in nets]  # vmap sets the memory format
+    parameters, buffers = torch.func.stack_module_state(plain)  # type: ignore[arg-type]
+    base = copy.deepcopy(plain[0]).to("meta")
 
     def loss_of(p: Any, b: Any, x: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(torch.func.functional_call(base, (p, b), (x,)), y)

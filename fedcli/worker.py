@@ -77,7 +77,7 @@ class Worker:
         table = self.experiment.method
         self.method = make(table.name, **table.hyper_parameters())
         self.run = sibling.run if sibling else Run(self.experiment, self.data.problem)
-        self.net = sibling.net if sibling else self.run.make_net().to(self.device)
+        self.net = sibling.net if sibling else self.run.make_net().to(self.device).pack()
         self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
         self.stateful = self.method.keeps_state(self.run)
         self._held: Result | None = None

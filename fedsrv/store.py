@@ -73,8 +73,8 @@ class Store:
             self.run_id = self._identity()
             self._parts = Parts(self.states)
             self._manifests: dict[int, Manifest] = {}
-            self._pruned = -1
-            """Watermark below which nothing is left to delete."""
+            self._stored: set[int] = set()
+            """Interactions after which the state is kept."""
             self._synced: set[str] = set()
             """Part files that are safe on the disk; written by the syncing thread alone."""
             self._drop_unusable()
@@ -170,6 +170,7 @@ class Store:
         parts = self._parts.save(number, state, header, fsync=self.strict)
         bundles = {"common": state.common, "own": state.own}
         save_named(self._file(number), bundles, {**header, "parts": parts}, fsync=self.strict)
+        self._stored.add(number)
         self._manifests[number] = parts
         self._db.execute(
             "INSERT INTO interactions VALUES (?, ?, ?, ?)",
@@ -189,30 +190,33 @@ class Store:
     def roll_back(self, interaction: int) -> None:
         """Forget every commit after an interaction."""
         self._db.execute("DELETE FROM interactions WHERE interaction > ?", (interaction,))
-        for file in self._state_files():
-            if int(file.stem.partition("-")[2]) > interaction:
+        self._stored = set()
+        for file in self.states.glob("state-*.safetensors"):
+            number = int(file.stem.partition("-")[2])
+            if number > interaction:
                 file.unlink()
+            else:
+                self._stored.add(number)
         self._parts.forget()
-        self._synced, self._pruned = set(), -1
+        self._synced = set()
         self._drop_parts()
         self.rewrite_lines()
 
     def prune(self, watermark: int) -> None:
         """Delete states that no power loss can roll back to any more."""
         keep = min(watermark, self.committed)
-        if keep <= self._pruned:
-            return
-        for file in self._state_files():
-            if int(file.stem.partition("-")[2]) < keep:
-                file.unlink(missing_ok=True)
-        self._drop_parts()
-        self._pruned = keep
+        old = [number for number in self._stored if number < keep]
+        for number in old:
+            self._file(number).unlink(missing_ok=True)
+        self._stored.difference_update(old)
+        gone = [self._manifests.pop(number, None) for number in old]
+        if any(gone):
+            self._drop_parts()
 
     def _drop_parts(self) -> None:
         """Delete the parts that no state file names any more."""
-        kept = [int(file.stem.partition("-")[2]) for file in self._state_files()]
         manifests: dict[int, Manifest] = {}
-        for interaction in kept:
+        for interaction in sorted(self._stored):
             with contextlib.suppress(ArchiveError):
                 manifests[interaction] = self._manifest(interaction)
         self._manifests = manifests
@@ -244,9 +248,6 @@ class Store:
 
     def _file(self, interaction: int) -> Path:
         return self.states / f"state-{interaction:08d}.safetensors"
-
-    def _state_files(self) -> list[Path]:
-        return sorted(self.states.glob("state-*.safetensors"))
 
     def _drop_unusable(self) -> None:
         """After a crash: forget records whose state is damaged or gone, and states without one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from fedpb.codec import merged
 
 settings.register_profile("fedtide", deadline=None, max_examples=50)
 settings.load_profile("fedtide")
+# A shell that runs the suite in the background ignores Ctrl-C, and what it starts inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TABLES: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "max_per_class": 20},

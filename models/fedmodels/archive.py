@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 from torch import Tensor
 from zlib_ng import zlib_ng
 
 from fedmodels.errors import ArchiveError, PayloadError
+from fedmodels.packed import Packed
 from fedmodels.types import DTYPE_NAMES, Bundle, tensor_bytes
 
 FORMAT = 1
@@ -56,15 +58,13 @@ def save_named(
 ) -> None:
     """Write several bundles to one file; as :func:`save`, with names that hold no colon."""
     target = Path(path)
-    tensors = _plain(
-        target,
-        {
-            f"{name}:{key}" if name else key: tensor
-            for name, bundle in bundles.items()
-            for key, tensor in bundle.flat().items()
-        },
-    )
-    facts = {"format": FORMAT, "crc32": _checksum(tensors), "header": dict(header)}
+    entries = {
+        f"{name}:{key}" if name else key: entry
+        for name, bundle in bundles.items()
+        for key, entry in _entries(target, bundle)
+    }
+    data = {key: bytes_of for key, (_, bytes_of) in entries.items()}
+    facts = {"format": FORMAT, "crc32": _checksum(data), "header": dict(header)}
     try:
         metadata = {_KEY: json.dumps(facts, sort_keys=True, allow_nan=False)}
     except (TypeError, ValueError) as error:
@@ -73,7 +73,7 @@ def save_named(
     try:
         with NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
             temporary = Path(file.name)
-        serialize_file({key: _spec(t) for key, t in tensors.items()}, temporary, metadata)
+        serialize_file({key: spec for key, (spec, _) in entries.items()}, temporary, metadata)
         if fsync:
             _sync(temporary)
         os.replace(temporary, target)
@@ -124,7 +124,7 @@ def load_named(
         raise ArchiveError(f"{source} is damaged, or no archive: {_line(error)}") from None
     if kind != FORMAT:
         raise ArchiveError(f"{source} has format {kind}; this version reads format {FORMAT}")
-    if verify and checksum != _checksum(tensors):
+    if verify and checksum != _checksum({key: tensor_bytes(t) for key, t in tensors.items()}):
         raise ArchiveError(f"{source} is damaged: its checksum does not match")
     return bundles, header
 
@@ -137,31 +137,40 @@ def _split(key: str) -> tuple[str, str]:
     return name, flat_key
 
 
-def _plain(target: Path, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors as they are written: on the CPU, in the order of their shape."""
-    for key, tensor in flat.items():
+def _entries(target: Path, bundle: Bundle) -> Iterator[tuple[str, tuple[TensorSpec, memoryview]]]:
+    """Yield every tensor by its flat key: what safetensors is told of it, and its bytes.
+
+    It is told the address: nothing is copied but what is not on the CPU, or not in the order of its
+    shape. Weights that lie in one block are not made into tensors first.
+    """
+    weights = bundle.weights
+    if isinstance(weights, Packed) and weights.block.is_cpu:
+        block, address = tensor_bytes(weights.block), weights.block.data_ptr()
+        layout = weights.layout
+        places = zip(weights.names, layout.facts, layout.offsets, layout.ends, strict=True)
+        for name, (dtype, shape), begin, end in places:
+            spec = _spec(dtype, shape, address + begin, end - begin)
+            yield f"weights/{name}", (spec, block[begin:end])
+        bundle = replace(bundle, weights={})
+    for key, tensor in bundle.flat().items():
         if tensor.dtype not in DTYPE_NAMES:
             raise ArchiveError(
                 f"tensor {key!r} for {target} is {tensor.dtype}, which may not travel"
             )
-    return {key: tensor.detach().cpu().contiguous() for key, tensor in flat.items()}
+        plain = tensor.detach().cpu().contiguous()
+        spec = _spec(plain.dtype, plain.shape, plain.data_ptr(), plain.nbytes)
+        yield key, (spec, tensor_bytes(plain))
 
 
-def _spec(tensor: Tensor) -> TensorSpec:
-    """Describe a tensor to safetensors by its address: nothing is copied."""
-    return TensorSpec(
-        dtype=DTYPE_NAMES[tensor.dtype],
-        shape=tensor.shape,
-        data_ptr=tensor.data_ptr(),
-        data_len=tensor.nbytes,
-    )
+def _spec(dtype: torch.dtype, shape: Sequence[int], address: int, size: int) -> TensorSpec:
+    return TensorSpec(dtype=DTYPE_NAMES[dtype], shape=shape, data_ptr=address, data_len=size)
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> int:
+def _checksum(data: Mapping[str, memoryview]) -> int:
     """Return the CRC-32 over the tensors' bytes, by key."""
     crc = 0
-    for key in sorted(tensors):
-        crc = zlib_ng.crc32(tensor_bytes(tensors[key]), zlib_ng.crc32(key.encode(), crc))
+    for key in sorted(data):
+        crc = zlib_ng.crc32(data[key], zlib_ng.crc32(key.encode(), crc))
     return crc
 
 

@@ -29,6 +29,7 @@ class Layout:
     Attributes:
         facts: (dtype, shape) of each, in order.
         offsets: where each begins, in bytes.
+        ends: where each ends.
         num_bytes: what the tensors hold.
         size: of the block in bytes, which is more by what lies between them.
     """
@@ -37,16 +38,16 @@ class Layout:
         self.facts, self._hash = facts, hash(facts)
         self.offsets: list[int] = []
         self.num_bytes = self.size = 0
-        self._ends: list[int] = []
+        self.ends: list[int] = []
         self._views: list[tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]] = []
         self._elements: dict[torch.dtype, Tensor] = {}
         for dtype, shape in facts:
             strides, count = _strides_and_count(shape)
             self._views.append((dtype, shape, strides, self.size // dtype.itemsize))
             self.offsets.append(self.size)
-            self._ends.append(self.size + count * dtype.itemsize)
+            self.ends.append(self.size + count * dtype.itemsize)
             self.num_bytes += count * dtype.itemsize
-            self.size = aligned(self._ends[-1])
+            self.size = aligned(self.ends[-1])
         self.dtypes = frozenset(dtype for dtype, _ in facts)
 
     def __eq__(self, other: object) -> bool:
@@ -61,14 +62,14 @@ class Layout:
     def _gaps(self) -> Tensor:
         """The places (g,) of the bytes between tensors."""
         begins = [*self.offsets[1:], self.size]
-        gaps = [torch.arange(*gap) for gap in zip(self._ends, begins, strict=True)]
+        gaps = [torch.arange(*gap) for gap in zip(self.ends, begins, strict=True)]
         return torch.cat(gaps)
 
     def elements(self, dtype: torch.dtype) -> Tensor:
         """Return where the elements (n,) of a dtype are in a block that is viewed as of it."""
         if dtype not in self._elements:
             size = dtype.itemsize
-            each = zip(self.facts, self.offsets, self._ends, strict=True)
+            each = zip(self.facts, self.offsets, self.ends, strict=True)
             places = [torch.arange(a // size, b // size) for (d, _), a, b in each if d == dtype]
             self._elements[dtype] = torch.cat(places)
         return self._elements[dtype]
@@ -76,8 +77,15 @@ class Layout:
     def empty(self, device: torch.device | str = "cpu") -> Tensor:
         """Return a block (size,) of uint8 in which only what lies between tensors is set."""
         if torch.device(device).type == "cpu":
-            return self.clear(torch.from_numpy(np.frombuffer(lease(self.size), np.uint8)))
+            return self.clear(self._memory())
         return self.clear(torch.empty(self.size, dtype=torch.uint8, device=device))
+
+    def copied(self, block: Tensor) -> Tensor:
+        """Return a copy on the CPU of a block on any device."""
+        return self._memory().copy_(block)
+
+    def _memory(self) -> Tensor:
+        return torch.from_numpy(np.frombuffer(lease(self.size), np.uint8))
 
     def clear(self, block: Tensor) -> Tensor:
         """Put zeros between the tensors of a block, and return it."""

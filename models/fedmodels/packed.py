@@ -48,6 +48,14 @@ class Packed(Mapping[str, Tensor]):
         """Return (name, tensor) of each."""
         return self._tensors.items()
 
+    def is_like(self, other: Packed) -> bool:
+        """Tell whether the same tensors lie at the same places of both blocks."""
+        return self.names == other.names and self.layout == other.layout
+
+    def copy(self) -> Packed:
+        """Return the same on the CPU, in a block of its own."""
+        return Packed(self.names, self.layout, self.layout.copied(self.block), self._listed)
+
     def __repr__(self) -> str:
         """Show the tensors."""
         return f"Packed({self._tensors!r})"

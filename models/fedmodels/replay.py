@@ -12,7 +12,6 @@ A *judge* is a classifier that filters what was generated and says when a genera
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -137,7 +136,7 @@ class ClassReplay:
         x, y = ctx.stream.train(ctx.task)
         told = met(state.histogram, y, ctx.run.problem.num_classes)
         volumes = replay_volumes(told.total, told.round, cap=self.cap)
-        judge = Judge(deepcopy(ctx.net))
+        judge = Judge(ctx.net.copy())
 
         def draw(epoch: int) -> Replayed:
             return self.replayed(state.generators, volumes, judge, client_seeds(ctx, epoch))

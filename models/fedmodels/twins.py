@@ -5,7 +5,6 @@ Its weights rest in the client's private state under ``twin/…``.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ class Twin:
 def begin_twin(ctx: ClientContext, weights: Mapping[str, Tensor]) -> Twin:
     """Return a twin that starts from ``weights``, with the run's optimiser, in training mode."""
     training = ctx.run.experiment.training
-    net = copy.deepcopy(ctx.net)
+    net = ctx.net.copy()
     load_weights(net, weights)
     net.requires_grad_(True).train()
     groups = [{"params": list(net.parameters()), "weight_decay": training.weight_decay}]

@@ -48,6 +48,7 @@ DTYPES: dict[str, torch.dtype] = {
 """Every dtype that may travel, by the name it has on the wire and on disk."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+SCALAR_BYTES = 8
 _SMALL = 1 << 16
 """Elements of tensors that are looked at together."""
 
@@ -192,9 +193,10 @@ class Bundle:
         What is sent for evaluation only is no part of the method and counts in
         :meth:`num_evaluation_bytes`.
         """
-        rest = replace(self, weights={}).flat().values()
         own = num_bytes(self.weights) - self.num_evaluation_bytes()
-        return own + sum(tensor.nbytes for tensor in rest)
+        if self.prototypes or self.generators or self.histogram is not None:
+            own += sum(t.nbytes for t in replace(self, weights={}, scalars={}).flat().values())
+        return own + SCALAR_BYTES * len(self.scalars)
 
     def num_evaluation_bytes(self) -> int:
         """Return the bytes of ``eval/…`` weights, which only metrics need."""

@@ -12,11 +12,12 @@ def local(**tables):
 
 
 def clients_of(out):
-    """Return what the records say of each client, but for the time it took."""
+    """Return what the records say of each client, but for the time and memory it took."""
     found = {}
     for line in (out / "rounds.jsonl").read_text().splitlines():
         for client, row in json.loads(line)["clients"].items():
             row.pop("seconds", None)
+            row.pop("peak_rss_bytes", None)
             found.setdefault(client, []).append(row)
     return found
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from fedmodels import blocks
 from fedmodels.blocks import lease
@@ -229,6 +230,73 @@ def test_a_part_of_a_net_and_nothing_of_it():
     assert isinstance(head, Packed)
     assert head.layout.num_bytes == sum(t.nbytes for t in head.values())
     assert dict(weights_of(net, lambda name: False)) == {}
+
+
+def test_a_net_in_one_block_is_loaded_and_read_as_any_other():
+    plain = make_net("resnet20", num_classes=10, input_shape=(1, 8, 8))
+    net = plain.copy()
+    assert net.packed() is not None
+    assert plain.packed() is None
+    assert_same(weights_of(net), weights_of(plain))
+    sent = {k: t + 1 for k, t in weights_of(plain).items()}
+    for weights in (sent, packed(sent, between=7)):
+        load_weights(net, weights)
+        assert_same(weights_of(net), sent)
+        assert net.packed() is not None
+    with torch.no_grad():
+        for each in net.tensors().values():
+            each.add_(1)
+    assert_same(weights_of(net), {k: t + 1 for k, t in sent.items()})
+    assert list(weights_of(net)) == list(net.tensors())
+
+
+def test_a_net_in_one_block_learns_as_any_other():
+    nets = [make_net("digits-cnn", num_classes=3, input_shape=(1, 8, 8))]
+    nets.append(nets[0].copy())
+    x, y = some(torch.float32, (6, 1, 8, 8), 0), torch.tensor([0, 1, 2, 0, 1, 2])
+    for net in nets:
+        stepping = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True)
+        for _ in range(3):
+            stepping.zero_grad()
+            cross_entropy(net(x), y).backward()
+            stepping.step()
+    assert_same(weights_of(nets[1]), weights_of(nets[0]))
+
+
+@pytest.mark.parametrize("how", ["data", "cast", "assigned"])
+def test_a_tensor_that_left_the_block_is_not_overlooked(how):
+    net = make_net("digits-cnn", num_classes=3, input_shape=(1, 8, 8)).pack()
+    before = weights_of(net)
+    if how == "data":
+        net.head.bias.data = torch.full((3,), 5.0)
+    elif how == "cast":
+        net.double().float().head.bias.data.fill_(5.0)
+    else:
+        net.head.bias = torch.nn.Parameter(torch.full((3,), 5.0))
+    assert net.packed() is None
+    assert weights_of(net)["head/bias"].tolist() == [5.0] * 3
+    load_weights(net, before)
+    assert_same(weights_of(net), before)
+    assert net.pack().packed() is not None
+    assert_same(weights_of(net), before)
+
+
+def test_tied_tensors_stay_tied():
+    net = make_net("mlp", num_classes=4, input_shape=(1, 2, 2), hidden=[4, 4])
+    first, second = [m for m in net.base.modules() if isinstance(m, torch.nn.Linear)]
+    second.weight = first.weight
+    assert net.pack().packed() is None
+    assert second.weight is first.weight
+
+
+def test_a_copy_shares_nothing():
+    net = make_net("resnet20", num_classes=3, input_shape=(1, 8, 8)).pack()
+    before, other = weights_of(net), net.copy()
+    assert other.packed() is not None
+    with torch.no_grad():
+        for each in other.tensors().values():
+            each.add_(1)
+    assert_same(weights_of(net), before)
 
 
 # --- memory ---------------------------------------------------------------------------------------

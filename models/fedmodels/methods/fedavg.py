@@ -110,7 +110,8 @@ class FedAvg(Method):
         return Bundle(weights={k: v for k, v in weights.items() if not self.shares(k)})
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, {**payload.weights, **state.weights})
+        own = state.weights
+        load_weights(ctx.net, {**payload.weights, **own} if own else payload.weights)
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, payload.weights)

@@ -14,7 +14,6 @@ first "previous" model is a switch, ``prev_init`` (docs/methods/moon.md).
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -108,4 +107,4 @@ def _previous(weights: Weights) -> Bundle:
 
 def _frozen(net: SplitNet) -> SplitNet:
     """Return a copy in evaluation mode that takes no gradient."""
-    return copy.deepcopy(net).eval().requires_grad_(False)
+    return net.copy().eval().requires_grad_(False)

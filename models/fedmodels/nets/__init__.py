@@ -11,8 +11,6 @@ import inspect
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-import torch
-
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets.split import SplitNet, load_weights, spec_of, weights_of
 
@@ -60,8 +58,7 @@ def make_net(
                 f"unknown option {option!r} of net {name!r}, which has: {has}."
                 f"{suggestion(option, known)}"
             )
-    net = build(num_classes=num_classes, input_shape=tuple(input_shape), **options)
-    return net.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs too
+    return build(num_classes=num_classes, input_shape=tuple(input_shape), **options)
 
 
 _FIXED = ("num_classes", "input_shape")
