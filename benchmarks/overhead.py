@@ -1,8 +1,9 @@
 """Rounds of no-op clients against the bare gRPC floor of the same run.
 
-    python -m benchmarks.overhead [--clients 2 10 50] [--nets resnet20 resnet18] [--rounds 12]
+    python -m benchmarks.overhead [--clients 2 10 50] [--nets resnet20 resnet18] [--rounds 40]
 
-Everything fedtide does is on: validation, commits, metrics. Floor and framework alternate.
+Everything fedtide does is on: validation, commits, metrics. Floor and framework alternate; the
+floor is run bare, and with the same duties (benchmarks/floor.py).
 """
 
 from __future__ import annotations
@@ -32,27 +33,32 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--clients", type=int, nargs="+", default=[2, 10, 50])
     parser.add_argument("--nets", nargs="+", default=["resnet20"], choices=list(PARAMETERS))
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--hosts", type=int, help="client processes; one per client unless given")
     options = parser.parse_args()
     rows = []
     for net in options.nets:
         for clients in options.clients:
-            floor = _floor_in_a_process(clients, PARAMETERS[net], options.rounds)
+            sizes = (clients, PARAMETERS[net], options.rounds)
+            floors = [_floors_in_processes(*sizes)]
             row = _fedtide(net, clients, options.rounds, options.hosts)
-            again = _floor_in_a_process(clients, PARAMETERS[net], options.rounds)
-            best = statistics.median(floor[2:] + again[2:])
-            rows.append({**row, "floor_s": best, "ratio": row["round_s"] / best})
+            floors.append(_floors_in_processes(*sizes))
+            bare, duties = (statistics.median(a + b) for a, b in zip(*floors, strict=True))
+            row |= {"floor_s": bare, "ratio": row["round_s"] / bare}
+            row |= {"duties_s": duties, "ratio_to_duties": row["round_s"] / duties}
+            rows.append(row)
     tell("overhead", rows)
 
 
-def _floor_in_a_process(clients: int, parameters: int, rounds: int) -> list[float]:
-    """Measure the floor in a fresh process: it forks, and gRPC must not have been started."""
+def _floors_in_processes(clients: int, parameters: int, rounds: int) -> list[list[float]]:
+    """Measure the floor, bare and with duties, each in a fresh process that may still fork."""
     arguments = [str(n) for n in (clients, parameters, rounds)]
     command = [sys.executable, "-m", "benchmarks.floor", *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    seconds: list[float] = json.loads(found.stdout)
-    return seconds
+    runs = [
+        subprocess.run([*command, *kind], capture_output=True, text=True, check=True)
+        for kind in ([], ["duties"])
+    ]
+    return [json.loads(run.stdout)[2:] for run in runs]
 
 
 def _fedtide(net: str, clients: int, rounds: int, hosts: int | None) -> dict[str, Any]:

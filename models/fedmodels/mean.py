@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +17,8 @@ from fedmodels.types import Bundle, Weights
 
 CHUNK = 1 << 15
 """Elements summed at a time: two float64 buffers of this size stay in a core's cache."""
+PER_THREAD, MOST_THREADS = 1 << 21, 8
+"""Elements worth a thread of their own; more threads than these wait for memory."""
 
 
 def weighted_mean(
@@ -120,13 +125,31 @@ def _mean_of_flat(flats: list[Tensor], shares: list[float], out: Tensor | None =
             torch.maximum(result, flat, out=result)
         return result
     result = torch.empty_like(flats[0]) if out is None else out
-    rows = min(CHUNK, len(result))
-    scratch, total = torch.empty(2, rows, dtype=torch.float64).unbind()
-    for start in range(0, len(result), CHUNK):
-        stop = min(start + CHUNK, len(result))
+    fill = partial(_fill, result, flats, shares)
+    ranges = _ranges(len(result), len(flats))
+    if len(ranges) == 1:
+        fill(ranges[0])
+    else:
+        with ThreadPoolExecutor(len(ranges)) as pool:
+            list(pool.map(fill, ranges))
+    return result
+
+
+def _ranges(length: int, count: int) -> list[range]:
+    """Divide vectors among the cores, where there is enough to do; each range begins a chunk."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = min(cores or 1, MOST_THREADS, length * count // PER_THREAD) or 1
+    share = max(1, -(-length // (threads * CHUNK))) * CHUNK
+    return [range(i, min(i + share, length)) for i in range(0, length, share)] or [range(0)]
+
+
+def _fill(result: Tensor, flats: list[Tensor], shares: list[float], where: range) -> None:
+    """Put the weighted mean of a range of the vectors into the result."""
+    scratch, total = torch.empty(2, min(CHUNK, len(where)), dtype=torch.float64).unbind()
+    for start in where[::CHUNK]:
+        stop = min(start + CHUNK, where.stop)
         x, mean = scratch[: stop - start], total[: stop - start]
         mean.copy_(flats[0][start:stop]).mul_(shares[0])
         for flat, share in zip(flats[1:], shares[1:], strict=True):
             mean.add_(x.copy_(flat[start:stop]), alpha=share)
         result[start:stop] = mean
-    return result

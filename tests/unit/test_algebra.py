@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fedmodels import mean as mean_module
 from fedmodels.algebra import (
     class_means,
     cluster,
@@ -78,6 +79,19 @@ def test_weighted_mean_across_chunks_and_strides(monkeypatch):
     a, b = torch.randn(5, 9).t(), torch.randn(9, 5)
     mean = weighted_mean([{"w": a}, {"w": b}], [0.25, 0.75])["w"]
     torch.testing.assert_close(mean, (a.double() * 0.25 + b.double() * 0.75).float())
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 21, 22, 100])
+def test_weighted_mean_by_several_threads_is_that_of_one(length, monkeypatch):
+    uploads = [{"w": torch.randn(length)} for _ in range(3)]
+    alone = weighted_mean(uploads, [0.2, 0.3, 0.5])["w"]
+    monkeypatch.setattr("fedmodels.mean.CHUNK", 7)
+    monkeypatch.setattr("fedmodels.mean.PER_THREAD", 3)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(4))
+    ranges = mean_module._ranges(length, 3)
+    assert [i for each in ranges for i in each] == list(range(length))
+    assert len(ranges) == {0: 1, 1: 1, 7: 1, 21: 3, 22: 4, 100: 4}[length]
+    assert torch.equal(weighted_mean(uploads, [0.2, 0.3, 0.5])["w"], alone)
 
 
 def test_weighted_mean_sums_in_float64():
