@@ -1,7 +1,8 @@
 """The round engine: the loop of a run, over any :class:`Cohort`.
 
 Every interaction is: broadcast, train, aggregate, finish, commit, score. Whatever is not committed
-is computed again after a crash, to the same bits.
+is computed again after a crash, to the same bits. So clients need not wait for the commit: it is
+written while they train for the next interaction, whose own commit waits for it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from fedmodels.config import Experiment
@@ -48,7 +50,8 @@ class Engine:
         self.server_data = server_data
         self.method = make(experiment.method.name, **experiment.method.hyper_parameters())
         self.last_trained: dict[int, int] = {}
-        """Interaction of each client's last committed upload: the private state it must hold."""
+        """Interaction of each client's last upload that counts: the private state it must hold."""
+        self._committing: Future[None] | None = None
 
     def run(self) -> dict[str, Any]:
         """Run to the end and return the summary.
@@ -59,12 +62,14 @@ class Engine:
         self._meet_clients()
         syncer = Syncer(self.store.sync)
         try:
-            while True:
-                try:
-                    self._take_up()
-                    return self._go_on(syncer)
-                except StateLost as lost:
-                    self.events.tell("rollback", lost.client, reason=str(lost))
+            with ThreadPoolExecutor(1, "committer") as committer:
+                while True:
+                    try:
+                        self._take_up()
+                        return self._go_on(committer, syncer)
+                    except StateLost as lost:
+                        self.events.tell("rollback", lost.client, reason=str(lost))
+                        self._settle()
         finally:
             syncer.close()
 
@@ -134,16 +139,17 @@ class Engine:
 
     # --- the loop ---------------------------------------------------------------------------------
 
-    def _go_on(self, syncer: Syncer) -> dict[str, Any]:
+    def _go_on(self, committer: ThreadPoolExecutor, syncer: Syncer) -> dict[str, Any]:
         pending = self.store.pending()
         if pending is not None:
             record, counts = pending
             self._score(self.steps[record["interaction"]], record, Scores.from_json(counts))
         for step in self.steps[self.store.committed + 1 :]:
-            self._interact(step, syncer)
+            self._interact(step, committer, syncer)
+        self._settle()
         return self._finish()
 
-    def _interact(self, step: Step, syncer: Syncer) -> None:
+    def _interact(self, step: Step, committer: ThreadPoolExecutor, syncer: Syncer) -> None:
         """Do one interaction: train, aggregate, commit, score."""
         begun = time.monotonic()
         ctx = self._context(step, step.cohort)
@@ -161,21 +167,37 @@ class Engine:
         if ctx.series:
             record["series"] = ctx.series
         record["seconds"]["server"] = time.monotonic() - trained
+        self._settle()
         record["seconds"]["wall"] = time.monotonic() - begun
         scores = Scores()
         scores.add(results.by_client)
         needs_trip = due and bool(self._views(step))
         if due and not needs_trip:
             self._fill_in(step, record, scores)
-        self.store.commit(record, self.state, scores.to_json() if needs_trip else None)
+        counts = scores.to_json() if needs_trip else None
+        self._committing = committer.submit(self._commit, step, record, self.state, counts, syncer)
         self.last_trained |= dict.fromkeys(record["cohort"], step.interaction)
+        if needs_trip:
+            self._settle()
+            self._score(step, record, scores)
+
+    def _commit(
+        self, step: Step, record: Record, state: ServerState, counts: str | None, syncer: Syncer
+    ) -> None:
+        """Make an interaction count, and tell so."""
+        self.store.commit(record, state, counts)
         self._advance_watermark(step.interaction, syncer)
         self.events.tell(
             "commit", interaction=step.interaction, round=step.round, task=step.task,
-            loss=record["metrics"].get("loss"), of=len(self.steps), failed=results.failed,
+            loss=record["metrics"].get("loss"), of=len(self.steps),
+            failed=record.get("failed", {}),
         )  # fmt: skip
-        if needs_trip:
-            self._score(step, record, scores)
+
+    def _settle(self) -> None:
+        """Wait until the last interaction is committed; raise what went wrong with that."""
+        if self._committing is not None:
+            self._committing.result()
+            self._committing = None
 
     def _train(self, ctx: ServerContext, due: bool) -> Results:
         common, personal = self.method.broadcast(ctx, self.state)

@@ -65,7 +65,9 @@ class Store:
         except OSError as error:
             raise ConfigError(f"--out {path} cannot be used: {error.strerror}") from None
         self._lock_file = self._lock()
-        self._db = sqlite3.connect(path / "run.db", isolation_level=None)
+        self._db = sqlite3.connect(
+            path / "run.db", isolation_level=None, check_same_thread=False
+        )  # one thread at a time all the same
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(f"PRAGMA synchronous={'FULL' if self.strict else 'NORMAL'}")
