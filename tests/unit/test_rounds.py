@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from rich.console import Console
 
 from fedcli.data.commands import run_partition
+from fedmodels.errors import ArchiveError
+from fedsrv.store import Store
 from tests.conftest import tiny_experiment
-from tests.inprocess import run_in_process
+from tests.inprocess import InProcessCohort, run_in_process
 
 UNEQUAL = {"kind": "per_class_shards", "shards": 5, "tasks": [1, 3, 2]}
 
@@ -87,3 +90,39 @@ def test_a_client_that_lost_everything_makes_the_run_begin_anew(tmp_path, digits
     fresh = run_in_process(experiment, digits, tmp_path / "fresh")
     assert again["state_sha256"] == fresh["state_sha256"]
     assert len(records_of(tmp_path / "run")) == 4
+
+
+def test_clients_go_on_while_an_interaction_is_committed(tmp_path, digits, monkeypatch):
+    went_on, commit, exchange = threading.Event(), Store.commit, InProcessCohort.exchange
+
+    def waiting(store, record, *rest):
+        assert record["interaction"] or went_on.wait(10), "nobody went on"
+        commit(store, record, *rest)
+
+    def telling(cohort, trip):
+        if trip.sample.interaction == 1:
+            went_on.set()
+        return exchange(cohort, trip)
+
+    monkeypatch.setattr(Store, "commit", waiting)
+    monkeypatch.setattr(InProcessCohort, "exchange", telling)
+    run_in_process(tiny_experiment(evaluate={"every": 0}), digits, tmp_path / "run")
+    assert [r["interaction"] for r in records_of(tmp_path / "run")] == [0, 1, 2, 3]
+
+
+def test_a_commit_that_fails_ends_the_run(tmp_path, digits, monkeypatch):
+    commit = Store.commit
+
+    def failing(store, record, *rest):
+        if record["interaction"] == 1:
+            raise ArchiveError("cannot write it: no space left on device")
+        commit(store, record, *rest)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "commit", failing)
+        with pytest.raises(ArchiveError, match="no space left"):
+            run_in_process(tiny_experiment(), digits, tmp_path / "run")
+    assert [r["interaction"] for r in records_of(tmp_path / "run")] == [0]
+    resumed = run_in_process(tiny_experiment(), digits, tmp_path / "run", resume=True)
+    fresh = run_in_process(tiny_experiment(), digits, tmp_path / "fresh")
+    assert resumed["state_sha256"] == fresh["state_sha256"]
