@@ -5,8 +5,10 @@
 The service is real, in a process of its own, and so are the clients: sessions, header checks,
 checksums and finiteness included. All clients pull one broadcast at a time, then all push; the
 socket's receiver keeps its buffer. Bare gRPC moves the same frames as ready bytes that the receiver
-drops: what is left is the library, which copies a frame twice on each side. All of them alternate.
-With ``--tls`` each number of clients is measured with and without.
+drops: what is left is the library, which copies a frame twice on each side. With duties, who pushes
+a frame makes it out of a net's memory and sums it up, and who receives one sums it up, looks for
+NaN and keeps it. All of them alternate. With ``--tls`` each number of clients is measured with and
+without.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import torch
+from zlib_ng import zlib_ng
 
 from benchmarks.measure import anonymous_bytes, tell
 from fedcli.link import Link, Member
 from fedcli.tls import channel_credentials
 from fedcli.worker import Result
+from fedmodels.blocks import lease
 from fedmodels.errors import RunFailed
 from fedmodels.types import Bundle, BundleSpec
 from fedpb import PROTOCOL
@@ -57,8 +62,8 @@ FACTS = json.dumps(
         "tasks": [{"train": [1, 1], "test": [1, 1]}],
     }
 )
-KINDS = ("pull", "push", "bpul", "bpus")
-"""What a client can be told to do; the last two over bare gRPC."""
+KINDS = ("pull", "push", "bpul", "bpus", "dpul", "dpus")
+"""What a client can be told to do; over bare gRPC, and over bare gRPC with duties."""
 SPOOL_BYTES = 256 << 20
 """As ``[server] upload_memory_mb`` has it."""
 
@@ -105,10 +110,11 @@ def _measured(clients: int, size: int, repeats: int, tls: bool) -> list[dict[str
     rates = {k: clients * size / statistics.median(seconds[k][2:]) for k in KINDS}
     rows = []
     for kind in ("pull", "push"):
-        rate, bare = rates[kind], rates[f"b{kind[:3]}"]
+        rate, bare, duties = rates[kind], rates[f"b{kind[:3]}"], rates[f"d{kind[:3]}"]
         row = {"clients": clients, "tls": tls, "what": kind, "mb_per_s": rate / 1e6}
         row |= {"socket_mb_per_s": socket_rate / 1e6, "of_socket": rate / socket_rate}
         row |= {"bare_grpc_mb_per_s": bare / 1e6, "of_bare_grpc": rate / bare}
+        row |= {"duties_mb_per_s": duties / 1e6, "of_duties": rate / duties}
         row |= {"server_pss_mb": resident / 1e6, "server_anon_mb": anonymous / 1e6}
         rows.append(row)
     return rows
@@ -205,6 +211,7 @@ def _start_bare_server(
     handlers = {
         "Pull": grpc.unary_stream_rpc_method_handler(lambda request, context: iter(frames)),
         "Push": grpc.stream_unary_rpc_method_handler(_drop),
+        "Keep": grpc.stream_unary_rpc_method_handler(lambda stream, context: _keep(stream, size)),
     }
     server = grpc.server(ThreadPoolExecutor(2 * clients + 2), options=_OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", handlers),))
@@ -231,6 +238,28 @@ def _drop(stream: Iterator[bytes], context: object = None) -> bytes:
     return b""
 
 
+def _made(payload: memoryview) -> Iterator[bytes]:
+    """Yield a frame with its checksum, made when it is sent."""
+    for at in range(0, len(payload), FRAME_BYTES):
+        frame = payload[at : at + FRAME_BYTES]
+        zlib_ng.crc32(frame)
+        yield bytes(frame)
+
+
+def _keep(stream: Iterator[bytes], size: int) -> bytes:
+    """Do with frames what has to be done: sum up, keep, look for NaN."""
+    kept, at = np.frombuffer(lease(size), np.uint8), 0
+    for frame in stream:
+        zlib_ng.crc32(frame)
+        place = kept[at : at + len(frame)]
+        place[:] = np.frombuffer(frame, np.uint8)
+        words = place.view(np.float32)
+        if not np.isfinite(np.dot(words, words)):
+            raise ValueError("NaN")
+        at += len(frame)
+    return b""
+
+
 class _Client:
     """Pulls and pushes when it is told to."""
 
@@ -246,6 +275,8 @@ class _Client:
         )
         self.bare_pull = self.channel.unary_stream("/bare/Pull")
         self.bare_push = self.channel.stream_unary("/bare/Push")
+        self.bare_keep = self.channel.stream_unary("/bare/Keep")
+        self.payload = memoryview(bytearray(size))
         self.frames = _ready_frames(size)
         self.upload = _weights(size)
         self.spec = {"common": BundleSpec.of(self.upload), "personal": BundleSpec()}
@@ -260,6 +291,8 @@ class _Client:
             "push": self.push,
             "bpul": lambda: _drop(self.bare_pull(b"")),
             "bpus": lambda: self.bare_push(iter(self.frames)),
+            "dpul": lambda: _keep(self.bare_pull(b""), len(self.payload)),
+            "dpus": lambda: self.bare_keep(_made(self.payload)),
         }
         while command := commands.recv(4).decode():
             work[command]()
