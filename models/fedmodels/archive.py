@@ -149,20 +149,22 @@ def _entries(target: Path, bundle: Bundle) -> Iterator[tuple[str, tuple[TensorSp
         layout = weights.layout
         places = zip(weights.names, layout.facts, layout.offsets, layout.ends, strict=True)
         for name, (dtype, shape), begin, end in places:
-            spec = _spec(dtype, shape, address + begin, end - begin)
-            yield f"weights/{name}", (spec, block[begin:end])
+            key = f"weights/{name}"
+            spec = _spec(f"{key!r} for {target}", dtype, shape, address + begin, end - begin)
+            yield key, (spec, block[begin:end])
         bundle = replace(bundle, weights={})
     for key, tensor in bundle.flat().items():
-        if tensor.dtype not in DTYPE_NAMES:
-            raise ArchiveError(
-                f"tensor {key!r} for {target} is {tensor.dtype}, which may not travel"
-            )
         plain = tensor.detach().cpu().contiguous()
-        spec = _spec(plain.dtype, plain.shape, plain.data_ptr(), plain.nbytes)
+        what = f"{key!r} for {target}"
+        spec = _spec(what, plain.dtype, plain.shape, plain.data_ptr(), plain.nbytes)
         yield key, (spec, tensor_bytes(plain))
 
 
-def _spec(dtype: torch.dtype, shape: Sequence[int], address: int, size: int) -> TensorSpec:
+def _spec(
+    what: str, dtype: torch.dtype, shape: Sequence[int], address: int, size: int
+) -> TensorSpec:
+    if dtype not in DTYPE_NAMES:
+        raise ArchiveError(f"tensor {what} is {dtype}, which may not travel")
     return TensorSpec(dtype=DTYPE_NAMES[dtype], shape=shape, data_ptr=address, data_len=size)
 
 

@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 
 from fedmodels import archive
 from fedmodels.errors import ArchiveError
+from fedmodels.nets import make_net
+from fedmodels.nets.split import weights_of
+from fedmodels.packed import Packed, names_and_layout
 from fedmodels.types import (
     DTYPES,
     Bundle,
@@ -182,6 +185,20 @@ def test_what_cannot_be_saved_leaves_the_old_file(tmp_path):
         archive.save(tmp_path / "none" / "a", Bundle(), {})
     assert archive.load(path)[0].scalars == {"x": 1.0}
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_weights_in_one_block_give_the_same_file(tmp_path):
+    packed = weights_of(make_net("resnet20", num_classes=3, input_shape=(1, 8, 8)))
+    assert isinstance(packed, Packed)
+    one_by_one = {name: tensor.clone() for name, tensor in packed.items()}
+    for name, weights in (("a", packed), ("b", one_by_one)):
+        bundle = Bundle(weights=weights, scalars={"num_examples": 3.0})
+        archive.save_named(tmp_path / name, {"common": bundle, "own": bundle}, {"run": "x"})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    names, layout = names_and_layout({"w": torch.zeros(2, dtype=torch.complex64)})
+    odd = Bundle(weights=Packed(names, layout, layout.empty()))
+    with pytest.raises(ArchiveError, match="complex64, which may not travel"):
+        archive.save(tmp_path / "c", odd, {})
 
 
 def test_a_failed_write_leaves_no_temporary_file(tmp_path, monkeypatch):
