@@ -281,6 +281,20 @@ def test_a_tensor_that_left_the_block_is_not_overlooked(how):
     assert_same(weights_of(net), before)
 
 
+def test_a_net_in_one_block_takes_no_block_but_its_own():
+    net = make_net("mlp", num_classes=2, input_shape=(1, 2, 2), hidden=[4]).pack()
+    before = weights_of(net)
+    head = packed({k: t + 1 for k, t in before.items() if k.startswith("head/")})
+    load_weights(net, head, strict=False)
+    assert_same(weights_of(net), {**before, **head})
+    renamed = packed({k.replace("head", "tail"): t for k, t in before.items()})
+    turned = packed({k: t.T if t.dim() == 2 else t for k, t in before.items()})
+    for other in (head, renamed, turned):
+        with pytest.raises(PayloadError):
+            load_weights(net, other)
+    assert_same(weights_of(net), {**before, **head})
+
+
 def test_tied_tensors_stay_tied():
     net = make_net("mlp", num_classes=4, input_shape=(1, 2, 2), hidden=[4, 4])
     first, second = [m for m in net.base.modules() if isinstance(m, torch.nn.Linear)]
