@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ import torch
 
 from fedcli.data.client_data import ClientData
 from fedcli.link import Link, Member, SessionGone, Superseded, UploadRefused
-from fedcli.slot import Slot
 from fedcli.state import Session, StateDirectory
 from fedcli.worker import Result, Worker, open_data
 from fedmodels.config import experiment_of
@@ -50,8 +50,8 @@ class Host:
         self.workers: dict[ClientId, Worker] = {}
         self._pulling_as: dict[ClientId, Member] = {}
         self._issues: dict[ClientId, int] = {}
-        self._orders = Slot[tuple[rpc.Order, Bundle] | BaseException]()
-        self._results = Slot[Result | None]()
+        self._orders: queue.Queue[tuple[rpc.Order, Bundle] | BaseException] = queue.Queue(1)
+        self._results: queue.Queue[Result | None] = queue.Queue(1)
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self._rejoining = threading.Lock()

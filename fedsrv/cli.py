@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from fedsrv.coordinator import Listen
     from fedsrv.events import EventLog
 
-PRINTED_EVERY_S = 0.02
-"""Events go to the launcher together: a write for each of them costs more than a small order."""
-
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -148,8 +145,8 @@ def _end_with_stdin() -> None:
 
 
 def _print_events(log: EventLog) -> None:
-    for events in log.batches(from_start=True, pause_s=PRINTED_EVERY_S):
-        sys.stdout.write("".join(event.to_json() + "\n" for event in events))
+    for event in log.listen(from_start=True):
+        sys.stdout.write(event.to_json() + "\n")
         sys.stdout.flush()
 
 

@@ -50,16 +50,6 @@ class EventLog:
 
     def listen(self, from_start: bool = False) -> Iterator[Event]:
         """Yield events as they come, until the log is closed."""
-        for events in self.batches(from_start):
-            yield from events
-
-    def batches(self, from_start: bool = False, pause_s: float = 0.0) -> Iterator[list[Event]]:
-        """Yield what happened since the last time, until the log is closed.
-
-        Args:
-            from_start: begin with what is remembered.
-            pause_s: how long to wait for more before a batch is given.
-        """
         box: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         with self._lock:
             for kept in self._kept if from_start else ():
@@ -68,13 +58,8 @@ class EventLog:
                 box.put(None)
             self._listeners.add(box)
         try:
-            ended = False
-            while not ended:
-                found = [box.get()]
-                time.sleep(pause_s)
-                found += [box.get() for _ in range(box.qsize())]
-                ended = found[-1] is None
-                yield [event for event in found if event is not None]
+            while (event := box.get()) is not None:
+                yield event
         finally:
             with self._lock:
                 self._listeners.discard(box)

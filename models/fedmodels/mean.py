@@ -137,8 +137,8 @@ def _mean_of_flat(flats: list[Tensor], shares: list[float], out: Tensor | None =
 
 def _ranges(length: int, count: int) -> list[range]:
     """Divide vectors among the cores, where there is enough to do; each range begins a chunk."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = min(cores or 1, MOST_THREADS, length * count // PER_THREAD) or 1
+    cores = len(os.sched_getaffinity(0))
+    threads = min(cores, MOST_THREADS, length * count // PER_THREAD) or 1
     share = max(1, -(-length // (threads * CHUNK))) * CHUNK
     return [range(i, min(i + share, length)) for i in range(0, length, share)] or [range(0)]
 

@@ -52,18 +52,6 @@ def test_listeners_hear_what_is_told_after_they_came():
     assert log._listeners == set(), "nobody is left behind"
 
 
-def test_what_happens_meanwhile_comes_together():
-    log = EventLog()
-    log.tell("kept")
-    log.tell("too")
-    batches = log.batches(from_start=True, pause_s=0.01)
-    assert [event.kind for event in next(batches)] == ["kept", "too"]
-    log.tell("one")
-    log.tell("two")
-    log.close()
-    assert [[event.kind for event in batch] for batch in batches] == [["one", "two"]]
-
-
 def test_a_closed_log_ends_at_once():
     log = EventLog()
     log.tell("one")
