@@ -3,6 +3,7 @@
     python -m benchmarks.training [--jobs digits-10 digits-50 fashion-10] [--rounds 6]
     python -m benchmarks.training --steps       # memory formats, fused steps, stacked clients
 
+The jobs on digits also run with the clients of a host trained together (``fedmodels.stack``).
 A plain loop is what one would write without a framework: the clients' data as tensors, one process
 per core, each training its share of the clients, nothing sent. Loops and framework alternate.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -29,14 +31,17 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import tell
 from fedmodels.config import experiment_of
-from fedmodels.method import Run
+from fedmodels.method import ClientContext, Run, Stream
+from fedmodels.methods import make
 from fedmodels.nets import SplitNet, load_weights, make_net, weights_of
-from fedmodels.types import Problem
+from fedmodels.stack import begin_apart, train_together
+from fedmodels.training import ClientHalf, train_locally
+from fedmodels.types import Bundle, Problem
 
 DIGITS = {"data": {"name": "digits"}, "net": {"name": "digits-cnn"}, "batch_size": 16}
 JOBS: Mapping[str, Mapping[str, Any]] = {
-    "digits-10": {**DIGITS, "clients": 10},
-    "digits-50": {**DIGITS, "clients": 50},
+    "digits-10": {**DIGITS, "clients": 10, "stacks": 1},
+    "digits-50": {**DIGITS, "clients": 50, "stacks": 2},
     "fashion-10": {
         "data": {"name": "fashion-mnist", "max_per_class": 600},
         "net": {"name": "resnet20"},
@@ -44,13 +49,22 @@ JOBS: Mapping[str, Mapping[str, Any]] = {
         "clients": 10,
     },
 }
-"""One local epoch a round in each."""
+"""One local epoch a round in each. ``stacks``: also with the clients of a host trained together, in
+so many stacks."""
 NETS = {
     "digits-cnn": ((1, 28, 28), 16),
     "cnn5": ((1, 28, 28), 32),
     "resnet20": ((1, 28, 28), 64),
     "resnet18": ((3, 32, 32), 32),
 }
+
+STACKS = [
+    *(("digits-cnn", clients, 144) for clients in (2, 5, 10)),
+    *(("digits-cnn", clients, 29) for clients in (5, 13, 25)),
+    ("mlp", 10, 144),
+    ("resnet20", 5, 48),
+]
+"""Net, clients, examples of each: those of the digits jobs on two hosts, and others."""
 
 
 def main() -> None:
@@ -70,7 +84,7 @@ def main() -> None:
         print(json.dumps(_plain_loop(Path(config), Path(data), share)))
     elif options.steps:
         tell("training_step", [_step_row(net) for net in options.nets])
-        tell("stacked_clients", [_stacked_row(clients) for clients in (2, 5, 10)])
+        tell("stacked_clients", [_stacked_row(*case) for case in STACKS])
     else:
         tell("training", [_round_row(job, options.rounds, options.hosts) for job in options.jobs])
 
@@ -80,22 +94,28 @@ def main() -> None:
 
 def _round_row(job: str, rounds: int, hosts: int) -> dict[str, Any]:
     facts = JOBS[job]
+    together = math.ceil(facts["clients"] / hosts / facts.get("stacks", 1))
+    loops, walls = list[float](), {"turn": list[float](), "together": list[float]()}
     with tempfile.TemporaryDirectory() as place:
-        out, config = Path(place) / "run", Path(place) / "config.toml"
+        config, data = Path(place) / "config.toml", Path(place) / "run0" / "data"
         config.write_text(tomli_w.dumps(_experiment(facts, rounds)))
-        command = [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)]
-        launched = [*command, "--hosts", str(hosts)]
-        subprocess.run(launched, check=True, stdout=subprocess.DEVNULL)
-        loops = [_loops(config, out / "data")]
-        walls = _walls(out)
-        for _ in range(2):
-            again = [*command, "--data", str(out / "data"), "--hosts", str(hosts)]
-            again[again.index(str(out))] = str(other := Path(place) / f"again{len(loops)}")
-            subprocess.run(again, check=True, stdout=subprocess.DEVNULL)
-            walls += _walls(other)
-            loops.append(_loops(config, out / "data"))
-    plain, ours = statistics.median(loops), statistics.median(walls)
-    return {"job": job, "hosts": hosts, "round_s": ours, "plain_s": plain, "ratio": ours / plain}
+        for number in range(3):
+            for way in ("turn", "together") if "stacks" in facts else ("turn",):
+                out = Path(place) / (f"run{number}" if way == "turn" else f"together{number}")
+                command = [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)]
+                command += ["--hosts", str(hosts)] + (
+                    ["--data", str(data)] if data.exists() else []
+                )
+                command += ["--set", f"training.together={together}"] if way == "together" else []
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                walls[way] += _walls(out)
+            loops.append(_loops(config, data))
+    plain, ours = statistics.median(loops), statistics.median(walls["turn"])
+    row = {"job": job, "hosts": hosts, "round_s": ours, "plain_s": plain, "ratio": ours / plain}
+    if walls["together"]:
+        stacked = statistics.median(walls["together"])
+        row |= {"together": together, "together_s": stacked, "together_ratio": stacked / plain}
+    return row
 
 
 def _experiment(facts: Mapping[str, Any], rounds: int) -> dict[str, Any]:
@@ -202,32 +222,57 @@ def _step(net: nn.Module, x: Tensor, y: Tensor, *, fused: bool) -> Callable[[], 
     return step
 
 
-def _stacked_row(clients: int) -> dict[str, Any]:
-    """Compare clients that train in turn with ``torch.func`` over their stacked parameters."""
-    nets = [make_net("digits-cnn", num_classes=10, input_shape=(1, 8, 8)) for _ in range(clients)]
-    x, y = torch.randn(clients, 16, 1, 8, 8), torch.randint(10, (clients, 16))
-    in_turn = [_step(net, x[i], y[i], fused=True) for i, net in enumerate(nets)]
-    plain = [nn.Sequential(net.base, net.head) for net in nets]  # vmap sets the memory format
-    parameters, buffers = torch.func.stack_module_state(plain)  # type: ignore[arg-type]
-    base = copy.deepcopy(plain[0]).to("meta")
+def _stacked_row(net: str, clients: int, examples: int) -> dict[str, Any]:
+    """Compare clients that train in turn with the same clients trained together, over an epoch."""
+    facts = {**DIGITS, "net": {"name": net}, "clients": clients}
+    experiment = experiment_of(_experiment(facts, 1))
+    method, run = make("fedavg"), Run(experiment, Problem((1, 8, 8), 10))
+    nets = [run.make_net().pack() for _ in range(clients)]
+    payload = Bundle(weights=run.initial_weights)
+    draw = torch.Generator().manual_seed(0)
 
-    def loss_of(p: Any, b: Any, x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(torch.func.functional_call(base, (p, b), (x,)), y)
+    def half_of(client: int, net: SplitNet, stream: Stream) -> ClientHalf:
+        device = torch.device("cpu")
+        ctx = ClientContext(run, client, 0, 0, 0, net, stream, device)
+        return ClientHalf(method, ctx, payload, Bundle())
 
-    optimizer = torch.optim.SGD(list(parameters.values()), lr=0.01, momentum=0.9, fused=True)
+    streams = [_Examples(examples, draw) for _ in range(clients)]
+    alone = [half_of(c, nets[0], streams[c]) for c in range(clients)]
+    beside = [half_of(c, nets[c], streams[c]) for c in range(clients)]
+
+    def in_turn() -> None:
+        for half in alone:
+            train_locally(method, half.ctx, half.payload, half.state)
 
     def together() -> None:
-        losses = torch.vmap(loss_of, randomness="error")(parameters, buffers, x, y)
-        optimizer.zero_grad()
-        losses.sum().backward()
-        optimizer.step()
+        for half in beside:
+            begin_apart(half)
+        train_together(beside)
 
-    took = _alternating({"turn": lambda: [step() for step in in_turn], "together": together}, 15)
+    took = _alternating({"turn": in_turn, "together": together}, 15)
     return {
+        "net": net,
         "clients": clients,
+        "examples": examples,
         "in_turn_ms": 1e3 * took["turn"],
         "stacked": took["together"] / took["turn"],
     }
+
+
+class _Examples:
+    """A stream of noise."""
+
+    def __init__(self, count: int, draw: torch.Generator) -> None:
+        self.x = torch.randn(count, 1, 8, 8, generator=draw)
+        self.y = torch.randint(10, (count,), generator=draw)
+
+    def train(self, task: int) -> tuple[Tensor, Tensor]:
+        return self.x, self.y
+
+    train_up_to = train
+
+    def limits(self) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1), torch.ones(1)
 
 
 def _alternating(work: Mapping[str, Callable[[], object]], times: int) -> dict[str, float]:

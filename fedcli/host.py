@@ -1,7 +1,8 @@
 """One process that hosts one or several clients: training in turn, network beside it.
 
 Three threads: one pulls the next order, this one trains, one pushes results; a fourth sends
-heartbeats. At most one order is fetched ahead and one result waits to be sent.
+heartbeats. At most one order is fetched ahead and one result waits to be sent; where clients train
+together, as many results as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from fedcli.data.client_data import ClientData
 from fedcli.link import Link, Member, SessionGone, Superseded, UploadRefused
 from fedcli.state import Session, StateDirectory
+from fedcli.together import Task, execute_together
 from fedcli.worker import Result, Worker, open_data
 from fedmodels.config import experiment_of
 from fedmodels.errors import FedtideError, LinkError
@@ -52,6 +54,9 @@ class Host:
         self._issues: dict[ClientId, int] = {}
         self._orders: queue.Queue[tuple[rpc.Order, Bundle] | BaseException] = queue.Queue(1)
         self._results: queue.Queue[Result | None] = queue.Queue(1)
+        self._ahead: Task | None = None
+        """An order taken off the queue that did not belong to those before it."""
+        self._together = 1
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self._rejoining = threading.Lock()
@@ -72,6 +77,7 @@ class Host:
                     _tables(reply.experiment_json), "the server's experiment"
                 )
                 torch.set_num_threads(experiment.training.threads)
+                self._together = experiment.training.together
                 self.workers[client] = Worker(
                     client,
                     self.data[client],
@@ -116,6 +122,7 @@ class Host:
             LinkError: the server refused, or stayed away for longer than allowed.
         """
         self.join()
+        self._results = queue.Queue(self._together)
         threads = [
             threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True)
             for work in (self._pull_forever, self._push_forever, self._beat_forever)
@@ -125,17 +132,10 @@ class Host:
         unfinished = set(self.workers)
         try:
             while unfinished:
-                found = self._orders.get()
-                if isinstance(found, BaseException):
-                    raise found
-                order, payload = found
-                client = client_of(order)
-                result = self.workers[client].execute(order, payload)
-                del payload, found
-                if result is not None:
+                for result in self._execute(self._next_tasks()):
                     self._results.put(result)
-                if order.kind == rpc.ORDER_FINISH and result is not None and not result.failure:
-                    unfinished.discard(client)
+                    if result.order.kind == rpc.ORDER_FINISH and not result.failure:
+                        unfinished.discard(client_of(result.order))
             self._results.put(None)
             threads[1].join()
             if self._failure is not None:
@@ -145,6 +145,37 @@ class Host:
             for member in self.members.values() if not unfinished else ():
                 self.link.leave(member, "finished")
             self.link.close()
+
+    def _next_tasks(self) -> list[Task]:
+        """Wait for an order, and for those that are to be trained together with it."""
+        tasks = [self._next_task()]
+        first = tasks[0].order
+        if first.kind == rpc.ORDER_TRAIN:
+            while len(tasks) < self._together and tasks[-1].order.following:
+                task = self._next_task()
+                if task.order.issue != first.issue:  # nobody waits for the others any more
+                    self._ahead = task
+                    break
+                tasks.append(task)
+        return tasks
+
+    def _next_task(self) -> Task:
+        if self._ahead is not None:
+            task, self._ahead = self._ahead, None
+            return task
+        found = self._orders.get()
+        if isinstance(found, BaseException):
+            raise found
+        order, payload = found
+        return Task(self.workers[client_of(order)], order, payload)
+
+    def _execute(self, tasks: list[Task]) -> list[Result]:
+        """Do what orders say; those that were abandoned on the way have no result."""
+        first = tasks[0]
+        if self._together > 1 and first.order.kind == rpc.ORDER_TRAIN:
+            return execute_together(tasks)
+        result = first.worker.execute(first.order, first.payload)
+        return [] if result is None else [result]
 
     def _pull_forever(self) -> None:
         while not self._closed.is_set():

@@ -19,10 +19,10 @@ from fedcli.data.stream import TaskStream
 from fedcli.state import StateDirectory
 from fedmodels.config import Experiment
 from fedmodels.errors import DataError, FedtideError
-from fedmodels.method import ClientContext, Run
+from fedmodels.method import ClientContext, LocalResult, Run
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
-from fedmodels.training import score, train_locally
+from fedmodels.training import ClientHalf, score, train_locally
 from fedmodels.types import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
 from fedpb import coordinator_pb2 as rpc
 
@@ -43,6 +43,18 @@ class Progress:
 
 class Abandoned(Exception):
     """The work under way is no longer wanted."""
+
+
+CAUGHT = (
+    Abandoned,
+    FedtideError,
+    RuntimeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+)
+"""What an order may come to; it fails a client for an interaction, not the process."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,8 @@ class Worker:
     progress: Progress = field(default_factory=Progress)
     run: Run = field(init=False)
     net: SplitNet = field(init=False)
+    nets: list[SplitNet] = field(init=False)
+    """That net, and those of clients that train at the same time as it does."""
 
     def __post_init__(self, sibling: Worker | None) -> None:
         """Build the method, the net and the stream of tasks."""
@@ -78,6 +92,7 @@ class Worker:
         self.method = make(table.name, **table.hyper_parameters())
         self.run = sibling.run if sibling else Run(self.experiment, self.data.problem)
         self.net = sibling.net if sibling else self.run.make_net().to(self.device).pack()
+        self.nets = sibling.nets if sibling else [self.net]
         self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
         self.stateful = self.method.keeps_state(self.run)
         self._held: Result | None = None
@@ -94,29 +109,36 @@ class Worker:
 
         What goes wrong here fails this client for this interaction, not the process.
         """
-        if self.stateful:
-            self.states.prune(order.durable)
-        if self._held and self._held.order.interaction <= order.committed:
-            self._held = None
         try:
             if order.kind == rpc.ORDER_TRAIN:
                 return self._train(order, payload)
             if order.kind == rpc.ORDER_EVALUATE:
                 return self._evaluate(order, payload)
             return self._finish(order, payload)
-        except Abandoned:
-            return None
-        except FedtideError as error:
-            return Result(order, Bundle(), rpc.Report(), str(error))
-        except (RuntimeError, ValueError, ArithmeticError, LookupError, TypeError) as error:
-            log.exception("client %s, interaction %d", self.client, order.interaction)
-            return Result(order, Bundle(), rpc.Report(), f"{type(error).__name__}: {error}")
+        except CAUGHT as error:
+            return self.failed(order, error)
 
-    def _context(self, order: rpc.Order) -> ClientContext:
+    def failed(self, order: rpc.Order, error: Exception) -> Result | None:
+        """Return what goes back when an order came to an error; call it where it is caught."""
+        if isinstance(error, Abandoned):
+            return None
+        if isinstance(error, FedtideError):
+            return Result(order, Bundle(), rpc.Report(), str(error))
+        log.exception("client %s, interaction %d", self.client, order.interaction)
+        return Result(order, Bundle(), rpc.Report(), f"{type(error).__name__}: {error}")
+
+    def _forget(self, order: rpc.Order) -> None:
+        """Drop what an order says is no longer needed."""
+        if self.stateful:
+            self.states.prune(order.durable)
+        if self._held and self._held.order.interaction <= order.committed:
+            self._held = None
+
+    def _context(self, order: rpc.Order, net: SplitNet | None = None) -> ClientContext:
         self.progress = Progress(order.interaction)
         return ClientContext(
             self.run, self.client, order.interaction, order.round, order.task,
-            self.net, self.stream, self.device, self._tick,
+            net or self.net, self.stream, self.device, self._tick,
         )  # fmt: skip
 
     def _tick(self, epoch: int, batch: int, loss: Tensor) -> None:
@@ -138,25 +160,44 @@ class Worker:
         return self.method.init_client(self.run, self.client)
 
     def _train(self, order: rpc.Order, payload: Bundle) -> Result:
-        """Train, save the private state, and keep the upload until it is committed."""
+        """Train in the net of this process."""
+        half = self.begin(order, payload)
+        if isinstance(half, Result):
+            return half
+        begun = time.monotonic()
+        done = train_locally(self.method, half.ctx, half.payload, half.state)
+        return self.end(order, half, done, time.monotonic() - begun)
+
+    def begin(self, order: rpc.Order, payload: Bundle, place: int = 0) -> ClientHalf | Result:
+        """Make ready to train; return the result if it is there from an earlier order.
+
+        Args:
+            order: to train.
+            payload: what came with it.
+            place: among the clients that train at the same time; each has a net of its own.
+        """
+        self._forget(order)
         held, number = self._held, order.interaction
         state_is_there = not self.stateful or number in self.states.versions()
         if held is not None and held.order.interaction == number and state_is_there:
             return Result(order, held.upload, held.report)
+        while len(self.nets) <= place:
+            self.nets.append(self.net.copy())
         state = self._state(order)
         self.stream.open(order.task)
-        begun = time.monotonic()
-        ctx = self._context(order)
-        done = train_locally(self.method, ctx, payload, state)
+        return ClientHalf(self.method, self._context(order, self.nets[place]), payload, state)
+
+    def end(self, order: rpc.Order, half: ClientHalf, done: LocalResult, seconds: float) -> Result:
+        """Save the private state, and keep the upload until it is committed."""
         report = rpc.Report(
             loss=done.loss if done.num_examples else 0.0,
-            seconds=time.monotonic() - begun,
+            seconds=seconds,
             num_examples=done.num_examples,
-            extra=ctx.metrics,
+            extra=half.ctx.metrics,
             peak_rss_bytes=self._peak_rss_bytes(),
         )
         if "after_local" in order.views:
-            self._add_counts(report, order, ctx, "after_local", payload, done.state)
+            self._add_counts(report, order, half.ctx, "after_local", half.payload, done.state)
         if self.stateful:
             self.states.save(order.interaction, done.state)
         report.durable = self.states.durable
@@ -175,6 +216,7 @@ class Worker:
 
     def _evaluate(self, order: rpc.Order, payload: Bundle) -> Result:
         """Score the models the order names."""
+        self._forget(order)
         report = rpc.Report(durable=self.states.durable)
         ctx = self._context(order)
         state = Bundle() if self.client == EVALUATOR else self._state(order)
@@ -190,6 +232,7 @@ class Worker:
 
     def _finish(self, order: rpc.Order, payload: Bundle) -> Result:
         """Store the final personal model and report the digest of the private state."""
+        self._forget(order)
         if self.client == EVALUATOR:
             return Result(order, Bundle(), rpc.Report())
         state, ctx = self._state(order), self._context(order)

@@ -101,6 +101,7 @@ def serve(
             deadline_s=experiment.server.deadline_s,
             admission=Admission(store.profiles()),
             expects_evaluator=expects_evaluator,
+            together=experiment.training.together,
         )
         service = Service(
             store.run_id,

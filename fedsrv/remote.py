@@ -55,7 +55,8 @@ class RemoteCohort:
     LEASE_S = 15.0
     """A client neither waiting nor heard of for this long is no longer connected."""
     MOST_AHEAD = 3
-    """Orders a process may have: one its client trains for, one it holds, one on its way."""
+    """Orders a process may have: one its client trains for, one it holds, one on its way; and
+    twice as many as train together, if that is more."""
 
     def __init__(
         self,
@@ -66,8 +67,10 @@ class RemoteCohort:
         deadline_s: float | None = None,
         admission: Admission,
         expects_evaluator: bool = False,
+        together: int = 1,
     ) -> None:
         self.num_clients = num_clients
+        self._most_ahead = max(self.MOST_AHEAD, 2 * together)
         self.spool, self.events = spool, events
         self.admission = admission
         self._deadline_s = deadline_s
@@ -269,13 +272,14 @@ class RemoteCohort:
             return None
         due = [c for c in caller.clients if c in trip.trip.orders and not trip.answered(c)]
         fresh = [c for c in due if caller.clients[c].issue != trip.issue]
-        caller.is_full = len(due) - len(fresh) >= self.MOST_AHEAD
+        caller.is_full = len(due) - len(fresh) >= self._most_ahead
         if caller.is_full or not fresh:
             return None
         order = rpc.Order()
         order.CopyFrom(trip.trip.orders[fresh[0]])
         order.issue = caller.clients[fresh[0]].issue = trip.issue
         order.committed, order.durable = self.committed, self.watermark
+        order.following = len(fresh) - 1
         return order, trip
 
     def is_superseded(self, interaction: int) -> bool:

@@ -19,6 +19,7 @@ from fedmodels.methods import make
 from fedmodels.metrics import frequency_groups, minority_classes
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.prototypes import drift
+from fedmodels.stack import check_stacks
 from fedmodels.types import EVALUATOR, BundleSpec, ClientId, state_digest
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.cohort import Cohort, Results, StateLost, Trip
@@ -82,6 +83,8 @@ class Engine:
             self.store.add_profile(client, text)
         self.profiles = {c: Profile.parse(c, text) for c, text in sorted(known.items())}
         self.run_facts = Run(self.experiment, next(iter(self.profiles.values())).problem)
+        if self.experiment.training.together > 1:
+            check_stacks(self.run_facts)
         self.tasks = {c: p.num_tasks for c, p in self.profiles.items()}
         self.steps = steps(self.experiment, self.method.trainers(self.run_facts), self.tasks)
         examples = sum(p.train.sum(axis=0) for p in self.profiles.values())

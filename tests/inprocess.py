@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from fedcli.state import StateDirectory
+from fedcli.together import Task, execute_together
+from fedcli.worker import Result as Done
 from fedcli.worker import Worker, open_data
 from fedmodels.config import Experiment, experiment_of
 from fedmodels.types import EVALUATOR, Bundle, ClientId
@@ -83,8 +85,7 @@ class InProcessCohort:
             parts = {"common": transported(trip.common, specs["common"])}
             if client in trip.personal:
                 parts["personal"] = transported(trip.personal[client], specs["personal"])
-            done = worker.execute(order, merged(parts))
-            assert done is not None
+            done = self._done(worker, order, merged(parts))
             if done.failure:
                 failed[client] = done.failure
                 continue
@@ -93,6 +94,13 @@ class InProcessCohort:
             found[client] = Result(upload, done.report, upload.num_bytes(), down)
         assert not failed, failed
         return Results(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), failed)
+
+    def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Done:
+        if worker.experiment.training.together > 1 and order.kind == rpc.ORDER_TRAIN:
+            return execute_together([Task(worker, order, payload)])[0]
+        done = worker.execute(order, payload)
+        assert done is not None
+        return done
 
     def _arrivals(self, orders: Iterable[ClientId]) -> list[ClientId]:
         clients = list(orders)

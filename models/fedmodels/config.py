@@ -86,6 +86,9 @@ class Training(Table):
     threads: Annotated[int, Field(ge=1)] = 1
     """Torch threads of a client process; the count changes floats, so it belongs to the run."""
     augment: Literal["none", "crop-flip"] = "none"
+    together: Annotated[int, Field(ge=1)] = 1
+    """Clients of one process that train as one stacked step at most; 1: in turn. It changes
+    floats, and pays for small nets alone: docs/results.md."""
 
 
 class Evaluate(Table):
@@ -205,6 +208,11 @@ def experiment_of(tables: Mapping[str, Any], source: str = "config") -> Experime
             raise ConfigError(
                 f"unknown net {experiment.net.name!r} in [net]; known: {', '.join(net_names())}."
                 + suggestion(experiment.net.name, net_names())
+            )
+        if experiment.training.together > 1 and not method.trains_together:
+            raise ConfigError(
+                f"[training] together = {experiment.training.together}: clients of method "
+                f"{method.name!r}, or with these switches, train in turn only; leave it out"
             )
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None

@@ -222,6 +222,16 @@ class Method(ABC):
         """Return the view that ``a_loc`` is taken from."""
         return "after_downlink" if "after_downlink" in self.views else "after_local"
 
+    @property
+    def trains_together(self) -> bool:
+        """Whether ``loss`` may be mapped over clients (``fedmodels.stack``).
+
+        It then calculates with tensors only, of the batch, the net's output and parameters, and of
+        references laid out alike for all clients; it decides nothing by their values and keeps
+        nothing. ``fit`` is the stock one.
+        """
+        return False
+
     def hyper_parameters(self) -> dict[str, Any]:
         """Return the fields under their names; ``make(name, **…)`` gives this method again."""
         return dataclasses.asdict(self)

@@ -56,6 +56,10 @@ class Replaying(FedAvg):
     generator_moments: bool = False
     """Keep Adam's moments in the private state, which triples it."""
 
+    @property
+    def trains_together(self) -> bool:
+        return False
+
     def replay(self, run: Run) -> ClassReplay:
         """Return how replay is done."""
         family = Family(

@@ -5,7 +5,8 @@ Shapes: B batch, n training set, d features, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,14 +36,35 @@ def train_locally(
         payload: what the server sent, common and personal parts merged.
         state: the client's private state of its last interaction.
     """
+    half = ClientHalf(method, ctx, payload, state)
     with seeded(ctx.seed("dropout")):  # layers with randomness of their own draw from here
-        method.load(ctx, payload, state)
-        refs = method.prepare(ctx, payload, state)
-        x, y = method.training_data(ctx, refs)
-        loss = method.fit(ctx, x, y, refs)
-        new_state = method.after_local(ctx, payload, state, refs)
-        upload = method.uplink(ctx, new_state, refs, len(y))
-    return LocalResult(upload, new_state, loss, len(y))
+        half.begin()
+        return half.end(method.fit(ctx, half.x, half.y, half.refs))
+
+
+@dataclass
+class ClientHalf:
+    """What one client does in an interaction before its net is fitted, and after."""
+
+    method: Method
+    ctx: ClientContext
+    payload: Bundle
+    state: Bundle
+    refs: Any = field(init=False)
+    x: Tensor = field(init=False)
+    y: Tensor = field(init=False)
+
+    def begin(self) -> None:
+        """Fill the net; find what the loss refers to and what there is to train on."""
+        self.method.load(self.ctx, self.payload, self.state)
+        self.refs = self.method.prepare(self.ctx, self.payload, self.state)
+        self.x, self.y = self.method.training_data(self.ctx, self.refs)
+
+    def end(self, loss: float) -> LocalResult:
+        """Return what local training leaves; ``loss`` is the mean of the last epoch."""
+        state = self.method.after_local(self.ctx, self.payload, self.state, self.refs)
+        upload = self.method.uplink(self.ctx, state, self.refs, len(self.y))
+        return LocalResult(upload, state, loss, len(self.y))
 
 
 def run_phases(
@@ -64,61 +86,106 @@ def run_phases(
         renewed: inputs and labels of an epoch, where they are not the same in all (replay drawn
             anew); called at its beginning.
     """
-    training = ctx.run.experiment.training
-    order, augment = ctx.generator("order"), ctx.generator("augment")
-    mean_loss, epoch = float("nan"), 0
+    course = Course(method, ctx, x, y, refs, renewed)
     for phase in method.phases(ctx):
-        optimizer = begin_phase(ctx.net, phase, training)
-        fixed = fixed_features(ctx.net, x, training) if renewed is None else None
+        optimizer = begin_phase([ctx.net], phase, ctx.run.experiment.training)
+        for batch, fixed in course.batches(phase):
+            features = ctx.net.features(batch.x) if fixed is None else fixed
+            out = Output(features, ctx.net.head(features))
+            loss = method.loss(ctx, batch, out, refs)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            course.end_step(batch, loss.detach())
+    return course.end()
+
+
+class Course:
+    """One client's way through its phases: its batches in order, and what it lost on them."""
+
+    def __init__(
+        self,
+        method: Method,
+        ctx: ClientContext,
+        x: Tensor,
+        y: Tensor,
+        refs: Any,
+        renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        """Begin it; arguments as in :func:`run_phases`."""
+        self.method, self.ctx, self.refs = method, ctx, refs
+        self._x, self._y, self._renewed = x, y, renewed
+        self._order, self._augment = ctx.generator("order"), ctx.generator("augment")
+        self._epoch, self._losses = -1, list[Tensor]()
+
+    def batches(self, phase: Phase) -> Iterator[tuple[Batch, Tensor | None]]:
+        """Yield the batches of a phase that has begun.
+
+        With each come its embeddings (B, d) where the phase cannot change them.
+        """
+        net, training = self.ctx.net, self.ctx.run.experiment.training
+        fixed = fixed_features(net, self._x, training) if self._renewed is None else None
         for _ in range(phase.epochs):
-            if renewed is not None:
-                x, y = renewed(epoch)
-            losses = []
-            for number, index in enumerate(batches(len(y), ctx.net, training, order)):
-                index = index.to(x.device)
-                inputs = augmented(x[index], training, augment)
-                batch = Batch(inputs, y[index], index)
-                features = ctx.net.features(inputs) if fixed is None else fixed[index]
-                out = Output(features, ctx.net.head(features))
-                loss = method.loss(ctx, batch, out, refs)
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                method.after_step(ctx, batch, refs)
-                losses.append(loss.detach())
-                ctx.tick(epoch, number, losses[-1])
-            mean_loss = float(torch.stack(losses).mean()) if losses else float("nan")
-            epoch += 1
-    for parameter in ctx.net.parameters():
-        parameter.requires_grad_(True)
-        parameter.grad = None
-    return mean_loss
+            self._epoch, self._losses = self._epoch + 1, []
+            if self._renewed is not None:
+                self._x, self._y = self._renewed(self._epoch)
+            for index in batches(len(self._y), net, training, self._order):
+                index = index.to(self._x.device)
+                inputs = augmented(self._x[index], training, self._augment)
+                batch = Batch(inputs, self._y[index], index)
+                yield batch, None if fixed is None else fixed[index]
+
+    def end_step(self, batch: Batch, loss: Tensor) -> None:
+        """Do what follows the optimiser's step on a batch."""
+        self.method.after_step(self.ctx, batch, self.refs)
+        self._losses.append(loss)
+        self.ctx.tick(self._epoch, len(self._losses) - 1, loss)
+
+    def end(self) -> float:
+        """Leave all parameters as they were found; return the mean loss of the last epoch."""
+        for parameter in self.ctx.net.parameters():
+            parameter.requires_grad_(True)
+            parameter.grad = None
+        return float(torch.stack(self._losses).mean()) if self._losses else float("nan")
 
 
-def begin_phase(net: SplitNet, phase: Phase, training: Training) -> torch.optim.Optimizer:
-    """Freeze what the phase does not train, set modes, return a fresh optimiser for the rest."""
+def begin_phase(
+    nets: Sequence[SplitNet], phase: Phase, training: Training
+) -> torch.optim.Optimizer:
+    """Freeze what the phase does not train, set modes, return a fresh optimiser for the rest.
+
+    Args:
+        nets: equal ones; one optimiser steps all of them that have gradients.
+        phase: what trains.
+        training: the run's settings.
+    """
     groups: dict[float, list[nn.Parameter]] = {}
-    for key, parameter in net.named_parameters():
-        name = key.replace(".", "/", 1)
-        trains = name.startswith(phase.trains)
-        parameter.requires_grad_(trains)
-        if trains:
-            decay = training.weight_decay
-            for prefix, value in phase.weight_decay.items():
-                decay = value if name.startswith(prefix) else decay
-            groups.setdefault(decay, []).append(parameter)
+    for net in nets:
+        for key, parameter in net.named_parameters():
+            name = key.replace(".", "/", 1)
+            trains = name.startswith(phase.trains)
+            parameter.requires_grad_(trains)
+            if trains:
+                decay = training.weight_decay
+                for prefix, value in phase.weight_decay.items():
+                    decay = value if name.startswith(prefix) else decay
+                groups.setdefault(decay, []).append(parameter)
+        _set_modes(net, phase)
     if not groups:
         raise ConfigError(f"a phase trains {list(phase.trains)}, of which the net has nothing")
-    net.train()
-    if phase.bn_of_frozen == "eval":
-        for role, module in (("base/", net.base), ("head/", net.head)):
-            if not any(role.startswith(p) or p.startswith(role) for p in phase.trains):
-                module.eval()
     return optimizer_of(
         [{"params": ps, "weight_decay": decay} for decay, ps in groups.items()],
         training,
         phase.lr or training.lr,
     )
+
+
+def _set_modes(net: SplitNet, phase: Phase) -> None:
+    net.train()
+    if phase.bn_of_frozen == "eval":
+        for role, module in (("base/", net.base), ("head/", net.head)):
+            if not any(role.startswith(p) or p.startswith(role) for p in phase.trains):
+                module.eval()
 
 
 def fixed_features(net: SplitNet, x: Tensor, training: Training) -> Tensor | None:

@@ -70,7 +70,7 @@ class PullRequest(_message.Message):
     def __init__(self, waiting: _Optional[_Iterable[_Union[Waiting, _Mapping]]] = ..., held: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "base")
+    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base")
     KIND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class Order(_message.Message):
     TRIP_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_TEST_FIELD_NUMBER: _ClassVar[int]
     ISSUE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     client_id: str
@@ -96,8 +97,9 @@ class Order(_message.Message):
     trip: int
     global_test: bool
     issue: int
+    following: int
     base: int
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., base: _Optional[int] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("role", "digest", "bundle", "held")

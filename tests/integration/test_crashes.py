@@ -65,6 +65,25 @@ def test_a_client_is_killed_between_saving_and_pushing(
     assert_same(run.finish(server, *clients.values()), undisturbed)
 
 
+@pytest.mark.parametrize("victim", ["clients", "coordinator"])
+def test_a_kill_while_clients_train_together(
+    victim: str, loopback: Sites, partition: Path, tmp_path: Path, trained: int, steer: Path
+) -> None:
+    experiment = {**EXPERIMENT, "training": {**EXPERIMENT["training"], "together": 2}}
+    undisturbed = run_in_process(experiment, partition, tmp_path / "alone")
+    (steer / f"train-{trained}-2").touch()
+    run = loopback(experiment)
+    server, clients = run.serve(), run.join("0-2")
+    reached(steer / f"train-{trained}-2.reached")
+    if victim == "coordinator":
+        server.kill()
+    clients.kill()
+    clients = run.join("0-2")
+    if victim == "coordinator":
+        server = run.serve()
+    assert_same(run.finish(server, clients), undisturbed)
+
+
 @pytest.mark.parametrize("point", ["train", "aggregate"])
 def test_the_coordinator_is_killed(
     point: str, loopback: Sites, undisturbed: dict[str, Any], trained: int, steer: Path

@@ -50,3 +50,16 @@ def test_a_host_fetches_the_common_part_once(loopback: Sites) -> None:
     hosted = loopback(experiment, "hosted").run("0-2")
     assert hosted["bytes"]["down"] == single["bytes"]["down"]
     assert hosted["bytes"]["wire_down"] < 0.5 * single["bytes"]["wire_down"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedproto", "gldp"])
+def test_clients_trained_together_are_the_same_run_in_any_company(
+    name: str, loopback: Sites, digits: Path, tmp_path: Path
+) -> None:
+    """In process each is stacked with itself; over loopback two of a process with each other."""
+    experiment = experiment_for((name, {}), training={"together": 2})
+    alone = run_in_process(experiment, digits, tmp_path / "in-process")
+    assert_same(loopback(experiment, partition=digits).run("0-1", "2"), alone)
+    in_turn = run_in_process(experiment_for((name, {})), digits, tmp_path / "in-turn")
+    for key, value in in_turn["metrics"].items():
+        assert alone["metrics"][key] == pytest.approx(value, abs=0.05), key

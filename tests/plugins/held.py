@@ -53,6 +53,10 @@ class Held(FedAvg):
     def views(self) -> tuple[str, ...]:
         return ("after_local", "after_downlink")
 
+    @property
+    def trains_together(self) -> bool:
+        return True
+
     def shares(self, name: str) -> bool:
         return name.startswith("base/")
 

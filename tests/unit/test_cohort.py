@@ -149,6 +149,20 @@ def test_a_process_gets_a_few_orders_ahead(tmp_path):
     world.engine.shutdown()
 
 
+def test_an_order_tells_how_many_follow_it_to_the_same_process(tmp_path):
+    """So that a process whose clients train together knows for whom to wait."""
+    world = World(tmp_path, num_clients=6, together=4)
+    world.join_all(range(6))
+    world.exchange(trip_to(*range(6)))
+    members = {c: world.cohort.member(c, world.tokens[c]) for c in range(5)}
+    caller = world.cohort.caller(members, dict.fromkeys(range(5), 0))
+    orders = [world.cohort.next_order(caller, lambda: True)[0] for _ in range(5)]
+    assert [order.following for order in orders] == [4, 3, 2, 1, 0]
+    assert world.pull(5).following == 0
+    world.cohort.stop("the test is over")
+    world.engine.shutdown()
+
+
 def test_a_new_call_takes_the_place_of_the_old_one(world):
     members = {0: world.cohort.member(0, world.tokens[0])}
     old = world.cohort.caller(members, {0: 0})

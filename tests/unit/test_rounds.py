@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fedcli.data.commands import run_partition
-from fedmodels.errors import ArchiveError
+from fedmodels.errors import ArchiveError, ConfigError
 from fedsrv.store import Store
 from tests.conftest import tiny_experiment
 from tests.inprocess import InProcessCohort, run_in_process
@@ -126,3 +126,15 @@ def test_a_commit_that_fails_ends_the_run(tmp_path, digits, monkeypatch):
     resumed = run_in_process(tiny_experiment(), digits, tmp_path / "run", resume=True)
     fresh = run_in_process(tiny_experiment(), digits, tmp_path / "fresh")
     assert resumed["state_sha256"] == fresh["state_sha256"]
+
+
+def test_a_net_that_cannot_be_stacked_ends_the_run_before_it_begins(digits, tmp_path, monkeypatch):
+    def refused(run):
+        raise ConfigError("it cannot")
+
+    monkeypatch.setattr("fedsrv.rounds.check_stacks", refused)
+    together = tiny_experiment(training={"together": 2})
+    with pytest.raises(ConfigError, match="it cannot"):
+        run_in_process(together, digits, tmp_path / "refused")
+    assert not records_of(tmp_path / "refused")
+    run_in_process(tiny_experiment(), digits, tmp_path / "in-turn")

@@ -130,7 +130,7 @@ def test_learning_rate_and_decay_of_a_phase():
     net = small_net()
     training = Training(lr=0.1, weight_decay=0.5, momentum=0.9)
     phase = Phase(1, lr=0.3, weight_decay={"head/1": 0.0, "head/1.bias": 0.25})
-    optimizer = begin_phase(net, phase, training)
+    optimizer = begin_phase([net], phase, training)
     found = {
         id(p): (group["lr"], group["weight_decay"], group["momentum"])
         for group in optimizer.param_groups
@@ -377,7 +377,7 @@ def test_a_teacher_stays_as_it_was_and_in_eval_mode():
 def frozen_base(mode="eval", **training):
     """Return a context whose net is in a phase of the head."""
     ctx = context(**training)
-    begin_phase(ctx.net, Phase(1, ("head/",), bn_of_frozen=mode), ctx.run.experiment.training)
+    begin_phase([ctx.net], Phase(1, ("head/",), bn_of_frozen=mode), ctx.run.experiment.training)
     return ctx
 
 
@@ -423,7 +423,7 @@ def test_memory_format_and_fused_steps_are_the_plain_ones(net, optimizer):
     plain = copy.deepcopy(fast)
     runs = ((fast, fast, True), (plain, nn.Sequential(plain.base, plain.head), False))
     for model, forward, fused in runs:
-        stepping = begin_phase(model, Phase(1), training)
+        stepping = begin_phase([model], Phase(1), training)
         for group in stepping.param_groups:
             group["fused"] = fused
         for _ in range(3):

@@ -89,6 +89,10 @@ class CReFF(FedAvg):
 
     # --- server half ---------------------------------------------------------------------------
 
+    @property
+    def trains_together(self) -> bool:
+        return False  # its references differ by the classes a client has
+
     def init_server(self, run: Run) -> ServerState:
         net, classes = run.make_net(), run.problem.num_classes
         if not isinstance(net.head, nn.Linear) or net.head.bias is None:

@@ -48,6 +48,11 @@ class FedAvg(Method):
     weighting: Literal["examples", "uniform"] = "examples"
     """Aggregation weights: n_k / n over the clients that answered, or 1 / their number."""
 
+    @property
+    def trains_together(self) -> bool:
+        functions = ("fit", "loss", "after_step")  # a method with others has to say so itself
+        return all(getattr(type(self), name) is getattr(FedAvg, name) for name in functions)
+
     def shares(self, name: str) -> bool:
         """Tell whether the weight of this role-prefixed name travels; the rest is private."""
         return True

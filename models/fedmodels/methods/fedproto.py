@@ -72,6 +72,10 @@ class FedProto(FedAvg):
     def views(self) -> tuple[str, ...]:
         return ("after_local", "after_downlink")
 
+    @property
+    def trains_together(self) -> bool:
+        return True
+
     def shares(self, name: str) -> bool:
         return False
 

@@ -33,6 +33,10 @@ class FedProx(FedAvg):
     mu: float = 0.01
     """Weight of the proximal term; 0 is FedAvg."""
 
+    @property
+    def trains_together(self) -> bool:
+        return True
+
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> list[Tensor]:
         return [w.detach().clone() for w in ctx.net.parameters()]  # w^t
 

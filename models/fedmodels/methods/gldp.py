@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax, one_hot
+from torch.nn.functional import log_softmax, one_hot
 
 from fedmodels import heads
 from fedmodels.algebra import weighted_mean
@@ -135,6 +135,10 @@ class Gldp(FedAvg):
         own = ("after_local", "after_downlink")
         headless = self.inference == "classifier" and not self.eval_upload_head
         return own if headless or self.bn == "local" else ("global", *own)
+
+    @property
+    def trains_together(self) -> bool:
+        return self.proto_pass != "running"  # there the loss keeps embeddings
 
     def shares(self, name: str) -> bool:
         statistic = self.bn == "local" and name.endswith(STATISTICS)
@@ -263,7 +267,7 @@ class Gldp(FedAvg):
                 target = ctx.net.head(target)
             z = out.logits
         log_p, log_q = (log_softmax(v.float() / self.tau, dim=1) for v in (target, z))
-        divergence = kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)  # (B,)
+        divergence = (log_p.exp() * (log_p - log_q)).sum(1)  # (B,)
         total = (divergence * own.known[batch.y]).sum()
         parts = {"sum": 1, "batchmean": len(z), "mean": z.numel()}
         return total / parts[self.kl_reduction]
