@@ -40,7 +40,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 @app.command()
 def join(
-    client_id: Annotated[str, typer.Option(help="An id, a range such as 0-24, or evaluator.")],
+    client_id: Annotated[
+        str, typer.Option(help="An id, a range such as 0-24 or 0-24:2, or evaluator.")
+    ],
     server: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
     data: Annotated[Path, typer.Option(help="Partition root; DIR/<id> is opened, nothing else.")],
     state_dir: Annotated[
@@ -78,18 +80,21 @@ def join(
 
 
 def clients_of(text: str) -> list[ClientId]:
-    """Read ``--client-id``: one id, a range with both ends, or the evaluator.
+    """Read ``--client-id``: one id, a range with both ends, every so many of it, or the evaluator.
 
     Raises:
         ConfigError: it is none of these.
     """
     if text == "evaluator":
         return ["evaluator"]
-    found = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", text)
+    found = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6})(?::([1-9][0-9]{0,5}))?)?", text)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-    if first > last:
-        raise ConfigError(f"--client-id {text!r} is no id, no range such as 0-24, not evaluator")
-    return list(range(first, last + 1))
+    if found is None or first > last:
+        raise ConfigError(
+            f"--client-id {text!r} is no id, no range such as 0-24 or 0-24:2 (every second of it), "
+            "not evaluator"
+        )
+    return list(range(first, last + 1, int(found[3] or 1)))
 
 
 def _device(text: str) -> torch.device:

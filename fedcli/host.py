@@ -27,6 +27,7 @@ from fedmodels.errors import FedtideError, LinkError
 from fedmodels.types import EVALUATOR, Bundle, BundleSpec, ClientId
 from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
+from fedpb.heap import give_back_free_pages
 
 KEEP_BYTES = 256 << 20
 """Uploads that one process keeps until they are committed, all its clients together."""
@@ -122,6 +123,7 @@ class Host:
             LinkError: the server refused, or stayed away for longer than allowed.
         """
         self.join()
+        give_back_free_pages()
         self._results = queue.Queue(self._together)
         threads = [
             threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True)

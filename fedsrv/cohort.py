@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedmodels.types import Bundle, BundleSpec, ClientId
+from fedmodels.types import Bundle, BundleSpec, ClientId, Weights
 from fedpb import coordinator_pb2 as rpc
 
 
@@ -21,6 +21,8 @@ class Trip:
     """What an upload must hold."""
     needed: int | None = None
     """Results it can be closed with when its deadline passes or clients fail; all unless given."""
+    share_of: Callable[[Bundle], float | None] = lambda upload: None
+    """What an upload's weights count in their mean, if the engine needs no more of them."""
 
     @property
     def sample(self) -> rpc.Order:
@@ -47,6 +49,8 @@ class Results:
     failed: dict[ClientId, str]
     wire_down: int = 0
     wire_up: int = 0
+    mean: Weights | None = None
+    """Of the uploads' weights, if it was taken as they came; they have no weights then."""
 
 
 class StateLost(Exception):

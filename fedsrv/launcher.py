@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -100,10 +99,15 @@ def affordable_hosts(clients: int) -> int:
 
 
 def host_ranges(clients: int, hosts: int) -> list[str]:
-    """Return the client ids of each host as ``--client-id`` says them; never more than clients."""
+    """Return the client ids of each host as ``--client-id`` says them; never more than clients.
+
+    Each has every so many of them: as all begin with their lowest, uploads come in about the order
+    in which they are reduced.
+    """
     hosts = min(hosts, clients)
-    bounds = [clients * i // hosts for i in range(hosts + 1)]
-    return [str(a) if b - a == 1 else f"{a}-{b - 1}" for a, b in pairwise(bounds)]
+    ranges = [range(first, clients, hosts) for first in range(hosts)]
+    step = f":{hosts}" if hosts > 1 else ""
+    return [f"{r[0]}-{r[-1]}{step}" if len(r) > 1 else str(r[0]) for r in ranges]
 
 
 @dataclass

@@ -10,43 +10,16 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from fedmodels.errors import ClientFailed, PayloadError, RunFailed
-from fedmodels.types import EVALUATOR, Bundle, ClientId
+from fedmodels.types import EVALUATOR, ClientId
 from fedpb import coordinator_pb2 as rpc
-from fedpb.codec import Encoded, encode
 from fedsrv.cohort import HoldsState, Result, Results, StateLost, Trip
 from fedsrv.events import EventLog
+from fedsrv.open_trip import OpenTrip, answers
 from fedsrv.profile import Admission
 from fedsrv.sessions import AlreadyConnected, Caller, Member, UnknownSession
 from fedsrv.spool import Spool
-
-
-@dataclass
-class OpenTrip:
-    """A trip under way."""
-
-    trip: Trip
-    common: Encoded
-    personal: dict[ClientId, Encoded]
-    results: dict[ClientId, Result] = field(default_factory=dict)
-    failed: dict[ClientId, str] = field(default_factory=dict)
-    issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
-    wire_down: int = 0
-
-    def answered(self, client: ClientId) -> bool:
-        """Tell whether nothing more is expected of a client."""
-        return client in self.results or client in self.failed
-
-    def is_complete(self) -> bool:
-        """Tell whether every client answered."""
-        return len(self.results) + len(self.failed) == len(self.trip.orders)
-
-    @property
-    def needed(self) -> int:
-        """Return how many results it can be closed with."""
-        return len(self.trip.orders) if self.trip.needed is None else self.trip.needed
 
 
 class RemoteCohort:
@@ -120,7 +93,7 @@ class RemoteCohort:
             RunFailed: fewer clients than needed can answer; names those that failed.
             StateLost: a client came back without the state it must hold.
         """
-        open_trip = OpenTrip(trip, encode(trip.common), _encoded_once(trip.personal))
+        open_trip = OpenTrip.of(trip, self.spool.budget)
         needed = open_trip.needed
         with self._changed:
             self._open = open_trip
@@ -140,8 +113,9 @@ class RemoteCohort:
             failed = dict(sorted(open_trip.failed.items(), key=_by_id))
         if len(results) < needed:
             raise RunFailed(_why(trip, failed))
+        mean = open_trip.folding.finish(open_trip.results)
         wire_up = sum(r.wire_up for r in results.values())
-        return Results(results, failed, open_trip.wire_down, wire_up)
+        return Results(results, failed, open_trip.wire_down, wire_up, mean)
 
     def _wait(self, done: Callable[[], bool], enough: Callable[[], bool] = lambda: False) -> None:
         """Wait for ``done``; after the deadline ``enough`` will do."""
@@ -307,7 +281,7 @@ class RemoteCohort:
         with self._changed:
             trip = self._open
             order = trip.trip.orders.get(client) if trip else None
-            if trip is None or order is None or not _answers(header, order):
+            if trip is None or order is None or not answers(header, order):
                 counted = min(self.committed, self._members[client].trained)
                 if header.kind == rpc.ORDER_TRAIN and header.interaction <= counted:
                     return None
@@ -326,6 +300,7 @@ class RemoteCohort:
                 encoded = trip.personal.get(client)
                 result.logical_down = trip.common.num_bytes + (encoded.num_bytes if encoded else 0)
                 trip.results[client] = result
+                trip.folding.came(result, trip.results, trip.failed)
                 if trip.trip.sample.kind == rpc.ORDER_TRAIN:
                     member = self._members[client]
                     member.trained = trip.trip.sample.interaction
@@ -355,21 +330,6 @@ class RemoteCohort:
 
 class Superseded(Exception):
     """The order a result answers is no longer wanted."""
-
-
-def _encoded_once(bundles: Mapping[ClientId, Bundle]) -> dict[ClientId, Encoded]:
-    """Encode every bundle; clients that get the same object share the encoding."""
-    by_object: dict[int, Encoded] = {}
-    for bundle in bundles.values():
-        if id(bundle) not in by_object:
-            by_object[id(bundle)] = encode(bundle)
-    return {client: by_object[id(bundle)] for client, bundle in bundles.items()}
-
-
-def _answers(header: rpc.PushHeader, order: rpc.Order) -> bool:
-    """Tell whether a result answers an order, also one issued again after a crash."""
-    same = header.kind == order.kind and header.interaction == order.interaction
-    return same and (order.kind == rpc.ORDER_TRAIN or header.trip == order.trip)
 
 
 def _by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from fedmodels.config import Experiment
@@ -22,6 +23,7 @@ from fedmodels.prototypes import drift
 from fedmodels.stack import check_stacks
 from fedmodels.types import EVALUATOR, BundleSpec, ClientId, state_digest
 from fedpb import coordinator_pb2 as rpc
+from fedpb.heap import give_back_free_pages
 from fedsrv.cohort import Cohort, Results, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.profile import Profile
@@ -67,6 +69,7 @@ class Engine:
                 while True:
                     try:
                         self._take_up()
+                        give_back_free_pages()
                         return self._go_on(committer, syncer)
                     except StateLost as lost:
                         self.events.tell("rollback", lost.client, reason=str(lost))
@@ -158,6 +161,7 @@ class Engine:
         ctx = self._context(step, step.cohort)
         due = self._is_due(step)
         results = self._train(ctx, due)
+        ctx = replace(ctx, mean=results.mean)
         trained = time.monotonic()
         uploads = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
         state = self.method.aggregate(ctx, self.state, uploads)
@@ -211,7 +215,7 @@ class Engine:
         ]
         orders = self._orders(ctx, rpc.ORDER_TRAIN, ctx.cohort, views, ctx.task + 1)
         needed = min(self.experiment.min_clients, len(ctx.cohort))
-        trip = Trip(orders, common, personal, self.upload_spec, needed)
+        trip = Trip(orders, common, personal, self.upload_spec, needed, self.method.share_of)
         return self.cohort.exchange(trip)
 
     def _orders(

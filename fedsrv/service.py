@@ -27,7 +27,8 @@ from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
 from fedsrv.certs import covers
 from fedsrv.cohort import Result
 from fedsrv.events import EventLog
-from fedsrv.remote import OpenTrip, RemoteCohort, Superseded, client_id_of
+from fedsrv.open_trip import OpenTrip
+from fedsrv.remote import RemoteCohort, Superseded, client_id_of
 from fedsrv.scores import check_report
 from fedsrv.sessions import AlreadyConnected, Member, UnknownSession
 from fedsrv.tls import peer_identity

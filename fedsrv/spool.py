@@ -23,7 +23,7 @@ class Spool:
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         self._directory = directory
-        self._budget = budget_bytes
+        self.budget = budget_bytes
         self._in_memory = 0
         self._free: dict[int, list[Block]] = {}
         self._lock = threading.RLock()  # a block may come back while this thread holds the lock
@@ -37,11 +37,11 @@ class Spool:
 
     def _fresh(self, size: int) -> Block:
         """Return a new block, of memory where the budget allows it."""
-        if self._in_memory + size > self._budget:
+        if self._in_memory + size > self.budget:
             unused = [block for blocks in self._free.values() for block in blocks]
             self._in_memory -= sum(block.size for block in unused if block.flags.owndata)
             self._free.clear()
-        if self._in_memory + size > self._budget:
+        if self._in_memory + size > self.budget:
             return self._mapped(size)
         self._in_memory += size
         return np.empty(size, dtype=np.uint8)

@@ -127,7 +127,8 @@ class Server(Table):
     """``strict`` syncs every commit to the disk before it counts."""
     threads: Annotated[int, Field(ge=1)] = 1
     upload_memory_mb: Annotated[int, Field(ge=0)] = 256
-    """Uploads beyond this many MiB go to a memory-mapped spool."""
+    """Uploads of a round beyond this many MiB are added up as they come, where the method allows
+    it, and those that have to wait go to a memory-mapped spool."""
 
 
 class Tracking(Table):

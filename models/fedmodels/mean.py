@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedmodels.errors import PayloadError
 from fedmodels.flat import joined, separated
+from fedmodels.layout import Layout
 from fedmodels.packed import Packed
 from fedmodels.types import Bundle, Weights
 
@@ -22,18 +23,21 @@ PER_THREAD, MOST_THREADS = 1 << 21, 8
 
 
 def weighted_mean(
-    uploads: Iterable[Mapping[str, Tensor] | Bundle], coefficients: Sequence[float]
+    uploads: Iterable[Mapping[str, Tensor] | Bundle],
+    coefficients: Sequence[float],
+    total: float = 1.0,
 ) -> Weights:
     """Return the weighted mean of equally shaped weights, tensor by tensor.
 
-    ``sum_i p_i x_i`` in float64 and in the given order, rounded once to the dtype of the inputs.
-    Equal inputs of float32 or narrower come out as themselves, and a coefficient of 1 among zeros
-    returns that input. Uploads may be zero-copy views; beyond the result and small buffers no
+    ``sum_i p_i x_i / total`` in float64 and in the given order, rounded once to the dtype of the
+    inputs. Equal inputs of float32 or narrower come out as themselves, and a coefficient of 1 among
+    zeros returns that input. Uploads may be zero-copy views; beyond the result and small buffers no
     memory is needed.
 
     Args:
         uploads: weights by key, or bundles, whose ``weights`` are meant; all with the same keys.
-        coefficients: p, one per upload, summing to 1; uploads of coefficient 0 are not read.
+        coefficients: p, one per upload; uploads of coefficient 0 are not read.
+        total: what the coefficients sum to.
 
     Returns:
         The mean, on the CPU. Integer tensors come out as the maximum, booleans as "any".
@@ -50,7 +54,7 @@ def weighted_mean(
     if not pairs:
         raise PayloadError("there is nothing to average: no upload has a coefficient above 0")
     inputs, shares = [w for w, _ in pairs], [p for _, p in pairs]
-    whole = _mean_of_blocks(inputs, shares)
+    whole = _mean_of_blocks(inputs, shares, total)
     if whole is not None:
         return whole
     first = inputs[0]
@@ -60,11 +64,73 @@ def weighted_mean(
             raise PayloadError(f"tensor {key!r} is in some uploads only")
     found: dict[str, Tensor] = {}
     for keys in _groups(first):
-        found |= _mean(keys, inputs, shares)
+        found |= _mean(keys, inputs, shares, total)
     return {key: found[key] for key in first}
 
 
-def _mean_of_blocks(uploads: list[Mapping[str, Tensor]], shares: list[float]) -> Packed | None:
+class RunningMean:
+    """The weighted mean of uploads that come a few at a time and need not be kept.
+
+    Its bits are those of ``weighted_mean`` of all of them in the same order, with the coefficients'
+    sum as their total. It holds two or three times the bytes of one upload.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._form: tuple[tuple[str, ...], Layout, torch.dtype] | None = None
+        """Names, layout and floating-point dtype of the uploads."""
+        self._sum = torch.empty(0)
+        self._largest: dict[torch.dtype, Tensor] = {}
+
+    @staticmethod
+    def takes(weights: Mapping[str, Tensor]) -> bool:
+        """Tell whether weights lie in one block with one floating-point dtype."""
+        return isinstance(weights, Packed) and _float_of(weights) is not None
+
+    def add(self, uploads: Sequence[Mapping[str, Tensor]], coefficients: Sequence[float]) -> None:
+        """Add uploads that it takes, of one layout; those of coefficient 0 are not read."""
+        pairs = [(u, float(p)) for u, p in zip(uploads, coefficients, strict=True) if p != 0]
+        packed = [u for u, _ in pairs if isinstance(u, Packed)]
+        if not packed:
+            return
+        fresh = self._form is None
+        if self._form is None:
+            dtype = _float_of(packed[0])
+            assert dtype is not None, "not what takes() says"
+            self._form = packed[0].names, packed[0].layout, dtype
+        _, layout, dtype = self._form
+        flats = [u.block.cpu().view(dtype) for u in packed]
+        if fresh:
+            self._sum = torch.empty(len(flats[0]), dtype=torch.float64)
+        work = partial(_add_range, self._sum, flats, [p for _, p in pairs], fresh)
+        _in_ranges(work, len(self._sum), len(flats))
+        self.total += sum(p for _, p in pairs)
+        for other in layout.dtypes - {dtype}:
+            parts = [u.block.cpu().view(other)[layout.elements(other)] for u in packed]
+            parts += [] if fresh else [self._largest[other]]
+            self._largest[other] = _mean_of_flat(parts, [])
+
+    def mean(self) -> Weights | None:
+        """Return the mean of what was added; None if there is nothing."""
+        if self._form is None:
+            return None
+        names, layout, dtype = self._form
+        mean = layout.empty()
+        mean.view(dtype).copy_(self._sum.div_(self.total))
+        for other, largest in self._largest.items():
+            mean.view(other)[layout.elements(other)] = largest
+        return Packed(names, layout, layout.clear(mean))
+
+
+def _float_of(weights: Packed) -> torch.dtype | None:
+    """Return the floating-point dtype of weights that have just one."""
+    floats = [dtype for dtype in weights.layout.dtypes if dtype.is_floating_point]
+    return floats[0] if len(floats) == 1 else None
+
+
+def _mean_of_blocks(
+    uploads: list[Mapping[str, Tensor]], shares: list[float], total: float
+) -> Packed | None:
     """Return the mean of uploads that lie in one block each, as they come, in such a block.
 
     None where they do not, or where there is not one floating-point dtype.
@@ -72,14 +138,13 @@ def _mean_of_blocks(uploads: list[Mapping[str, Tensor]], shares: list[float]) ->
     first, packed = uploads[0], [each for each in uploads if isinstance(each, Packed)]
     if not isinstance(first, Packed) or len(packed) < len(uploads):
         return None
-    names, layout = first.names, first.layout
-    floats = [dtype for dtype in layout.dtypes if dtype.is_floating_point]
-    if len(floats) != 1 or any((u.names, u.layout) != (names, layout) for u in packed):
+    names, layout, dtype = first.names, first.layout, _float_of(first)
+    if dtype is None or any((u.names, u.layout) != (names, layout) for u in packed):
         return None
     blocks = [upload.block.cpu() for upload in packed]
     mean = layout.empty()
-    _mean_of_flat([block.view(floats[0]) for block in blocks], shares, mean.view(floats[0]))
-    for other in layout.dtypes - set(floats):
+    _mean_of_flat([block.view(dtype) for block in blocks], shares, total, mean.view(dtype))
+    for other in layout.dtypes - {dtype}:
         places = layout.elements(other)
         mean.view(other)[places] = _mean_of_flat([b.view(other)[places] for b in blocks], shares)
     return Packed(names, layout, layout.clear(mean))
@@ -99,7 +164,7 @@ def _groups(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:
 
 
 def _mean(
-    keys: list[str], uploads: list[Mapping[str, Tensor]], shares: list[float]
+    keys: list[str], uploads: list[Mapping[str, Tensor]], shares: list[float], total: float
 ) -> dict[str, Tensor]:
     """Return the weighted mean of tensors of one dtype over the uploads."""
     first = [uploads[0][key] for key in keys]
@@ -113,26 +178,35 @@ def _mean(
             raise PayloadError(f"tensor {key!r} differs in shape or dtype between uploads")
         alone = len(tensors) == 1
         flats.append(tensors[0].detach().cpu().reshape(-1) if alone else joined(tensors))
-    result = _mean_of_flat(flats, shares)
+    result = _mean_of_flat(flats, shares, total)
     return dict(zip(keys, separated(result, first), strict=True))
 
 
-def _mean_of_flat(flats: list[Tensor], shares: list[float], out: Tensor | None = None) -> Tensor:
-    """Return the weighted mean of equally long vectors, in ``out`` if that is given."""
+def _mean_of_flat(
+    flats: list[Tensor], shares: list[float], total: float = 1.0, out: Tensor | None = None
+) -> Tensor:
+    """Return the weighted mean of equally long vectors, in ``out`` if that is given.
+
+    Of integers it is the maximum, and there are no shares.
+    """
     if not flats[0].is_floating_point():
         result = flats[0].clone()
         for flat in flats[1:]:
             torch.maximum(result, flat, out=result)
         return result
     result = torch.empty_like(flats[0]) if out is None else out
-    fill = partial(_fill, result, flats, shares)
-    ranges = _ranges(len(result), len(flats))
+    _in_ranges(partial(_fill, result, flats, shares, total), len(result), len(flats))
+    return result
+
+
+def _in_ranges(work: Callable[[range], None], length: int, count: int) -> None:
+    """Do work on ``count`` vectors, divided among the cores."""
+    ranges = _ranges(length, count)
     if len(ranges) == 1:
-        fill(ranges[0])
+        work(ranges[0])
     else:
         with ThreadPoolExecutor(len(ranges)) as pool:
-            list(pool.map(fill, ranges))
-    return result
+            list(pool.map(work, ranges))
 
 
 def _ranges(length: int, count: int) -> list[range]:
@@ -143,13 +217,38 @@ def _ranges(length: int, count: int) -> list[range]:
     return [range(i, min(i + share, length)) for i in range(0, length, share)] or [range(0)]
 
 
-def _fill(result: Tensor, flats: list[Tensor], shares: list[float], where: range) -> None:
+def _fill(
+    result: Tensor, flats: list[Tensor], shares: list[float], total: float, where: range
+) -> None:
     """Put the weighted mean of a range of the vectors into the result."""
-    scratch, total = torch.empty(2, min(CHUNK, len(where)), dtype=torch.float64).unbind()
+    scratch, sums = torch.empty(2, min(CHUNK, len(where)), dtype=torch.float64).unbind()
+    for chunk in _chunks(where):
+        mean = sums[: chunk.stop - chunk.start]
+        _add(mean, scratch, [flat[chunk] for flat in flats], shares, is_fresh=True)
+        result[chunk] = mean if total == 1.0 else mean.div_(total)
+
+
+def _add_range(
+    sums: Tensor, flats: list[Tensor], shares: list[float], is_fresh: bool, where: range
+) -> None:
+    """Add a range of weighted vectors to float64 sums."""
+    scratch = torch.empty(min(CHUNK, len(where)), dtype=torch.float64)
+    for chunk in _chunks(where):
+        _add(sums[chunk], scratch, [flat[chunk] for flat in flats], shares, is_fresh=is_fresh)
+
+
+def _chunks(where: range) -> Iterator[slice]:
     for start in where[::CHUNK]:
-        stop = min(start + CHUNK, where.stop)
-        x, mean = scratch[: stop - start], total[: stop - start]
-        mean.copy_(flats[0][start:stop]).mul_(shares[0])
-        for flat, share in zip(flats[1:], shares[1:], strict=True):
-            mean.add_(x.copy_(flat[start:stop]), alpha=share)
-        result[start:stop] = mean
+        yield slice(start, min(start + CHUNK, where.stop))
+
+
+def _add(
+    sums: Tensor, scratch: Tensor, flats: list[Tensor], shares: list[float], *, is_fresh: bool
+) -> None:
+    """Add weighted vectors to float64 sums, which hold nothing yet if they are fresh."""
+    x = scratch[: len(sums)]
+    for number, (flat, share) in enumerate(zip(flats, shares, strict=True)):
+        if is_fresh and number == 0:
+            sums.copy_(flat).mul_(share)
+        else:
+            sums.add_(x.copy_(flat), alpha=share)

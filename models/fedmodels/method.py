@@ -58,6 +58,14 @@ class Run:
         return pretrained(net.weights, fresh, net.weights_sha256) if net.weights else fresh
 
     @cached_property
+    def forms(self) -> Weights:
+        """Return tensors like the net's without values, on torch's meta device.
+
+        They tell names, shapes and dtypes without a copy of the net that stays in memory.
+        """
+        return {key: t.detach().to("meta") for key, t in self.make_net().tensors().items()}
+
+    @cached_property
     def width(self) -> int:
         """Return d, the number of coordinates of an embedding."""
         return self.make_net().width
@@ -108,6 +116,9 @@ class ServerContext:
     """There for every method that ``needs_server_data``."""
     minority: tuple[int, ...] = ()
     """The rarer half of the classes by what all clients announced: only an oracle may look."""
+    mean: Weights | None = None
+    """The mean of the uploads' weights by ``share_of``, if it was taken as they came; the uploads
+    have no weights then."""
 
     def generator(self, purpose: str = "method") -> torch.Generator:
         """Return a fresh generator of this interaction for one purpose."""
@@ -275,6 +286,13 @@ class Method(ABC):
         self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
     ) -> ServerState:
         """Reduce the uploads to the next state; a pure function of its arguments."""
+
+    def share_of(self, upload: Bundle) -> float | None:
+        """Return what an upload's weights count in their mean, if the server half reads no more.
+
+        None where it wants them one by one. Large uploads of others are let go of as they come.
+        """
+        return None
 
     @abstractmethod
     def finish(

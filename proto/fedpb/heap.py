@@ -21,3 +21,15 @@ def keep_large_blocks() -> bool:
     settings = ((_M_MMAP_THRESHOLD, _LARGE), (_M_TRIM_THRESHOLD, _LARGE), (_M_TOP_PAD, 16 << 20))
     taken = [mallopt(name, value) == 1 for name, value in settings]
     return all(taken)
+
+
+def give_back_free_pages() -> bool:
+    """Return whole free pages to the system; False where the C library cannot.
+
+    For once after a start: a net that was built to be copied leaves holes that no block of a net's
+    size fits into.
+    """
+    try:
+        return bool(ctypes.CDLL(None).malloc_trim(0))
+    except (OSError, AttributeError):
+        return False

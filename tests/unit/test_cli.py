@@ -185,8 +185,10 @@ def test_exit_status(monkeypatch, capsys, module, error, status):
 def test_client_ids():
     assert fedcli.cli.clients_of("7") == [7]
     assert fedcli.cli.clients_of("0-3") == [0, 1, 2, 3]
+    assert fedcli.cli.clients_of("1-9:4") == [1, 5, 9]
+    assert fedcli.cli.clients_of("0-2:2") == [0, 2]
     assert fedcli.cli.clients_of("evaluator") == ["evaluator"]
-    for text in ("", "a", "1-", "-", "3-1", "1,2", "1 - 2", "٣", "1-2-3"):
+    for text in ("", "a", "1-", "-", "3-1", "1,2", "1 - 2", "٣", "1-2-3", "0-4:0", "3:2"):
         with pytest.raises(ConfigError):
             fedcli.cli.clients_of(text)
 

@@ -82,23 +82,31 @@ class FedAvg(Method):
         return self.broadcast(ctx, state)
 
     def upload_spec(self, run: Run) -> BundleSpec:
-        shared = Bundle(weights=self.shared(run.initial_weights))
+        shared = Bundle(weights=self.shared(run.forms))
         return BundleSpec.of(shared) | scalar_spec("num_examples")
 
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        return BundleSpec.of(Bundle(weights=self.shared(run.initial_weights))), BundleSpec()
+        return BundleSpec.of(Bundle(weights=self.shared(run.forms))), BundleSpec()
 
     def aggregate(
         self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
     ) -> ServerState:
-        uniform = self.weighting == "uniform"
-        counts = [1.0 if uniform else u.scalars["num_examples"] for u in uploads.values()]
+        counts = [self.count(upload) for upload in uploads.values()]
         if not sum(counts):
             return state
-        mean = weighted_mean(  # w_{t+1} = sum_k n_k/n w_k
-            [u.weights for u in uploads.values()], [n / sum(counts) for n in counts]
-        )
+        mean = ctx.mean
+        if mean is None:  # w_{t+1} = sum_k n_k/n w_k
+            mean = weighted_mean([u.weights for u in uploads.values()], counts, sum(counts))
         return ServerState(Bundle(weights=mean), state.own, state.clients)
+
+    def count(self, upload: Bundle) -> float:
+        """Return n_k, or 1."""
+        return 1.0 if self.weighting == "uniform" else upload.scalars["num_examples"]
+
+    def share_of(self, upload: Bundle) -> float | None:
+        own, stock = type(self), FedAvg  # others read more of the weights, or may
+        is_stock = own.aggregate is stock.aggregate and own.finish is stock.finish
+        return self.count(upload) if is_stock else None
 
     def finish(
         self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
@@ -108,11 +116,11 @@ class FedAvg(Method):
     # --- client half ---------------------------------------------------------------------------
 
     def keeps_state(self, run: Run) -> bool:
-        return not all(map(self.shares, run.initial_weights))
+        return not all(map(self.shares, run.forms))
 
     def init_client(self, run: Run, client: int) -> Bundle:
-        weights = run.initial_weights
-        return Bundle(weights={k: v for k, v in weights.items() if not self.shares(k)})
+        private = [key for key in run.forms if not self.shares(key)]
+        return Bundle(weights={key: run.initial_weights[key] for key in private})
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         own = state.weights

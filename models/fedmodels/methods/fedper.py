@@ -60,7 +60,7 @@ class FedPer(FedAvg):
         return heads.trained_part(state.common), heads.sent_to_everyone(ctx.run, extra)
 
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        sent = Bundle(weights=self.shared(run.initial_weights))
+        sent = Bundle(weights=self.shared(run.forms))
         extra = heads.evaluation_part(sent).weights
         return BundleSpec.of(heads.trained_part(sent)), heads.evaluation_spec(extra)
 

@@ -169,12 +169,12 @@ class Gldp(FedAvg):
         return common, heads.sent_to_everyone(ctx.run, Bundle(weights=extra))
 
     def upload_spec(self, run: Run) -> BundleSpec:
-        sent = BundleSpec.of(Bundle(weights=self.shared(run.initial_weights)))
+        sent = BundleSpec.of(Bundle(weights=self.shared(run.forms)))
         counts = scalar_spec("num_examples") if self.weighting == "examples" else BundleSpec()
         return sent | counts | prototype_spec("class", run.width, run.problem.num_classes)
 
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        sent = Bundle(weights=self.shared(run.initial_weights))
+        sent = Bundle(weights=self.shared(run.forms))
         extra = heads.evaluation_part(sent).weights
         if self.eval_model == "stage_mean":
             extra = {**extra, **self._stage_weights(sent)}
@@ -191,6 +191,9 @@ class Gldp(FedAvg):
         known = state.common.prototypes["class"]
         common = Bundle(weights, {"class": moved(known, uncounted(found), self.beta)})  # eq. 11
         return ServerState(common, self._round_state(ctx, state, common), state.clients)
+
+    def share_of(self, upload: Bundle) -> float | None:
+        return self.count(upload)
 
     def _round_state(self, ctx: ServerContext, state: ServerState, common: Bundle) -> Bundle:
         """Return what the server remembers of the round: its first prototypes, its mean model."""
