@@ -88,7 +88,7 @@ def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Pat
     assert expected | {"report.html", "server", "clients", "logs", "data"} <= files
     assert (run.out / "clients" / "2" / "personal.safetensors").exists()
     assert {p.name for p in (run.out / "logs").glob("client-*")} == {
-        "client-0.log", "client-1-2.log", "client-evaluator.log"
+        "client-0-2:2.log", "client-1.log", "client-evaluator.log"
     }  # fmt: skip
     assert not list(run.out.glob("clients/*/pictures"))  # FedProx has nothing to show
     alone = run_in_process(SHORT, run.out / "data", tmp_path / "alone", evaluator=True)

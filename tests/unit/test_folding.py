@@ -6,6 +6,7 @@ import random
 import threading
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -141,12 +142,19 @@ def test_who_is_next_is_let_go_of_and_others_wait():
 
 
 def test_the_memory_of_an_upload_is_given_back():
-    world = World(range(3))
-    world.results[0] = result_of(0)
-    block = weakref.ref(world.results[0].upload.weights.block)
+    """Its prototypes came in the same buffer, and are still wanted."""
+    like = packed(0)
+    memory = np.zeros(len(like.block), np.uint8)
+    weights = Packed(like.names, like.layout, torch.from_numpy(memory))
+    rows = Prototypes.by_position(weights["base/w"][:4].view(1, 4))
+    upload = Bundle(weights=weights, prototypes={"class": rows}, scalars={"num_examples": 1.0})
+    world, gone = World(range(3)), weakref.ref(memory)
+    world.results[0] = Result(upload, rpc.Report(), upload.num_bytes())
+    del memory, weights, rows, upload
     world.folding.came(world.results[0], world.results, world.failed)
     world.folding._steps[0].result()
-    assert block() is None
+    assert gone() is None
+    assert world.results[0].upload.prototypes["class"].vectors.tolist() == [[0.0] * 4]
 
 
 def test_some_are_added_at_a_time_where_memory_allows():
