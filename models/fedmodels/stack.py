@@ -4,8 +4,9 @@
 stacked along a first axis. It pays where a step is so small that its calls cost more than its
 arithmetic: nets of the size of ``digits-cnn`` on a CPU, not ResNets (docs/results.md).
 
-The weights are those of training in turn up to rounding. They do not depend on who is stacked with
-whom: a batch that has no other of its size is stacked with itself, never trained alone.
+The weights are those of training in turn up to rounding. For that not to depend on who is stacked
+with whom either, a batch that has no other of its size is stacked with itself: seen to hold for the
+nets here, not promised for others (docs/decisions.md).
 
 Shapes: C clients, B batch.
 """
