@@ -69,6 +69,7 @@ class Engine:
                 while True:
                     try:
                         self._take_up()
+                        self.run_facts.forget_initial_weights()  # few methods need them again
                         give_back_free_pages()
                         return self._go_on(committer, syncer)
                     except StateLost as lost:

@@ -57,6 +57,10 @@ class Run:
         fresh, net = weights_of(self.make_net()), self.experiment.net
         return pretrained(net.weights, fresh, net.weights_sha256) if net.weights else fresh
 
+    def forget_initial_weights(self) -> None:
+        """Free them; whoever asks for them again has them built again."""
+        self.__dict__.pop("initial_weights", None)
+
     @cached_property
     def forms(self) -> Weights:
         """Return tensors like the net's without values, on torch's meta device.
