@@ -6,10 +6,13 @@ import json
 import threading
 
 import pytest
+import torch
 from rich.console import Console
 
 from fedcli.data.commands import run_partition
 from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.method import Run
+from fedmodels.types import Problem
 from fedsrv.store import Store
 from tests.conftest import tiny_experiment
 from tests.inprocess import InProcessCohort, run_in_process
@@ -138,3 +141,14 @@ def test_a_net_that_cannot_be_stacked_ends_the_run_before_it_begins(digits, tmp_
         run_in_process(together, digits, tmp_path / "refused")
     assert not records_of(tmp_path / "refused")
     run_in_process(tiny_experiment(), digits, tmp_path / "in-turn")
+
+
+def test_initial_weights_that_were_forgotten_are_built_again():
+    run = Run(tiny_experiment(), Problem((1, 8, 8), 10))
+    before = run.initial_weights
+    run.forget_initial_weights()
+    assert "initial_weights" not in vars(run)
+    assert all(torch.equal(run.initial_weights[key], before[key]) for key in before)
+    assert {k: (t.shape, t.dtype) for k, t in run.forms.items()} == {
+        k: (t.shape, t.dtype) for k, t in before.items()
+    }
