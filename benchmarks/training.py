@@ -34,7 +34,7 @@ from fedmodels.config import experiment_of
 from fedmodels.method import ClientContext, Run, Stream
 from fedmodels.methods import make
 from fedmodels.nets import SplitNet, load_weights, make_net, weights_of
-from fedmodels.stack import begin_apart, train_together
+from fedmodels.stack import begin_apart, fit_together
 from fedmodels.training import ClientHalf, train_locally
 from fedmodels.types import Bundle, Problem
 
@@ -59,12 +59,14 @@ NETS = {
 }
 
 STACKS = [
-    *(("digits-cnn", clients, 144) for clients in (2, 5, 10)),
-    *(("digits-cnn", clients, 29) for clients in (5, 13, 25)),
-    ("mlp", 10, 144),
-    ("resnet20", 5, 48),
+    *(("digits-cnn", clients, 144, 8) for clients in (2, 5, 10)),
+    *(("digits-cnn", clients, 29, 8) for clients in (5, 13, 25)),
+    ("mlp", 10, 144, 8),
+    ("resnet20", 5, 48, 8),
+    ("cnn5", 5, 48, 28),
+    ("resnet20", 5, 48, 28),
 ]
-"""Net, clients, examples of each: those of the digits jobs on two hosts, and others."""
+"""Net, clients, examples of each, pixels of a side: the digits jobs on two hosts, and others."""
 
 
 def main() -> None:
@@ -222,11 +224,11 @@ def _step(net: nn.Module, x: Tensor, y: Tensor, *, fused: bool) -> Callable[[], 
     return step
 
 
-def _stacked_row(net: str, clients: int, examples: int) -> dict[str, Any]:
+def _stacked_row(net: str, clients: int, examples: int, side: int) -> dict[str, Any]:
     """Compare clients that train in turn with the same clients trained together, over an epoch."""
     facts = {**DIGITS, "net": {"name": net}, "clients": clients}
     experiment = experiment_of(_experiment(facts, 1))
-    method, run = make("fedavg"), Run(experiment, Problem((1, 8, 8), 10))
+    method, run = make("fedavg"), Run(experiment, Problem((1, side, side), 10))
     nets = [run.make_net().pack() for _ in range(clients)]
     payload = Bundle(weights=run.initial_weights)
     draw = torch.Generator().manual_seed(0)
@@ -236,7 +238,7 @@ def _stacked_row(net: str, clients: int, examples: int) -> dict[str, Any]:
         ctx = ClientContext(run, client, 0, 0, 0, net, stream, device)
         return ClientHalf(method, ctx, payload, Bundle())
 
-    streams = [_Examples(examples, draw) for _ in range(clients)]
+    streams = [_Examples(examples, side, draw) for _ in range(clients)]
     alone = [half_of(c, nets[0], streams[c]) for c in range(clients)]
     beside = [half_of(c, nets[c], streams[c]) for c in range(clients)]
 
@@ -247,13 +249,15 @@ def _stacked_row(net: str, clients: int, examples: int) -> dict[str, Any]:
     def together() -> None:
         for half in beside:
             begin_apart(half)
-        train_together(beside)
+        for half, loss in zip(beside, fit_together(beside), strict=True):
+            half.end(loss)
 
     took = _alternating({"turn": in_turn, "together": together}, 15)
     return {
         "net": net,
         "clients": clients,
         "examples": examples,
+        "side": side,
         "in_turn_ms": 1e3 * took["turn"],
         "stacked": took["together"] / took["turn"],
     }
@@ -262,8 +266,8 @@ def _stacked_row(net: str, clients: int, examples: int) -> dict[str, Any]:
 class _Examples:
     """A stream of noise."""
 
-    def __init__(self, count: int, draw: torch.Generator) -> None:
-        self.x = torch.randn(count, 1, 8, 8, generator=draw)
+    def __init__(self, count: int, side: int, draw: torch.Generator) -> None:
+        self.x = torch.randn(count, 1, side, side, generator=draw)
         self.y = torch.randint(10, (count,), generator=draw)
 
     def train(self, task: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedcli.worker import CAUGHT, Result, Worker
-from fedmodels.stack import begin_apart, train_together
+from fedmodels.stack import begin_apart, fit_together
 from fedmodels.training import ClientHalf
 from fedmodels.types import Bundle
 from fedpb import coordinator_pb2 as rpc
@@ -25,7 +25,7 @@ class Task:
 def execute_together(tasks: Sequence[Task]) -> list[Result]:
     """Train the clients of several orders of one interaction at the same time.
 
-    A client that cannot begin fails alone; what goes wrong in their common steps fails them all.
+    A client that cannot begin or end fails alone; what goes wrong in their common steps fails all.
 
     Returns:
         A result for each order that was not abandoned.
@@ -50,11 +50,15 @@ def execute_together(tasks: Sequence[Task]) -> list[Result]:
 def _trained(begun: Sequence[tuple[Task, ClientHalf]]) -> list[Result | None]:
     start = time.monotonic()
     try:
-        done = train_together([half for _, half in begun])
-        each = (time.monotonic() - start) / len(begun)
-        return [
-            task.worker.end(task.order, half, result, each)
-            for (task, half), result in zip(begun, done, strict=True)
-        ]
+        losses = fit_together([half for _, half in begun])
     except CAUGHT as error:
         return [task.worker.failed(task.order, error) for task, _ in begun]
+    each = (time.monotonic() - start) / len(begun)
+    return [_ended(*one, loss, each) for one, loss in zip(begun, losses, strict=True)]
+
+
+def _ended(task: Task, half: ClientHalf, loss: float, seconds: float) -> Result | None:
+    try:
+        return task.worker.end(task.order, half, half.end(loss), seconds)
+    except CAUGHT as error:
+        return task.worker.failed(task.order, error)

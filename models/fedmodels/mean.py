@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmodels.errors import PayloadError
 from fedmodels.flat import joined, separated
 from fedmodels.layout import Layout
-from fedmodels.packed import Packed
+from fedmodels.packed import Packed, names_and_layout
 from fedmodels.types import Bundle, Weights
 
 CHUNK = 1 << 15
@@ -88,7 +88,7 @@ class RunningMean:
         return isinstance(weights, Packed) and _float_of(weights) is not None
 
     def add(self, uploads: Sequence[Mapping[str, Tensor]], coefficients: Sequence[float]) -> None:
-        """Add uploads that it takes, of one layout; those of coefficient 0 are not read."""
+        """Add uploads that it takes, of one net; those of coefficient 0 are not read."""
         pairs = [(u, float(p)) for u, p in zip(uploads, coefficients, strict=True) if p != 0]
         packed = [u for u, _ in pairs if isinstance(u, Packed)]
         if not packed:
@@ -97,16 +97,17 @@ class RunningMean:
         if self._form is None:
             dtype = _float_of(packed[0])
             assert dtype is not None, "not what takes() says"
-            self._form = packed[0].names, packed[0].layout, dtype
-        _, layout, dtype = self._form
-        flats = [u.block.cpu().view(dtype) for u in packed]
+            self._form = *names_and_layout(dict(packed[0])), dtype
+        names, layout, dtype = self._form
+        blocks = [_block(upload, names, layout) for upload in packed]
+        flats = [block.view(dtype) for block in blocks]
         if fresh:
             self._sum = torch.empty(len(flats[0]), dtype=torch.float64)
         work = partial(_add_range, self._sum, flats, [p for _, p in pairs], fresh)
         _in_ranges(work, len(self._sum), len(flats))
         self.total += sum(p for _, p in pairs)
         for other in layout.dtypes - {dtype}:
-            parts = [u.block.cpu().view(other)[layout.elements(other)] for u in packed]
+            parts = [block.view(other)[layout.elements(other)] for block in blocks]
             parts += [] if fresh else [self._largest[other]]
             self._largest[other] = _mean_of_flat(parts, [])
 
@@ -120,6 +121,16 @@ class RunningMean:
         for other, largest in self._largest.items():
             mean.view(other)[layout.elements(other)] = largest
         return Packed(names, layout, layout.clear(mean))
+
+
+def _block(upload: Packed, names: tuple[str, ...], layout: Layout) -> Tensor:
+    """Return the tensors of an upload in the order of these names: its sender may have another."""
+    if (upload.names, upload.layout) == (names, layout):
+        return upload.block.cpu()
+    block = layout.empty()
+    for name, place in zip(names, layout.views(block), strict=True):
+        place.copy_(upload[name])
+    return layout.clear(block)
 
 
 def _float_of(weights: Packed) -> torch.dtype | None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
-from fedmodels.method import Batch, ClientContext, LocalResult, Method, Output, Run
+from fedmodels.method import Batch, ClientContext, Method, Output, Run
 from fedmodels.randomness import seeded
 from fedmodels.training import ClientHalf, Course, begin_phase
 
@@ -33,19 +33,15 @@ def begin_apart(half: ClientHalf) -> None:
         half.begin()
 
 
-def train_together(halves: Sequence[ClientHalf]) -> list[LocalResult]:
-    """Fit several clients of one interaction and method, and return what each of them leaves.
+def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
+    """Run every phase of several clients; return each one's mean loss of its last epoch.
 
     Args:
-        halves: begun; of different clients, each with a net of its own, all nets alike.
+        halves: begun; of different clients of one interaction and method, each with a net of its
+            own, all nets alike.
     """
     method = halves[0].method
-    losses = fit_together(method, [Course(method, h.ctx, h.x, h.y, h.refs) for h in halves])
-    return [half.end(loss) for half, loss in zip(halves, losses, strict=True)]
-
-
-def fit_together(method: Method, courses: Sequence[Course]) -> list[float]:
-    """Run every phase of all courses; return each one's mean loss of its last epoch."""
+    courses = [Course(method, half.ctx, half.x, half.y, half.refs) for half in halves]
     stack = _Stack(method, courses)
     for phase in method.phases(courses[0].ctx):
         training = courses[0].ctx.run.experiment.training

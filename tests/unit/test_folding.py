@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmodels.layout import facts_of, layout_of
 from fedmodels.mean import RunningMean, weighted_mean
 from fedmodels.packed import Packed, names_and_layout
 from fedmodels.types import Bundle, Prototypes
@@ -60,6 +61,23 @@ def test_a_running_mean_has_the_bits_of_the_mean(counts, seed, size):
         assert running.mean() is None
         return
     assert_same(running.mean(), weighted_mean(uploads, counts, sum(counts)))
+
+
+def test_tensors_may_lie_in_another_order():
+    """A sender states the order of its tensors; another make of clients may have its own."""
+    first, other = packed(0), packed(1)
+    names = other.names[::-1]
+    layout = layout_of(facts_of(other[name] for name in names))
+    block = layout.empty()
+    for name, view in zip(names, layout.views(block), strict=True):
+        view.copy_(other[name])
+    turned = Packed(names, layout, layout.clear(block))
+    expected = weighted_mean([first, other], [1, 3], 4)
+    for uploads, counts in (([first, turned], [1, 3]), ([turned, first], [3, 1])):
+        running = RunningMean()
+        running.add(uploads, counts)
+        assert_same(running.mean(), expected)
+        assert running.mean().names == first.names
 
 
 def test_counts_and_their_sum_keep_equal_inputs():

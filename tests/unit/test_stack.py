@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fedmodels.config import experiment_of
+from fedmodels.config import Experiment, experiment_of
 from fedmodels.errors import ConfigError
 from fedmodels.method import ClientContext, Phase, Run
 from fedmodels.methods import make, method_class, names
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, weights_of
-from fedmodels.stack import begin_apart, check_stacks, train_together
+from fedmodels.randomness import seeded
+from fedmodels.stack import begin_apart, check_stacks, fit_together
 from fedmodels.training import ClientHalf, train_locally
 from fedmodels.types import Bundle, Problem
 from tests.conftest import TABLES, OneTask, context_of, method_of, payload_of, tiny_experiment
 from tests.methods.test_conformance import experiment_for
 
 TOGETHER = [name for name in names() if make(name).trains_together]
-SIZES = (21, 16, 9, 21)
-"""Examples of each client: batches of 8, of a rest of 5, of a rest of 1, and none left."""
+SIZES = (21, 16, 9, 21, 0)
+"""Examples of each client: batches of 8, a rest of 5, none or one; the last has none at all."""
 
 
 def bits(bundle: Bundle) -> dict[str, torch.Tensor]:
@@ -47,7 +49,27 @@ def assert_equal(one: Bundle, other: Bundle) -> None:
 def together(halves: list[ClientHalf]) -> list[Any]:
     for half in halves:
         begin_apart(half)
-    return train_together(halves)
+    return [half.end(loss) for half, loss in zip(halves, fit_together(halves), strict=True)]
+
+
+def both_ways(experiment: Experiment, root: Path) -> None:
+    """Train three clients in turn and together; check that they come to the same."""
+    method = method_of(experiment)
+
+    def halves():
+        contexts = [context_of(experiment, root, client) for client in range(3)]
+        return [ClientHalf(method, ctx, *payload_of(experiment, ctx)) for ctx in contexts]
+
+    in_turn = [train_locally(method, h.ctx, h.payload, h.state) for h in halves()]
+    at_once = together(halves())
+    for one, other in zip(in_turn, at_once, strict=True):
+        assert_close(one.upload, other.upload)
+        assert_close(one.state, other.state)
+        assert other.loss == pytest.approx(one.loss, abs=1e-5)
+        assert other.num_examples == one.num_examples
+    alone = together(halves()[1:2])[0]
+    assert_equal(alone.upload, at_once[1].upload)
+    assert_equal(alone.state, at_once[1].state)
 
 
 # --- every method that says it can ----------------------------------------------------------------
@@ -55,24 +77,7 @@ def together(halves: list[ClientHalf]) -> list[Any]:
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_every_method_comes_to_what_training_in_turn_does(name, digits):
-    experiment = experiment_for((name, {}), training={"local_epochs": 2, "momentum": 0.9})
-    method = method_of(experiment)
-
-    def half_of(client):
-        ctx = context_of(experiment, digits, client)
-        return ClientHalf(method, ctx, *payload_of(experiment, ctx))
-
-    fresh = [half_of(client) for client in range(3)]
-    in_turn = [train_locally(method, h.ctx, h.payload, h.state) for h in fresh]
-    at_once = together([half_of(client) for client in range(3)])
-    for one, other in zip(in_turn, at_once, strict=True):
-        assert_close(one.upload, other.upload)
-        assert_close(one.state, other.state)
-        assert other.loss == pytest.approx(one.loss, abs=1e-5)
-        assert other.num_examples == one.num_examples
-    alone = together([half_of(1)])[0]
-    assert_equal(alone.upload, at_once[1].upload)
-    assert_equal(alone.state, at_once[1].state)
+    both_ways(experiment_for((name, {}), training={"local_epochs": 2, "momentum": 0.9}), digits)
 
 
 def test_what_can_train_together():
@@ -98,19 +103,17 @@ def test_a_method_with_a_loss_of_its_own_has_to_say_so():
 class Tiny(nn.Module):
     """Two layers with batch normalisation between them."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.linear, self.norm = nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5)
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
-        return self.dropout(torch.relu(self.norm(self.linear(x))))
+        return torch.relu(self.norm(self.linear(x)))
 
 
-def tiny_net(dropout: float = 0.0) -> SplitNet:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return SplitNet(Tiny(dropout), nn.Linear(5, 3), 5)
+def tiny_net() -> SplitNet:
+    with seeded(0):
+        return SplitNet(Tiny(), nn.Linear(5, 3), 5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +129,8 @@ def half_of(client: int, method: FedAvg, **training: Any) -> ClientHalf:
     draw, net = torch.Generator().manual_seed(client), tiny_net()
     n = SIZES[client]
     x, y = torch.randn(n, 4, generator=draw), torch.randint(0, 3, (n,), generator=draw)
-    stream = OneTask(x.tolist(), y.tolist())
+    stream = OneTask([], [])
+    stream.x, stream.y = x, y
     ctx = ClientContext(run, client, 0, 0, 0, net, stream, torch.device("cpu"))
     return ClientHalf(method, ctx, Bundle(weights=weights_of(net)), Bundle())
 
@@ -179,17 +183,7 @@ def test_images_are_augmented_by_their_own_clients_seed(digits):
     experiment = tiny_experiment(
         net={"name": "digits-cnn"}, training={"augment": "crop-flip", "batch_size": 8}
     )
-    method = make("fedavg")
-
-    def made(client):
-        ctx = context_of(experiment, digits, client)
-        return ClientHalf(method, ctx, *payload_of(experiment, ctx))
-
-    halves = [made(client) for client in range(3)]
-    in_turn = [train_locally(method, h.ctx, h.payload, h.state) for h in halves]
-    at_once = together([made(client) for client in range(3)])
-    for one, other in zip(in_turn, at_once, strict=True):
-        assert_close(one.upload, other.upload)
+    both_ways(experiment, digits)
 
 
 def test_parameters_and_gradients_are_left_as_they_were_found():
@@ -198,6 +192,15 @@ def test_parameters_and_gradients_are_left_as_they_were_found():
     for parameter in halves[0].ctx.net.parameters():
         assert parameter.requires_grad
         assert parameter.grad is None
+
+
+def test_a_client_without_data_keeps_what_it_got():
+    method = Phased()
+    halves = [half_of(c, method, lr=0.1) for c in (0, 4)]
+    some, none = together(halves)
+    assert none.num_examples == 0
+    assert_equal(Bundle(weights=none.upload.weights), halves[1].payload)
+    assert_close(some.upload, together([half_of(0, method, lr=0.1)])[0].upload)
 
 
 def test_every_step_is_told_to_its_own_client():

@@ -9,6 +9,7 @@ from fedcli.host import Host
 from fedcli.state import StateDirectory
 from fedcli.together import Task, execute_together
 from fedcli.worker import Worker, open_data
+from fedmodels.errors import ArchiveError
 from fedmodels.types import Bundle
 from fedpb import coordinator_pb2 as rpc
 from tests.conftest import tiny_experiment
@@ -67,11 +68,20 @@ def test_one_that_cannot_begin_fails_alone(workers):
     assert [r.failure for r in rest] == ["", ""]
 
 
+def test_one_that_cannot_end_fails_alone(workers, monkeypatch):
+    def full(interaction, state):
+        raise ArchiveError("the disk is full")
+
+    monkeypatch.setattr(workers[1].states, "save", full)
+    results = execute_together(tasks_of(workers))
+    assert [r.failure for r in results] == ["", "the disk is full", ""]
+
+
 def test_an_error_in_their_steps_fails_them_all(workers, monkeypatch):
     def broken(halves):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("fedcli.together.train_together", broken)
+    monkeypatch.setattr("fedcli.together.fit_together", broken)
     results = execute_together(tasks_of(workers))
     assert [r.failure for r in results] == ["RuntimeError: out of memory"] * 3
 
@@ -82,7 +92,7 @@ def test_a_result_that_is_there_is_sent_again(workers, monkeypatch):
     assert again["0"].report == first[0].report
     assert again["1"].report == first[1].report
     assert again["2"].failure == ""
-    monkeypatch.setattr("fedcli.together.train_together", None)  # must not be needed any more
+    monkeypatch.setattr("fedcli.together.fit_together", None)  # must not be needed any more
     assert all(r.failure == "" for r in execute_together(tasks_of(workers)))
 
 
