@@ -1,9 +1,10 @@
 """Real training: what a round takes beside the same steps in plain torch loops on the same cores.
 
     python -m benchmarks.training [--jobs digits-10 digits-50 fashion-10] [--rounds 6]
-    python -m benchmarks.training --steps       # memory formats, fused steps, stacked clients
+    python -m benchmarks.training --steps       # formats, fused steps, bfloat16, stacks
 
-The jobs on digits also run with the clients of a host trained together (``fedmodels.stack``).
+The jobs on digits also run with the clients of a host trained together (``fedmodels.stack``), that
+on Fashion-MNIST in bfloat16.
 A plain loop is what one would write without a framework: the clients' data as tensors, one process
 per core, each training its share of the clients, nothing sent. Loops and framework alternate.
 """
@@ -47,15 +48,18 @@ JOBS: Mapping[str, Mapping[str, Any]] = {
         "net": {"name": "resnet20"},
         "batch_size": 32,
         "clients": 10,
+        "bfloat16": True,
     },
 }
 """One local epoch a round in each. ``stacks``: also with the clients of a host trained together, in
-so many stacks."""
+so many stacks; ``bfloat16``: also so."""
 NETS = {
     "digits-cnn": ((1, 28, 28), 16),
     "cnn5": ((1, 28, 28), 32),
     "resnet20": ((1, 28, 28), 64),
     "resnet18": ((3, 32, 32), 32),
+    "vit-tiny": ((3, 32, 32), 32),
+    "hart": ((128, 6), 32),
 }
 
 STACKS = [
@@ -95,28 +99,32 @@ def main() -> None:
 
 
 def _round_row(job: str, rounds: int, hosts: int) -> dict[str, Any]:
-    facts = JOBS[job]
-    together = math.ceil(facts["clients"] / hosts / facts.get("stacks", 1))
-    loops, walls = list[float](), {"turn": list[float](), "together": list[float]()}
+    facts, ways = JOBS[job], {"round": ""}
+    if "stacks" in facts:
+        together = math.ceil(facts["clients"] / hosts / facts["stacks"])
+        ways["together"] = f"training.together={together}"
+    if "bfloat16" in facts:
+        ways["bfloat16"] = "training.precision=bfloat16"
+    loops, walls = list[float](), {way: list[float]() for way in ways}
     with tempfile.TemporaryDirectory() as place:
-        config, data = Path(place) / "config.toml", Path(place) / "run0" / "data"
+        config, data = Path(place) / "config.toml", Path(place) / "round0" / "data"
         config.write_text(tomli_w.dumps(_experiment(facts, rounds)))
         for number in range(3):
-            for way in ("turn", "together") if "stacks" in facts else ("turn",):
-                out = Path(place) / (f"run{number}" if way == "turn" else f"together{number}")
+            for way, setting in ways.items():
+                out = Path(place) / f"{way}{number}"
                 command = [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)]
                 command += ["--hosts", str(hosts)] + (
                     ["--data", str(data)] if data.exists() else []
                 )
-                command += ["--set", f"training.together={together}"] if way == "together" else []
+                command += ["--set", setting] if setting else []
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
                 walls[way] += _walls(out)
             loops.append(_loops(config, data))
-    plain, ours = statistics.median(loops), statistics.median(walls["turn"])
-    row = {"job": job, "hosts": hosts, "round_s": ours, "plain_s": plain, "ratio": ours / plain}
-    if walls["together"]:
-        stacked = statistics.median(walls["together"])
-        row |= {"together": together, "together_s": stacked, "together_ratio": stacked / plain}
+    plain = statistics.median(loops)
+    row: dict[str, Any] = {"job": job, "hosts": hosts, "plain_s": plain}
+    for way, seconds in walls.items():
+        ours = statistics.median(seconds)
+        row |= {f"{way}_s": ours, f"{way}_ratio": ours / plain}
     return row
 
 
@@ -188,18 +196,22 @@ def _epoch(
 
 
 def _step_row(name: str) -> dict[str, Any]:
-    """Compare the plain layout, channels last, and channels last with fused optimiser steps."""
+    """Compare the plain layout, channels last, with fused optimiser steps, and in bfloat16."""
     shape, batch = NETS[name]
     x, y = torch.randn(batch, *shape), torch.randint(10, (batch,))
     fast = make_net(name, num_classes=10, input_shape=shape)
     net = copy.deepcopy(fast)
     plain = nn.Sequential(net.base, net.head)  # without the features' memory format
+    half = copy.deepcopy(fast)
+    half.bfloat16 = True
     steps = {
         "plain": _step(plain, x, y, fused=False),
         "last": _step(fast, x, y, fused=False),
         "fused": _step(copy.deepcopy(fast), x, y, fused=True),
+        "bfloat16": _step(half, x, y, fused=True),
         "forward": torch.no_grad()(lambda: plain(x)),
         "forward_last": torch.no_grad()(lambda: fast(x)),
+        "forward_bfloat16": torch.no_grad()(lambda: half(x)),
     }
     took = _alternating(steps, 25)
     return {
@@ -208,7 +220,9 @@ def _step_row(name: str) -> dict[str, Any]:
         "plain_ms": 1e3 * took["plain"],
         "channels_last": took["last"] / took["plain"],
         "and_fused": took["fused"] / took["plain"],
+        "and_bfloat16": took["bfloat16"] / took["plain"],
         "forward": took["forward_last"] / took["forward"],
+        "forward_bfloat16": took["forward_bfloat16"] / took["forward"],
     }
 
 

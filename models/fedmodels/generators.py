@@ -60,6 +60,8 @@ class Family:
     """Adam's; 0 is the usual."""
     moments: bool = False
     """Keep Adam's moments from one training to the next: three times the private state."""
+    bfloat16: bool = False
+    """The U-Net computes in bfloat16; the GAN's second derivatives are taken in float32."""
 
     def __post_init__(self) -> None:
         """Check that the generators fit the inputs.
@@ -83,7 +85,7 @@ class Family:
         """Build the net that draws."""
         width = self.usual()[0]
         if self.arch == "ddpm":
-            return ddpm.UNet(self.input_shape[0], width)
+            return ddpm.UNet(self.input_shape[0], width, bfloat16=self.bfloat16)
         return gan.Generator(self.input_shape, width, self.arch)
 
     def fresh(self, seed: int, limits: tuple[Tensor, Tensor]) -> Weights:

@@ -38,14 +38,16 @@ class Run:
 
     def make_net(self, purpose: str = "init", role: str = "server") -> SplitNet:
         """Build the run's net; its initial weights depend on the run's seed, purpose and role."""
-        net = self.experiment.net
+        table = self.experiment.net
         with seeded(derive_seed(self.experiment.seed, role, 0, purpose)):
-            return make_net(
-                net.name,
+            net = make_net(
+                table.name,
                 num_classes=self.problem.num_classes,
                 input_shape=self.problem.input_shape,
-                **net.options(),
+                **table.options(),
             )
+        net.bfloat16 = self.experiment.training.precision == "bfloat16"
+        return net
 
     @cached_property
     def initial_weights(self) -> Weights:

@@ -135,7 +135,7 @@ class _Loss(nn.Module):
     def forward(
         self, x: Tensor, y: Tensor, index: Tensor, fixed: Tensor | None, refs: Any
     ) -> Tensor:
-        features = self.net.base(x) if fixed is None else fixed  # vmap sets the memory format
+        features = self.net.embedded(x) if fixed is None else fixed  # vmap sets the memory format
         out = Output(features, self.net.head(features))
         return self.method.loss(self.ctx, Batch(x, y, index), out, refs)
 

@@ -146,6 +146,19 @@ def test_seed_matters(case, finished, digits, tmp_path):
     assert other["state_sha256"] != finished(case)[0]["state_sha256"]
 
 
+@EVERY_NAME
+def test_bfloat16_stays_within_the_net(name, digits, tmp_path):
+    """What travels is checked against the method's spec, which knows float32 alone."""
+    half = {"precision": "bfloat16"}
+    experiment = experiment_for((name, {}), schedule={"rounds": 1}, training=half)
+    summary = run_in_process(experiment, digits, tmp_path / "out")
+    assert all(np.isfinite(value) for value in summary["metrics"].values())
+    plain, rounded = (context_of(e, digits, 0) for e in (experiment_for((name, {})), experiment))
+    x = plain.stream.test(0)[0][:8]
+    assert rounded.run.make_net().bfloat16 and not plain.run.make_net().bfloat16
+    assert not torch.equal(*(ctx.run.make_net().eval()(x) for ctx in (plain, rounded)))
+
+
 @EVERY_CASE
 def test_metrics_are_fractions(case, finished):
     summary, out = finished(case)

@@ -52,6 +52,17 @@ def test_width_of_the_net():
         UNet(3, 20)
 
 
+def test_noise_in_bfloat16():
+    with seeded(0):
+        net, half = UNet(1, 32), UNet(1, 32, bfloat16=True)
+    half.load_state_dict(net.state_dict())
+    x, t = torch.randn(2, 1, 8, 8), torch.tensor([3, 700])
+    plain, rounded = net.eval()(x, t), half.eval()(x, t)
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, plain)
+    assert (rounded - plain).norm() < 0.02 * plain.norm()
+
+
 def test_time_embedding():
     e = time_embedding(torch.tensor([0.0, 3.0]), 4)
     assert e[0].tolist() == [0, 1, 0, 1]

@@ -108,6 +108,20 @@ def test_training_reaches_every_parameter(name, shape):
     assert all(p.grad is not None and bool(p.grad.any()) for p in net.parameters())
 
 
+@pytest.mark.parametrize(("name", "shape"), SMALL)
+def test_bfloat16_is_for_the_base_alone(name, shape):
+    net, x = build(name, shape), torch.randn(4, *shape)
+    plain = net.eval()(x)
+    net.bfloat16 = True
+    rounded = net(x)
+    assert torch.equal(deepcopy(net)(x), rounded)
+    assert rounded.dtype == net.features(x).dtype == torch.float32
+    assert not torch.equal(rounded, plain)
+    assert (rounded - plain).norm() < 0.02 * plain.norm()
+    net.train()(x).square().mean().backward()
+    assert {p.grad.dtype for p in net.parameters()} == {torch.float32}
+
+
 def test_weights_round_trip_in_place():
     source, target = build("resnet20", GRAY), build("resnet20", GRAY)
     source(torch.randn(4, *GRAY))  # moves the running statistics and the counters

@@ -32,11 +32,11 @@ def bits(bundle: Bundle) -> dict[str, torch.Tensor]:
     return dict(bundle.flat())
 
 
-def assert_close(one: Bundle, other: Bundle) -> None:
+def assert_close(one: Bundle, other: Bundle, rtol: float = 1e-4, atol: float = 1e-5) -> None:
     a, b = bits(one), bits(other)
     assert a.keys() == b.keys()
     for key in a:
-        assert torch.allclose(a[key].float(), b[key].float(), rtol=1e-4, atol=1e-5), key
+        assert torch.allclose(a[key].float(), b[key].float(), rtol, atol), key
 
 
 def assert_equal(one: Bundle, other: Bundle) -> None:
@@ -55,6 +55,8 @@ def together(halves: list[ClientHalf]) -> list[Any]:
 def both_ways(experiment: Experiment, root: Path) -> None:
     """Train three clients in turn and together; check that they come to the same."""
     method = method_of(experiment)
+    is_half = experiment.training.precision == "bfloat16"
+    rtol, atol = (1e-2, 2e-2) if is_half else (1e-4, 1e-5)
 
     def halves():
         contexts = [context_of(experiment, root, client) for client in range(3)]
@@ -63,9 +65,9 @@ def both_ways(experiment: Experiment, root: Path) -> None:
     in_turn = [train_locally(method, h.ctx, h.payload, h.state) for h in halves()]
     at_once = together(halves())
     for one, other in zip(in_turn, at_once, strict=True):
-        assert_close(one.upload, other.upload)
-        assert_close(one.state, other.state)
-        assert other.loss == pytest.approx(one.loss, abs=1e-5)
+        assert_close(one.upload, other.upload, rtol, atol)
+        assert_close(one.state, other.state, rtol, atol)
+        assert other.loss == pytest.approx(one.loss, rel=rtol, abs=atol)
         assert other.num_examples == one.num_examples
     alone = together(halves()[1:2])[0]
     assert_equal(alone.upload, at_once[1].upload)
@@ -78,6 +80,11 @@ def both_ways(experiment: Experiment, root: Path) -> None:
 @pytest.mark.parametrize("name", TOGETHER)
 def test_every_method_comes_to_what_training_in_turn_does(name, digits):
     both_ways(experiment_for((name, {}), training={"local_epochs": 2, "momentum": 0.9}), digits)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "gldp"])
+def test_in_bfloat16_too(name, digits):
+    both_ways(experiment_for((name, {}), training={"precision": "bfloat16"}), digits)
 
 
 def test_what_can_train_together():

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
+from fedmodels.nets.precision import in_bfloat16
 
 STEPS = 1000
 """T, the steps of the noise schedule."""
@@ -81,6 +82,7 @@ class UNet(nn.Module):
         mult: channels of each level over ``width``; a level has half the side of the one before.
         res_blocks: residual blocks per level on the way down; one more on the way up.
         attention: the levels with attention; 1 is 16x16 of 32x32.
+        bfloat16: compute in bfloat16, as autocast has it; weights and noise are float32.
 
     Raises:
         ConfigError: no group size divides the widths.
@@ -93,8 +95,11 @@ class UNet(nn.Module):
         mult: Sequence[int] = (1, 2, 2),
         res_blocks: int = 1,
         attention: Sequence[int] = (1,),
+        *,
+        bfloat16: bool = False,
     ) -> None:
         super().__init__()
+        self.bfloat16 = bfloat16
         if width % 16:
             raise ConfigError(f"the U-Net's width must be a multiple of 16, not {width}")
         groups, time = 32 if width % 32 == 0 else 16, 4 * width
@@ -128,6 +133,9 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """Return the noise predicted in images (B, C, S, S) at times (B,), 0-based."""
+        return in_bfloat16(self._noise, x, t) if self.bfloat16 else self._noise(x, t)
+
+    def _noise(self, x: Tensor, t: Tensor) -> Tensor:
         time = self.time(time_embedding(t, self.width))
         h = self.stem(x)
         skips, per_level = [h], len(self.down) // self.levels

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmodels.errors import PayloadError, suggestion
+from fedmodels.nets.precision import in_bfloat16
 from fedmodels.packed import Packed, names_and_layout
 from fedmodels.types import Bundle, BundleSpec, Weights
 
@@ -28,13 +29,15 @@ class SplitNet(nn.Module):
         head: maps (B, d) to logits (B, K).
         width: d, the number of coordinates of an embedding.
         mixes_examples: whether an embedding depends on its batch even in evaluation mode.
+        bfloat16: whether the base computes in bfloat16, as autocast has it; weights, embeddings and
+            the head are float32 all the same.
     """
 
     def __init__(
         self, base: nn.Module, head: nn.Module, width: int, *, mixes_examples: bool = False
     ) -> None:
         super().__init__()
-        self.mixes_examples = mixes_examples
+        self.mixes_examples, self.bfloat16 = mixes_examples, False
         self.base, self.head, self.width = base, head, width
         self._slots: list[tuple[str, dict[str, Tensor], str]] = []
         self._packed: Packed | None = None
@@ -93,7 +96,11 @@ class SplitNet(nn.Module):
         """Return the embeddings (B, d) of a batch (B, *input_shape)."""
         if x.dim() == 4:  # convolutions are faster so, on CPUs too
             x = x.to(memory_format=torch.channels_last)
-        z: Tensor = self.base(x)
+        return self.embedded(x)
+
+    def embedded(self, x: Tensor) -> Tensor:
+        """Return what ``features`` does, of a batch in the memory format it has: torch.vmap's."""
+        z: Tensor = in_bfloat16(self.base, x) if self.bfloat16 else self.base(x)
         return z
 
     def forward(self, x: Tensor) -> Tensor:
