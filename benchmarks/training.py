@@ -203,7 +203,7 @@ def _step_row(name: str) -> dict[str, Any]:
     net = copy.deepcopy(fast)
     plain = nn.Sequential(net.base, net.head)  # without the features' memory format
     half = copy.deepcopy(fast)
-    half.bfloat16 = True
+    half.mixed_precision = True
     steps = {
         "plain": _step(plain, x, y, fused=False),
         "last": _step(fast, x, y, fused=False),

@@ -155,7 +155,8 @@ def test_bfloat16_stays_within_the_net(name, digits, tmp_path):
     assert all(np.isfinite(value) for value in summary["metrics"].values())
     plain, rounded = (context_of(e, digits, 0) for e in (experiment_for((name, {})), experiment))
     x = plain.stream.test(0)[0][:8]
-    assert rounded.run.make_net().bfloat16 and not plain.run.make_net().bfloat16
+    assert rounded.run.make_net().mixed_precision
+    assert not plain.run.make_net().mixed_precision
     assert not torch.equal(*(ctx.run.make_net().eval()(x) for ctx in (plain, rounded)))
 
 

@@ -129,7 +129,7 @@ def test_there_are_examples():
         (["method.weighting=equal"], "method.weighting: "),
         (["evaluate.views=['local']"], "evaluate.views.0: "),
         (["training.lr=0"], "training.lr: "),
-        (["training.precision=half"], "training.precision: Input should be 'float32' or 'bfloat16'"),
+        (["training.precision=half"], "training.precision: Input should be 'float32' or "),
         (["seed=-1"], "seed: "),
         (["method=3"], "method: "),
         (["scenario=3"], "scenario"),

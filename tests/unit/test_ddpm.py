@@ -54,7 +54,7 @@ def test_width_of_the_net():
 
 def test_noise_in_bfloat16():
     with seeded(0):
-        net, half = UNet(1, 32), UNet(1, 32, bfloat16=True)
+        net, half = UNet(1, 32), UNet(1, 32, mixed_precision=True)
     half.load_state_dict(net.state_dict())
     x, t = torch.randn(2, 1, 8, 8), torch.tensor([3, 700])
     plain, rounded = net.eval()(x, t), half.eval()(x, t)

@@ -112,7 +112,7 @@ def test_training_reaches_every_parameter(name, shape):
 def test_bfloat16_is_for_the_base_alone(name, shape):
     net, x = build(name, shape), torch.randn(4, *shape)
     plain = net.eval()(x)
-    net.bfloat16 = True
+    net.mixed_precision = True
     rounded = net(x)
     assert torch.equal(deepcopy(net)(x), rounded)
     assert rounded.dtype == net.features(x).dtype == torch.float32

@@ -82,7 +82,7 @@ class UNet(nn.Module):
         mult: channels of each level over ``width``; a level has half the side of the one before.
         res_blocks: residual blocks per level on the way down; one more on the way up.
         attention: the levels with attention; 1 is 16x16 of 32x32.
-        bfloat16: compute in bfloat16, as autocast has it; weights and noise are float32.
+        mixed_precision: compute in bfloat16, as autocast has it; weights and noise are float32.
 
     Raises:
         ConfigError: no group size divides the widths.
@@ -96,10 +96,10 @@ class UNet(nn.Module):
         res_blocks: int = 1,
         attention: Sequence[int] = (1,),
         *,
-        bfloat16: bool = False,
+        mixed_precision: bool = False,
     ) -> None:
         super().__init__()
-        self.bfloat16 = bfloat16
+        self.mixed_precision = mixed_precision
         if width % 16:
             raise ConfigError(f"the U-Net's width must be a multiple of 16, not {width}")
         groups, time = 32 if width % 32 == 0 else 16, 4 * width
@@ -133,7 +133,7 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """Return the noise predicted in images (B, C, S, S) at times (B,), 0-based."""
-        return in_bfloat16(self._noise, x, t) if self.bfloat16 else self._noise(x, t)
+        return in_bfloat16(self._noise, x, t) if self.mixed_precision else self._noise(x, t)
 
     def _noise(self, x: Tensor, t: Tensor) -> Tensor:
         time = self.time(time_embedding(t, self.width))

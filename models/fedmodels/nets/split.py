@@ -29,15 +29,15 @@ class SplitNet(nn.Module):
         head: maps (B, d) to logits (B, K).
         width: d, the number of coordinates of an embedding.
         mixes_examples: whether an embedding depends on its batch even in evaluation mode.
-        bfloat16: whether the base computes in bfloat16, as autocast has it; weights, embeddings and
-            the head are float32 all the same.
+        mixed_precision: whether the base computes in bfloat16, as autocast has it; weights,
+            embeddings and the head are float32 all the same.
     """
 
     def __init__(
         self, base: nn.Module, head: nn.Module, width: int, *, mixes_examples: bool = False
     ) -> None:
         super().__init__()
-        self.mixes_examples, self.bfloat16 = mixes_examples, False
+        self.mixes_examples, self.mixed_precision = mixes_examples, False
         self.base, self.head, self.width = base, head, width
         self._slots: list[tuple[str, dict[str, Tensor], str]] = []
         self._packed: Packed | None = None
@@ -100,7 +100,7 @@ class SplitNet(nn.Module):
 
     def embedded(self, x: Tensor) -> Tensor:
         """Return what ``features`` does, of a batch in the memory format it has: torch.vmap's."""
-        z: Tensor = in_bfloat16(self.base, x) if self.bfloat16 else self.base(x)
+        z: Tensor = in_bfloat16(self.base, x) if self.mixed_precision else self.base(x)
         return z
 
     def forward(self, x: Tensor) -> Tensor:
