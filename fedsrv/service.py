@@ -326,7 +326,7 @@ def start_server(
             ("grpc.so_reuseport", 0),  # else a busy port would be shared in silence
             ("grpc.max_receive_message_length", 4 << 20),
             ("grpc.http2.bdp_probe", 0),  # it lets whole uploads pile up in gRPC, one per caller
-            ("grpc.http2.lookahead_bytes", 1 << 20),  # 20 MB/s a caller at 50 ms there and back
+            ("grpc.http2.lookahead_bytes", 2 << 20),  # 40 MB/s a caller at 50 ms there and back
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
         ],
