@@ -94,6 +94,11 @@ class Training(Table):
     """Clients of one process that train as one stacked step at most; 1: in turn. It changes
     floats, and pays for small nets alone: docs/results.md."""
 
+    @property
+    def mixed_precision(self) -> bool:
+        """Whether nets compute in bfloat16 where they may."""
+        return self.precision == "bfloat16"
+
 
 class Evaluate(Table):
     """``[evaluate]``: when, and which models, are scored."""

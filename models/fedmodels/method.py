@@ -46,7 +46,7 @@ class Run:
                 input_shape=self.problem.input_shape,
                 **table.options(),
             )
-        net.mixed_precision = self.experiment.training.precision == "bfloat16"
+        net.mixed_precision = self.experiment.training.mixed_precision
         return net
 
     @cached_property

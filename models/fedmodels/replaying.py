@@ -70,7 +70,7 @@ class Replaying(FedAvg):
             batch_size=self.generator_batch,
             lr=self.generator_lr,
             moments=self.generator_moments,
-            mixed_precision=run.experiment.training.precision == "bfloat16",
+            mixed_precision=run.experiment.training.mixed_precision,
         )
         return ClassReplay(
             family=family,

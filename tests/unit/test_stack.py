@@ -55,8 +55,7 @@ def together(halves: list[ClientHalf]) -> list[Any]:
 def both_ways(experiment: Experiment, root: Path) -> None:
     """Train three clients in turn and together; check that they come to the same."""
     method = method_of(experiment)
-    is_half = experiment.training.precision == "bfloat16"
-    rtol, atol = (1e-2, 2e-2) if is_half else (1e-4, 1e-5)
+    rtol, atol = (1e-2, 2e-2) if experiment.training.mixed_precision else (1e-4, 1e-5)
 
     def halves():
         contexts = [context_of(experiment, root, client) for client in range(3)]
