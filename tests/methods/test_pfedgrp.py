@@ -10,13 +10,13 @@ from rich.console import Console
 
 from fedcli.data.commands import run_partition
 from fedmodels.generators import public
-from fedmodels.method import Batch, Output, ServerContext
+from fedmodels.method import Batch, Output, Run, ServerContext
 from fedmodels.methods import make
 from fedmodels.methods.pfedgrp import PERSONAL
 from fedmodels.replay import Judge, Rehearsal, Replayed
 from fedmodels.replaying import Replaying
 from fedmodels.training import train_locally
-from fedmodels.types import Bundle, GeneratorState, Histogram, tensor_bytes
+from fedmodels.types import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 from tests.inprocess import InProcessCohort, run_in_process
 
@@ -410,6 +410,14 @@ def test_every_switch_runs(switches, digits, tmp_path):
         rows = torch.tensor(record["series"]["aggregation_weights"])
         torch.testing.assert_close(rows.sum(1), torch.ones(2), atol=1e-5, rtol=0)
         assert all(row["generators_trained"] >= 0 for row in record["clients"].values())
+
+
+@pytest.mark.parametrize(("precision", "mixed"), [("float32", False), ("bfloat16", True)])
+def test_diffusion_computes_as_the_net_does(precision, mixed):
+    experiment = tiny_experiment(training={"precision": precision})
+    run = Run(experiment, Problem((1, 8, 8), 10))
+    family = make("pfedgrp", generator_arch="ddpm").replay(run).family
+    assert family.net().mixed_precision is mixed
 
 
 def test_diffusion_runs(digits, tmp_path):
