@@ -87,8 +87,8 @@ class Training(Table):
     """Torch threads of a client process; the count changes floats, so it belongs to the run."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What nets compute in on the way to their embeddings, in training and in scoring; weights,
-    losses and what travels are float32 all the same. It changes floats, and pays on GPUs and on
-    CPUs with bfloat16 instructions: docs/results.md."""
+    losses and what travels are float32 all the same. It changes floats, and pays on CPUs with
+    AMX, not on others: docs/results.md."""
     augment: Literal["none", "crop-flip"] = "none"
     together: Annotated[int, Field(ge=1)] = 1
     """Clients of one process that train as one stacked step at most; 1: in turn. It changes

@@ -155,7 +155,7 @@ class Painter:
             self.net = family.net()
         _load(self.net, tensors, "net/")
         self.net.to(device).eval()
-        if isinstance(self.net, gan.Generator):  # an eighth faster; the U-Net gains nothing
+        if not (family.arch == "ddpm" and family.mixed_precision):  # which it makes much slower
             self.net.to(memory_format=torch.channels_last)
         self.family, self.tensors = family, tensors
 
