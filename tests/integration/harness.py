@@ -28,12 +28,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class ForkServer:
-    """``python -m fedcli.hosts``, started once for many tests."""
+    """``python -m fedcli.hosts``, or a module that does more, started once for many tests."""
 
-    def __init__(self, log: Path, **env: str) -> None:
+    def __init__(self, log: Path, module: str = "fedcli.hosts", **env: str) -> None:
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fedcli.hosts"],
+                [sys.executable, "-m", module],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 env=environment(**env), start_new_session=True,
             )  # fmt: skip
