@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -92,6 +93,9 @@ class Host:
     def _join(self, client: ClientId) -> rpc.JoinReply:
         states = self.states[client]
         session = states.session()
+        if not session.token:  # it must survive a crash before the server answers
+            session = Session(session.run_id, secrets.token_bytes(16))
+            states.set_session(session)
         reply = self.link.join(
             rpc.JoinRequest(
                 client_id=str(client),
@@ -102,7 +106,9 @@ class Host:
                 protocol=PROTOCOL,
             )
         )
-        states.set_session(Session(reply.run_id, reply.token))
+        joined = Session(reply.run_id, reply.token)
+        if joined != session:
+            states.set_session(joined)
         self.members[client] = Member(client, reply.run_id, reply.token)
         return reply
 

@@ -84,13 +84,16 @@ class StateDirectory:
             ) from None
 
     def set_session(self, session: Session) -> None:
-        """Store a session, readable by its owner only."""
+        """Store a session, readable by its owner only, safely on the disk."""
         temporary = self.path / "session.json.tmp"
         temporary.unlink(missing_ok=True)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
             json.dump({"run_id": session.run_id, "token": session.token.hex()}, file)
+            file.flush()
+            os.fsync(handle)
         temporary.replace(self.path / "session.json")
+        _sync_path(self.path)
 
     # --- private states ---------------------------------------------------------------------------
 
@@ -155,11 +158,16 @@ class StateDirectory:
     def _sync(self, path: Path) -> bool:
         try:
             for place in (path, self.path):
-                handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+                _sync_path(place)
         except FileNotFoundError:
             return False
         return True
+
+
+def _sync_path(path: Path) -> None:
+    """Fsync a file or a directory."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -21,6 +21,8 @@ from fedsrv.profile import Admission
 from fedsrv.sessions import AlreadyConnected, Caller, Member, UnknownSession
 from fedsrv.spool import Spool
 
+MOST_TOKEN_BYTES = 64
+
 
 class RemoteCohort:
     """Clients that join over the network; its methods are called from many threads."""
@@ -162,8 +164,10 @@ class RemoteCohort:
 
         Raises:
             AlreadyConnected: the id is connected, and the token is not its session's.
-            PayloadError: its description does not fit the run.
+            PayloadError: its description does not fit the run, or its token is too long.
         """
+        if len(token) > MOST_TOKEN_BYTES:
+            raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
         self.admission.check(client, client_json)
         with self._changed:
             known = self._members.get(client)
@@ -171,7 +175,7 @@ class RemoteCohort:
             if known and not takes_over and self._is_connected(known):
                 raise AlreadyConnected(f"client {client} is connected already")
             member = Member(
-                token if takes_over or (token and not known) else secrets.token_bytes(16),
+                token or secrets.token_bytes(16),
                 client_json,
                 tuple(versions),
                 time.monotonic(),

@@ -277,7 +277,8 @@ class Store:
         """Put the state after an interaction, and its record, safely on the disk."""
         files = self._manifests.get(interaction, {}).values()
         parts = [self.states / name for name in files if name not in self._synced]
-        for path in (*parts, self._file(interaction), self.states, self.path / "run.db-wal"):
+        log = self.path / "run.db-wal"  # and its name, which SQLite leaves to chance
+        for path in (*parts, self._file(interaction), self.states, log, self.path):
             if path.exists():
                 sync_path(path)
         self._synced = set(files)

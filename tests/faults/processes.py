@@ -21,6 +21,7 @@ class Nursery(ForkServer):
 
     def __init__(self, log: Path) -> None:
         super().__init__(log, "tests.faults.nursery", FEDTIDE_FAULTS="1", PYTHONPATH=PATH)
+        self._fact("", "ready", 120)
 
     def status(self, process: Client) -> int | None:
         """Return a process's exit status; None while it runs."""

@@ -172,6 +172,9 @@ def _link(module: ModuleType) -> None:
         def details(self) -> str:
             return "the acknowledgement was lost"
 
+        def trailing_metadata(self) -> tuple[()]:
+            return ()
+
     along(module, "messages", "upload")
     for name in ("join", "leave"):
         around(module.Link, name, name)
