@@ -73,6 +73,7 @@ class Store:
             self._db.execute(f"PRAGMA synchronous={'FULL' if self.strict else 'NORMAL'}")
             self._db.executescript(_SCHEMA)
             self.run_id = self._identity()
+            self._sync_log()  # before a client stores whose it is
             self._parts = Parts(self.states)
             self._manifests: dict[int, Manifest] = {}
             self._stored: set[int] = set()
@@ -277,11 +278,16 @@ class Store:
         """Put the state after an interaction, and its record, safely on the disk."""
         files = self._manifests.get(interaction, {}).values()
         parts = [self.states / name for name in files if name not in self._synced]
-        log = self.path / "run.db-wal"  # and its name, which SQLite leaves to chance
-        for path in (*parts, self._file(interaction), self.states, log, self.path):
+        for path in (*parts, self._file(interaction), self.states):
             if path.exists():
                 sync_path(path)
+        self._sync_log()
         self._synced = set(files)
+
+    def _sync_log(self) -> None:
+        """Put the database's log safely on the disk, with its name, which SQLite does not sync."""
+        for path in (self.path / "run.db-wal", self.path):
+            sync_path(path)
 
     def close(self) -> None:
         """Give the directory back."""

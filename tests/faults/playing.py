@@ -15,7 +15,7 @@ from tests.faults.plans import CLIENT, COORDINATOR, HOSTS, Fault, Plan, Reached
 from tests.faults.power import lose_power
 from tests.faults.processes import Family, Nursery, Site, log_ends
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 LINGERS_S = 5.0
 """How long clients may go on once the coordinator is done, and it once they are."""
 
@@ -128,7 +128,8 @@ class Player:
     def _handle(self, fault: Fault, fact: dict[str, Any], ended: dict[str, int]) -> None:
         self.played.struck.append(fault)
         for role in fault.strikes:
-            self.played.killed += max(self.family.kill(role, self._pid(role)), role == fault.role)
+            pid = fact["pid"] if role == fault.role else self._pid(role)
+            self.played.killed += max(self.family.kill(role, pid), role == fault.role)
         ended.update(self.family.ended())
         if fault.power:
             rng = random.Random(self.played.plan.seed) if fault.mercy else None
@@ -160,7 +161,7 @@ class Player:
         before = self._commits()
         until = time.monotonic() + 3.0
         while self._commits() == before and time.monotonic() < until:
-            threading.Event().wait(0.01)
+            threading.Event().wait(0.05)
 
     def _commits(self) -> int:
         return sum("committed" in fact for fact in self.played.trace())

@@ -109,7 +109,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", nargs="*", default=[])
-    parser.add_argument("--patience", type=float, default=120.0, help="seconds a run may take")
+    parser.add_argument("--patience", type=float, default=240.0, help="seconds a run may take")
     given = parser.parse_args()
     root, begun = Path(tempfile.mkdtemp(prefix="fedtide-soak-")), time.monotonic()
     e = tiny_experiment()

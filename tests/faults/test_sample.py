@@ -7,7 +7,7 @@ import pytest
 from tests.faults.ground import Ground
 from tests.faults.verdict import troubles
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]  # a launcher imports torch anew
 
 SAMPLE = [("fedper", False, 1), ("fedper", False, 2), ("creff", False, 3), ("fedper", True, 4)]
 """A method with private states and one with a large server half; by hand and launched; a seed."""
