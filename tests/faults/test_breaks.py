@@ -13,6 +13,8 @@ from tests.faults.verdict import troubles
 pytestmark = pytest.mark.loopback
 
 Census = Sequence[Reached]
+RECORDED = "sql-insert.after"
+"""Where a record has become one."""
 FIRST = next(iter(CLIENTS))
 
 
@@ -24,8 +26,8 @@ def nth_behind(census: Census, point: str, behind: str, times: int = 1) -> int:
 
 
 def between_record_and_name(census: Census) -> Fault:
-    nth = nth_behind(census, "sql.after", "commit.before", times=2)
-    return Fault(COORDINATOR, "sql.after", nth, (COORDINATOR,))
+    nth = nth_behind(census, RECORDED, "commit.before", times=2)
+    return Fault(COORDINATOR, RECORDED, nth, (COORDINATOR,))
 
 
 def answer_that_never_comes(census: Census) -> Fault:

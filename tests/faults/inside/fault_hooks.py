@@ -85,9 +85,11 @@ def _host(module: ModuleType) -> None:
     original = module.Host.__init__
 
     @functools.wraps(original)
-    def init(self: Any, clients: Any, link: Any, data: Path, states: Path, device: Any) -> None:
+    def init(
+        self: Any, clients: Any, link: Any, data: Path, states: Path, *more: Any, **by: Any
+    ) -> None:
         _begin("client-" + ",".join(map(str, clients)), states.parent)
-        original(self, clients, link, data, states, device)
+        original(self, clients, link, data, states, *more, **by)
 
     module.Host.__init__ = init
 
@@ -241,18 +243,19 @@ MODULES = {
 
 # --- what the system is asked for -----------------------------------------------------------------
 
-_WRITES = ("INSERT", "UPDATE", "DELETE", "COMMIT", "CREATE")
+_WRITES = ("insert", "update", "delete", "commit", "create")
 
 
 class Connection(sqlite3.Connection):
-    """A connection whose writing statements are points."""
+    """A connection whose writing statements are points, each named after its verb."""
 
     def _written(self, call: Any, sql: str, *args: Any) -> Any:
-        if not sql.lstrip().upper().startswith(_WRITES):
+        verb = sql.split(maxsplit=1)[0].lower()
+        if verb not in _WRITES:
             return call(sql, *args)
-        reach("sql.before")
+        reach(f"sql-{verb}.before")
         found = call(sql, *args)
-        reach("sql.after")
+        reach(f"sql-{verb}.after")
         return found
 
     def execute(self, sql: str, *args: Any) -> Any:
@@ -260,11 +263,6 @@ class Connection(sqlite3.Connection):
 
     def executemany(self, sql: str, *args: Any) -> Any:
         return self._written(super().executemany, sql, *args)
-
-    def commit(self) -> None:
-        reach("sql.before")
-        super().commit()
-        reach("sql.after")
 
     def close(self) -> None:
         fault_disk.database_closes(self)
