@@ -18,8 +18,8 @@ from tests.faults.processes import Family, Nursery, Site, log_ends
 
 PATIENCE_S = 240.0
 LINGERS_S = RemoteCohort.LEASE_S + 5.0
-"""How long clients may go on once the coordinator is done, and it once they are: at the end it waits
-a lease for those it has not told."""
+"""How long clients may go on once the coordinator is done, and it once they are: it waits a lease
+for those that were not told of the end."""
 
 
 @dataclass
