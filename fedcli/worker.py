@@ -177,9 +177,9 @@ class Worker:
             place: among the clients that train at the same time; each has a net of its own.
         """
         self._forget(order)
-        held, number = self._held, order.interaction
-        state_is_there = not self.stateful or number in self.states.versions()
-        if held is not None and held.order.interaction == number and state_is_there:
+        held = self._held
+        state_is_there = not self.stateful or order.interaction in self.states.versions()
+        if held is not None and state_is_there and _same(held.order, order):
             return Result(order, held.upload, held.report)
         while len(self.nets) <= place:
             self.nets.append(self.net.copy())
@@ -294,6 +294,11 @@ class Worker:
             found = self.stream.global_test()
             if found is not None:
                 yield "global-test", found
+
+
+def _same(one: rpc.Order, other: rpc.Order) -> bool:
+    """Tell whether the result of one order to train answers another as well."""
+    return one.interaction == other.interaction and one.views == other.views
 
 
 class EvaluatorData(ClientData):

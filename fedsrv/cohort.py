@@ -23,6 +23,10 @@ class Trip:
     """Results it can be closed with when its deadline passes or clients fail; all unless given."""
     share_of: Callable[[Bundle], float | None] = lambda upload: None
     """What an upload's weights count in their mean, if the engine needs no more of them."""
+    check_report: Callable[[ClientId, rpc.Order, rpc.Report], None] = lambda *_: None
+    """Raises PayloadError for a report that says what it was not asked, or what cannot be."""
+    check_upload: Callable[[ClientId, Bundle], None] = lambda *_: None
+    """Raises PayloadError for an upload whose values cannot be."""
 
     @property
     def sample(self) -> rpc.Order:

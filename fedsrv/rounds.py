@@ -7,11 +7,11 @@ written while they train for the next interaction, whose own commit waits for it
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fedmodels.config import Experiment
@@ -21,17 +21,20 @@ from fedmodels.metrics import frequency_groups, minority_classes
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.prototypes import drift
 from fedmodels.stack import check_stacks
-from fedmodels.types import EVALUATOR, BundleSpec, ClientId, state_digest
+from fedmodels.types import EVALUATOR, Bundle, ClientId, state_digest
 from fedpb import coordinator_pb2 as rpc
 from fedpb.heap import give_back_free_pages
 from fedsrv.cohort import Cohort, Results, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.profile import Profile
+from fedsrv.reduction import reduced
+from fedsrv.rows import record_of
 from fedsrv.schedule import Step, steps
 from fedsrv.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.server_data import check_fits, check_given
 from fedsrv.store import Record, Store, Syncer
 from fedsrv.summary import summarise
+from fedsrv.terms import Terms
 
 STAGE, ROUND = 1, 2
 """Numbers of the evaluation trips of one interaction."""
@@ -95,6 +98,7 @@ class Engine:
         self.groups = {"minority": minority_classes(examples), **frequency_groups(examples)}
         self.stateful = self.method.keeps_state(self.run_facts)
         self.upload_spec = self.method.upload_spec(self.run_facts)
+        self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
 
@@ -164,16 +168,10 @@ class Engine:
         results = self._train(ctx, due)
         ctx = replace(ctx, mean=results.mean)
         trained = time.monotonic()
-        uploads = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
-        state = self.method.aggregate(ctx, self.state, uploads)
-        before = self.state.common.prototypes.get("class")
-        self.state, metrics = self.method.finish(ctx, state, uploads)
-        moved = drift(before, self.state.common.prototypes.get("class"))
-        if moved is not None:
-            metrics = {**metrics, "prototype_drift": moved}
-        record = self._record(step, results, metrics)
-        if ctx.series:
-            record["series"] = ctx.series
+        self.state, metrics, series = self._reduce(ctx, results)
+        record = record_of(step, results, metrics)
+        if series:
+            record["series"] = series
         record["seconds"]["server"] = time.monotonic() - trained
         self._settle()
         record["seconds"]["wall"] = time.monotonic() - begun
@@ -188,6 +186,26 @@ class Engine:
         if needs_trip:
             self._settle()
             self._score(step, record, scores)
+
+    def _reduce(
+        self, ctx: ServerContext, results: Results
+    ) -> tuple[ServerState, Metrics, Mapping[str, Any]]:
+        """Return what the uploads come to; clients that spoil it have failed."""
+        uploads = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
+        found = reduced(self.method, ctx, self.state, uploads, self._needed(ctx.cohort))
+        for client, reason in found.left_out.items():
+            del results.by_client[client]
+            results.failed[client] = reason
+            facts = {"interaction": ctx.interaction, "round": ctx.round, "reason": reason}
+            self.events.tell("failed", client, **facts)
+        before, after = (s.common.prototypes.get("class") for s in (self.state, found.state))
+        moved = drift(before, after)
+        more = {} if moved is None else {"prototype_drift": moved}
+        return found.state, {**found.metrics, **more}, found.series
+
+    def _needed(self, clients: Sequence[ClientId]) -> int:
+        """Return how many of these clients a trip needs at least."""
+        return min(self.experiment.min_clients, len(clients))
 
     def _commit(
         self, step: Step, record: Record, state: ServerState, counts: str | None, syncer: Syncer
@@ -215,9 +233,17 @@ class Engine:
             if due and v == "after_local" and v in self.experiment.evaluate.views
         ]
         orders = self._orders(ctx, rpc.ORDER_TRAIN, ctx.cohort, views, ctx.task + 1)
-        needed = min(self.experiment.min_clients, len(ctx.cohort))
-        trip = Trip(orders, common, personal, self.upload_spec, needed, self.method.share_of)
+        trip = Trip(
+            orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
+            self.method.share_of, self.terms.check_report, partial(self._check_upload, ctx),
+        )  # fmt: skip
         return self.cohort.exchange(trip)
+
+    def _check_upload(self, ctx: ServerContext, client: ClientId, upload: Bundle) -> None:
+        """Check an upload's values; many threads do so while the state stays as it was sent."""
+        assert isinstance(client, int), "the evaluator trains nothing"
+        told = self.terms.announced(client, self.steps[ctx.interaction])
+        self.method.check_upload(ctx, self.state, upload, told)
 
     def _orders(
         self,
@@ -242,54 +268,6 @@ class Engine:
                 base=self.last_trained.get(client, -1) if isinstance(client, int) else -1,
             )
             for client in clients
-        }
-
-    def _record(self, step: Step, results: Results, metrics: Metrics) -> Record:
-        """Return the record of an interaction, without its scores."""
-        clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
-        reports = {c: r.report for c, r in clients.items()}
-        trained = [r for r in reports.values() if r.num_examples and math.isfinite(r.loss)]
-        examples = sum(r.num_examples for r in trained)
-        loss = sum(r.loss * r.num_examples for r in trained)
-        per_client = {
-            str(c): {
-                "down": r.logical_down,
-                "up": r.logical_up,
-                **({"eval_up": extra} if (extra := r.upload.num_evaluation_bytes()) else {}),
-            }
-            for c, r in clients.items()
-        }
-        return {
-            "round": step.round,
-            "interaction": step.interaction,
-            "task": step.task,
-            "cohort": sorted(clients),
-            "metrics": _finite({"loss": loss / examples if examples else math.nan, **metrics}),
-            "bytes": {
-                "down": sum(b["down"] for b in per_client.values()),
-                "up": sum(b["up"] for b in per_client.values()),
-                "wire_down": results.wire_down,
-                "wire_up": results.wire_up,
-                "per_client": per_client,
-            },
-            "seconds": {"train": max((r.seconds for r in reports.values()), default=0.0)},
-            "clients": {
-                str(c): _finite(
-                    {
-                        "loss": r.loss,
-                        "seconds": r.seconds,
-                        "num_examples": r.num_examples,
-                        "peak_rss_bytes": r.peak_rss_bytes,
-                        **dict(r.extra),
-                    }
-                )
-                for c, r in reports.items()
-            },
-            **(
-                {"failed": {str(c): why for c, why in results.failed.items()}}
-                if results.failed
-                else {}
-            ),
         }
 
     def _advance_watermark(self, committed: int, syncer: Syncer) -> None:
@@ -320,11 +298,12 @@ class Engine:
         clients: list[ClientId] = list(self.profiles) if step.ends_round else list(record["cohort"])
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
-        trip = ROUND if step.ends_round else STAGE
-        seen = self._tasks_seen(step)
-        orders = self._orders(ctx, rpc.ORDER_EVALUATE, clients, self._views(step), seen, trip)
-        needed = min(self.experiment.min_clients, len(clients))
-        results = self.cohort.exchange(Trip(orders, common, personal, BundleSpec(), needed))
+        kind, views = rpc.ORDER_EVALUATE, self._views(step)
+        number = ROUND if step.ends_round else STAGE
+        orders = self._orders(ctx, kind, clients, views, self._tasks_seen(step), number)
+        needed, check = self._needed(clients), self.terms.check_report
+        trip = Trip(orders, common, personal, needed=needed, check_report=check)
+        results = self.cohort.exchange(trip)
         scores.add(results.by_client)
         record["bytes"]["wire_down"] += results.wire_down
         record["bytes"]["wire_up"] += results.wire_up
@@ -333,6 +312,9 @@ class Engine:
 
     def _fill_in(self, step: Step, record: Record, scores: Scores) -> None:
         """Put scores into a record."""
+        for other in scores.settle_global_test():
+            reason = "its global test set is not what most others scored on: its scores are dropped"
+            self.events.tell("failed", other, interaction=step.interaction, reason=reason)
         view = self.method.local_view
         own = scores.of(view)
         a_sel = accuracy_over(own_test(own[c]) for c in record["cohort"] if c in own)
@@ -342,7 +324,7 @@ class Engine:
             seen = self._tasks_seen(step)
             found = round_metrics(scores, view, self.groups, self.profiles, seen)
             record["metrics"] |= found
-        for client, row in client_rows(scores).items():
+        for client, row in client_rows(scores, self._tasks_seen(step)).items():
             record["clients"].setdefault(client, {}).update(row)
         self.events.tell(
             "scores", interaction=step.interaction, round=step.round, metrics=record["metrics"]
@@ -364,8 +346,9 @@ class Engine:
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)
         orders = self._orders(ctx, rpc.ORDER_FINISH, everyone, (), 0)
-        needed = min(self.experiment.min_clients, len(everyone))
-        results = self.cohort.exchange(Trip(orders, common, personal, BundleSpec(), needed))
+        needed, check = self._needed(everyone), self.terms.check_report
+        ends = Trip(orders, common, personal, needed=needed, check_report=check)
+        results = self.cohort.exchange(ends)
         digests = [r.report.state_sha256 for c, r in results.by_client.items() if c != EVALUATOR]
         digest = state_digest(self.state.named(), digests)
         records = [record for record, _ in self.store.records()]
@@ -376,8 +359,3 @@ class Engine:
             summary["clients_missing"] = missing
         self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)
         return summary
-
-
-def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return the numbers JSON can hold; a client that made no step has no loss."""
-    return {key: value for key, value in numbers.items() if math.isfinite(value)}

@@ -29,8 +29,8 @@ from fedsrv.cohort import Result
 from fedsrv.events import EventLog
 from fedsrv.open_trip import OpenTrip
 from fedsrv.remote import RemoteCohort, Superseded, client_id_of
-from fedsrv.scores import check_report
 from fedsrv.sessions import AlreadyConnected, Member, UnknownSession
+from fedsrv.terms import one_line
 from fedsrv.tls import peer_identity
 
 BEAT_EVERY_S = 2.0
@@ -210,16 +210,17 @@ class Service:
 
         A connection that breaks leaves no outcome: the client will push again.
         """
-        outcome: Result | str = header.failure
+        outcome: Result | str = one_line(header.failure)
         if not header.failure:
             try:
-                check_report(header.report, self.cohort.admission.num_classes)
+                trip.trip.check_report(client, trip.trip.orders[client], header.report)
                 receiver = Receiver(header.bundle, trip.trip.spec, self.cohort.spool.allocate)
                 if frame is not None:
                     receiver.feed(frame)
                 if not receiver.is_complete:  # else it came whole, and nothing is to follow
                     wire += _feed(receiver, stream)
                 upload = receiver.finish()
+                trip.trip.check_upload(client, upload)
                 outcome = Result(upload, header.report, upload.num_bytes(), 0, wire)
             except PayloadError as error:
                 self.cohort.end_result(client, trip, f"its upload was refused: {error}")

@@ -90,6 +90,8 @@ class InProcessCohort:
                 failed[client] = done.failure
                 continue
             upload = transported(done.upload, trip.spec)
+            trip.check_report(client, order, done.report)  # honest clients are not refused
+            trip.check_upload(client, upload)
             down = sum(b.num_bytes() for b in parts.values())
             found[client] = Result(upload, done.report, upload.num_bytes(), down)
         assert not failed, failed

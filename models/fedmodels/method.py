@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from fedmodels.announced import Announced
 from fedmodels.config import Experiment
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
@@ -226,6 +227,8 @@ class Method(ABC):
     citation: ClassVar[str]
     keeps_history: ClassVar[bool] = False
     """Whether clients may look at the training data of earlier tasks."""
+    replays: ClassVar[bool] = False
+    """Whether clients train on generated examples too, of no class more than of the largest one."""
     needs_server_data: ClassVar[bool] = False
     """Whether the server half trains on examples of its own."""
 
@@ -233,6 +236,15 @@ class Method(ABC):
     def views(self) -> tuple[str, ...]:
         """Return the models it has; ``after_downlink`` only where clients hold their own."""
         return ("global", "after_local")
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Return the rules that ``predict`` answers with, or with the first of, in this order."""
+        return ("classifier",)
+
+    def reported(self, run: Run) -> frozenset[str]:
+        """Return the names that clients may put into ``ctx.metrics``."""
+        return frozenset()
 
     @property
     def local_view(self) -> str:
@@ -282,6 +294,12 @@ class Method(ABC):
     @abstractmethod
     def upload_spec(self, run: Run) -> BundleSpec:
         """Return what an upload must hold."""
+
+    @abstractmethod
+    def check_upload(
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+    ) -> None:
+        """Check the values of an upload whose shapes are right; raise PayloadError if one lies."""
 
     @abstractmethod
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
@@ -371,10 +389,9 @@ class Method(ABC):
         are all its test data. Nothing of it is sent. Where there are prototypes of embeddings, the
         default shows them among the embeddings.
         """
-        sources = {"everyone's": payload, "own": state}
         known = {
             f"{whose} {name}": found
-            for whose, bundle in sources.items()
+            for whose, bundle in (("everyone's", payload), ("own", state))
             for name, found in bundle.prototypes.items()
             if len(found.vectors) and found.vectors.shape[1] == ctx.net.width
         }

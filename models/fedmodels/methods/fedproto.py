@@ -73,6 +73,11 @@ class FedProto(FedAvg):
         return ("after_local", "after_downlink")
 
     @property
+    def rules(self) -> tuple[str, ...]:
+        other = "classifier" if self.inference == "nearest" else "nearest"
+        return (self.inference, other)
+
+    @property
     def trains_together(self) -> bool:
         return True
 

@@ -137,6 +137,10 @@ class Gldp(FedAvg):
         return own if headless or self.bn == "local" else ("global", *own)
 
     @property
+    def rules(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.inference, "gldp_gp", "gldp_lp", "classifier")))
+
+    @property
     def trains_together(self) -> bool:
         return self.proto_pass != "running"  # there the loss keeps embeddings
 
