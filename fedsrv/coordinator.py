@@ -20,8 +20,8 @@ import torch
 from fedmodels.config import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.pretrained import pinned
+from fedsrv.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort
 from fedsrv.rounds import Engine
 from fedsrv.server_data import server_data_for
@@ -99,7 +99,7 @@ def serve(
             spool,
             events,
             deadline_s=experiment.server.deadline_s,
-            admission=Admission(store.profiles()),
+            admission=Admission.of(experiment, store.profiles()),
             expects_evaluator=expects_evaluator,
             together=experiment.training.together,
         )

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from fedmodels.errors import ClientFailed, PayloadError, RunFailed
 from fedmodels.types import EVALUATOR, ClientId
 from fedpb import coordinator_pb2 as rpc
+from fedsrv.admission import Admission
 from fedsrv.cohort import HoldsState, Result, Results, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.open_trip import OpenTrip, answers
-from fedsrv.profile import Admission
 from fedsrv.sessions import AlreadyConnected, Caller, Member, UnknownSession
 from fedsrv.spool import Spool
 
@@ -74,6 +74,8 @@ class RemoteCohort:
     def gather(self) -> Mapping[int, str]:
         with self._changed:
             self._wait(lambda: all(c in self._members for c in self._expected))
+            while self._turn_away(self.admission.settle()):
+                self._wait(lambda: all(c in self._members for c in self._expected))
             found = {c: m.client_json for c, m in self._members.items() if isinstance(c, int)}
         return dict(sorted(found.items()))
 
@@ -178,6 +180,7 @@ class RemoteCohort:
                 trained=known.trained if known else -1,
             )
             self._members[client] = member
+            self._turn_away(self.admission.admit(client, client_json))
             if isinstance(client, int) and not self._required(client, versions):
                 self._lost = client
             self._changed.notify_all()
@@ -185,6 +188,16 @@ class RemoteCohort:
                 self.wake()  # whoever waited for this client does so no longer
         self.events.tell("joined", client)
         return member.token
+
+    def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
+        """End the sessions of clients whose problem is not the run's: joining again is refused."""
+        for client in clients:
+            del self._members[client]
+            reason = "turned away: most clients describe another problem"
+            self.events.tell("failed", client, reason=reason)
+        if clients:
+            self.wake()
+        return clients
 
     def _is_connected(self, member: Member) -> bool:
         return member.waiting > 0 or time.monotonic() - member.seen < self.LEASE_S

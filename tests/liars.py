@@ -21,8 +21,8 @@ from fedmodels.types import Bundle
 from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode, merged
+from fedsrv.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort
 from fedsrv.rounds import Engine
 from fedsrv.service import Service
@@ -81,7 +81,7 @@ class Stage:
         store, events = Store(self.out, self.experiment, resume), EventLog()
         spool = Spool(self.out / "server" / "spool", self.experiment.server.upload_memory_mb << 20)
         clients = self.experiment.schedule.clients
-        admission = Admission(store.profiles())
+        admission = Admission.of(self.experiment, store.profiles())
         self.cohort = RemoteCohort(clients, spool, events, admission=admission)
         self.service = Service(store.run_id, "{}", self.cohort, events)
         engine = Engine(self.experiment, self.cohort, store, events)

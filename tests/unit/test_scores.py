@@ -168,7 +168,7 @@ def test_scores_survive_as_text():
     again = Scores.from_json(scores.to_json())
     assert again.counts.keys() == scores.counts.keys()
     assert metrics_of(again) == metrics_of(scores)
-    assert client_rows(again) == client_rows(scores, 3)
+    assert client_rows(again, 3) == client_rows(scores, 3)
     assert again.to_json() == scores.to_json()
 
 
