@@ -17,10 +17,12 @@ from pathlib import Path
 
 from fedmodels.archive import load, save
 from fedmodels.errors import ArchiveError
+from fedmodels.secrecy import SECRET_BYTES, Secret
 from fedmodels.types import Bundle
 
 _NAME = "state-{:08d}.safetensors"
 PERSONAL = "personal.safetensors"
+SECRET = "secret"
 log = logging.getLogger(__name__)
 
 
@@ -47,6 +49,7 @@ class StateDirectory:
         except OSError as error:
             raise ArchiveError(f"state directory {path}: {error.strerror}") from None
         self._cached: tuple[int, Bundle] | None = None
+        self._secret: Secret | None = None
         self._syncing: deque[int] = deque()
         self._sync_wanted = threading.Event()
         self._durable = -1
@@ -85,12 +88,53 @@ class StateDirectory:
 
     def set_session(self, session: Session) -> None:
         """Store a session, readable by its owner only."""
-        temporary = self.path / "session.json.tmp"
-        temporary.unlink(missing_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            json.dump({"run_id": session.run_id, "token": session.token.hex()}, file)
-        temporary.replace(self.path / "session.json")
+        facts = json.dumps({"run_id": session.run_id, "token": session.token.hex()})
+        self._write_private(self.path / "session.json", facts.encode())
+
+    # --- secret -----------------------------------------------------------------------------------
+
+    def secret(self) -> Secret:
+        """Return what only this client knows; draw it when it is first asked for.
+
+        It is safe on the disk before it is used, so that a crash changes no noise.
+
+        Raises:
+            ArchiveError: it is damaged, or cannot be stored.
+        """
+        path = self.path / SECRET
+        if self._secret is None:
+            try:
+                self._secret = Secret(path.read_bytes())
+            except FileNotFoundError:
+                fresh = Secret.fresh()
+                self._write_private(path, fresh.key, sync=True)
+                self._secret = fresh
+            except OSError as error:
+                raise ArchiveError(f"cannot read {path}: {error.strerror}") from None
+        if len(self._secret.key) != SECRET_BYTES:
+            raise ArchiveError(f"{path} is damaged; delete it to draw another")
+        return self._secret
+
+    def _write_private(self, path: Path, data: bytes, *, sync: bool = False) -> None:
+        """Write a small file, readable by its owner only, whole or not at all.
+
+        Raises:
+            ArchiveError: it cannot be written.
+        """
+        temporary = path.with_name(f"{path.name}.tmp")
+        try:
+            temporary.unlink(missing_ok=True)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                if sync:
+                    os.fsync(handle)
+            temporary.replace(path)
+            if sync:
+                _sync_path(path.parent)
+        except OSError as error:
+            raise ArchiveError(f"cannot write {path}: {error.strerror}") from None
 
     # --- private states ---------------------------------------------------------------------------
 
@@ -155,11 +199,16 @@ class StateDirectory:
     def _sync(self, path: Path) -> bool:
         try:
             for place in (path, self.path):
-                handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+                _sync_path(place)
         except FileNotFoundError:
             return False
         return True
+
+
+def _sync_path(path: Path) -> None:
+    """Fsync a file or a directory."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -138,7 +138,7 @@ class Worker:
         self.progress = Progress(order.interaction)
         return ClientContext(
             self.run, self.client, order.interaction, order.round, order.task,
-            net or self.net, self.stream, self.device, self._tick,
+            net or self.net, self.stream, self.device, self._tick, secret=self.states.secret,
         )  # fmt: skip
 
     def _tick(self, epoch: int, batch: int, loss: Tensor) -> None:
