@@ -53,6 +53,8 @@ class StateDirectory:
         self._syncing: deque[int] = deque()
         self._sync_wanted = threading.Event()
         self._durable = -1
+        self._newest = max(self.versions(), default=-1)
+        """The last state that counts, or may; later ones are of commits that were rolled back."""
         self._syncing_one = threading.Lock()
         self._drop_unusable()
         self._syncing.extend(self.versions())  # an earlier process may have died before its sync
@@ -150,15 +152,11 @@ class StateDirectory:
     def load(self, base: int, initial: Bundle) -> Bundle:
         """Return the private state after interaction ``base``, or ``initial`` for -1.
 
-        Later states belong to interactions that did not count; they are deleted.
-
         Raises:
             ArchiveError: the state is gone or damaged.
         """
         with self._syncing_one:
-            for version in self.versions():
-                if version > base:
-                    (self.path / _NAME.format(version)).unlink()
+            self._newest = base
             self._durable = min(self._durable, base)
         if base < 0:
             return initial
@@ -170,8 +168,22 @@ class StateDirectory:
         """Write the private state after an interaction."""
         save(self.path / _NAME.format(interaction), state, {"interaction": str(interaction)})
         self._cached = (interaction, state)
+        self._newest = interaction
         self._syncing.append(interaction)
         self._sync_wanted.set()
+
+    def settle(self, base: int, committed: int) -> None:
+        """Delete states of interactions that did not count.
+
+        Those after the last commit stay: after a roll-back they may count again.
+
+        Args:
+            base: the last interaction of this client that counts.
+            committed: the last interaction that counts at all.
+        """
+        for version in self.versions():
+            if base < version <= committed:
+                (self.path / _NAME.format(version)).unlink(missing_ok=True)
 
     def prune(self, watermark: int) -> None:
         """Delete states that no roll-back to the watermark can ask for."""
@@ -192,8 +204,8 @@ class StateDirectory:
             while self._syncing:
                 version = self._syncing.popleft()
                 synced = self._sync(self.path / _NAME.format(version))
-                with self._syncing_one:  # it may have been deleted meanwhile
-                    if synced and (self.path / _NAME.format(version)).exists():
+                with self._syncing_one:  # the run may have been rolled back meanwhile
+                    if synced and version <= self._newest:
                         self._durable = version
 
     def _sync(self, path: Path) -> bool:
@@ -201,6 +213,9 @@ class StateDirectory:
             for place in (path, self.path):
                 _sync_path(place)
         except FileNotFoundError:
+            return False
+        except OSError as error:
+            log.error("%s is not safe on the disk: %s", path, error.strerror)
             return False
         return True
 
