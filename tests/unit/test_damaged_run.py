@@ -8,8 +8,12 @@ from contextlib import closing
 import pytest
 
 from fedmodels.errors import ArchiveError, FedtideError, RunFailed
+from fedsrv.coordinator import write_facts
+from fedsrv.recovery import recover
 from fedsrv.store import Store
 from tests.conftest import tiny_experiment
+from tests.inprocess import run_in_process
+from tests.unit.test_rollback import LOCAL, break_off
 from tests.unit.test_store import committed, digest, record, state
 
 EXPERIMENT = tiny_experiment(server={"max_rollback": 1})
@@ -138,6 +142,66 @@ def test_a_state_of_another_run_is_not_taken_up(run, tmp_path):
     name = "server/state-00000003.safetensors"
     (run / name).write_bytes((other.path / name).read_bytes())
     assert opened(run)[1] == 2
+
+
+# --- recovery -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half_way(tmp_path, digits):
+    """A run broken off in interaction 4 of 6, with its config, and the summary of the whole one."""
+    whole = run_in_process(LOCAL, digits, tmp_path / "whole")
+    break_off(tmp_path / "run", digits, at=4)
+    write_facts(tmp_path / "run", LOCAL)
+    return tmp_path / "run", whole
+
+
+@pytest.mark.parametrize("harm", ["garbage", "empty", "gone", "few rows", "old"])
+def test_a_recovered_run_ends_as_the_whole_one(half_way, digits, harm):
+    path, whole = half_way
+    harm_it = {**HARM, "old": lambda run: edit(run, "PRAGMA user_version = 0")}[harm]
+    harm_it(path)
+    refused(path, "fedsrv recover", LOCAL)
+    told = []
+    assert recover(path, told.append) == 3
+    assert "interactions 0 to 3 are recovered" in told[0]
+    if harm != "gone":
+        assert (path / "set-aside" / "run.db").exists()
+    again = run_in_process(LOCAL, digits, path, resume=True)
+    assert again["state_sha256"] == whole["state_sha256"]
+    assert again["metrics"] == whole["metrics"]
+
+
+def test_what_cannot_be_recovered_is_said_and_set_aside(half_way, digits):
+    """A line of rounds.jsonl is damaged: the state behind it has no record."""
+    path, whole = half_way
+    text = (path / "rounds.jsonl").read_text().splitlines()
+    (path / "rounds.jsonl").write_text("\n".join([*text[:3], "damaged"]) + "\n")
+    (path / "run.db").unlink()
+    state = path / "server" / "state-00000002.safetensors"
+    told = []
+    assert recover(path, told.append) == 2
+    assert "state-00000003.safetensors" in "".join(told)
+    assert (path / "set-aside" / "state-00000003.safetensors").exists()
+    assert run_in_process(LOCAL, digits, path, resume=True)["metrics"] == whole["metrics"]
+    (path / "run.db").write_bytes(b"")
+    for state in (path / "server").glob("state-*"):
+        state.write_bytes(b"")
+    with pytest.raises(ArchiveError, match="no state that can be read"):
+        recover(path, told.append)
+
+
+def test_recovery_of_what_is_no_run(tmp_path):
+    with pytest.raises(ArchiveError, match="is no run directory"):
+        recover(tmp_path / "nowhere", print)
+    with pytest.raises(ArchiveError, match=r"config\.toml is needed"):
+        recover(tmp_path, print)
+
+
+def test_a_run_in_use_is_not_recovered(tmp_path):
+    in_use = pytest.raises(RunFailed, match="in use")
+    with closing(Store(tmp_path / "run", EXPERIMENT, False)), in_use:
+        recover(tmp_path / "run", print)
 
 
 # --- a full disk ----------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ def lose(out, client, newer_than=-1):
 
 
 def interactions(out):
-    return [json.loads(line)["interaction"] for line in (out / "rounds.jsonl").open()]
+    lines = (out / "rounds.jsonl").read_text().splitlines()
+    return [json.loads(line)["interaction"] for line in lines]
 
 
 @pytest.fixture(scope="module")
