@@ -25,7 +25,7 @@ from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
 from fedsrv.certs import covers
-from fedsrv.cohort import Result
+from fedsrv.cohort import LossTooLarge, Result
 from fedsrv.events import EventLog
 from fedsrv.open_trip import OpenTrip
 from fedsrv.remote import RemoteCohort, Superseded, client_id_of
@@ -52,6 +52,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     PayloadTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PayloadError: grpc.StatusCode.INVALID_ARGUMENT,
     WrongRun: grpc.StatusCode.FAILED_PRECONDITION,
+    LossTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
     NotYours: grpc.StatusCode.PERMISSION_DENIED,
     UnknownSession: grpc.StatusCode.UNAUTHENTICATED,
     AlreadyConnected: grpc.StatusCode.ALREADY_EXISTS,
@@ -128,7 +129,9 @@ class Service:
                 f"client {client}'s state directory belongs to run {request.run_id[:8]}, this is "
                 f"run {self.run_id[:8]}; give it another --state-dir"
             )
-        token = self.cohort.join(client, request.client_json, request.token, request.versions)
+        token = self.cohort.join(
+            client, request.client_json, request.token, request.versions, request.start_over
+        )
         return rpc.JoinReply(
             run_id=self.run_id,
             token=token,
