@@ -65,6 +65,7 @@ class Store:
         except OSError as error:
             raise ConfigError(f"--out {path} cannot be used: {error.strerror}") from None
         self._lock_file = self._lock()
+        _make_private(path / "run.db")
         self._db = sqlite3.connect(
             path / "run.db", isolation_level=None, check_same_thread=False
         )  # one thread at a time all the same
@@ -324,6 +325,13 @@ class Syncer:
             self._closed = True
             self._changed.notify()
         self._thread.join()
+
+
+def _make_private(database: Path) -> None:
+    """Let nobody but its owner read a database; SQLite gives its other files the same mode."""
+    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for path in (database, *database.parent.glob(f"{database.name}-*")):
+        path.chmod(0o600)
 
 
 def sync_path(path: Path) -> None:
