@@ -134,6 +134,12 @@ def _listen(
     if client_ca is not None and cert is None:
         raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
     credentials = server_credentials(cert, key, client_ca) if cert and key else None
+    if credentials is not None and client_ca is None:
+        logging.getLogger("fedsrv").warning(
+            "--tls-cert without --tls-client-ca: whoever reaches %s may join as any client, and "
+            "watch; give --tls-client-ca (fedsrv certs makes certificates for clients)",
+            address,
+        )
     return Listen(address, credentials, client_ca is not None, insecure)
 
 
@@ -238,7 +244,7 @@ def certs_init(
 @certs_app.command("issue")
 def certs_issue(
     identity: Annotated[
-        str, typer.Argument(help="A client id, a range 0-24, evaluator or server.")
+        str, typer.Argument(help="A client id, a range 0-24, evaluator, monitor or server.")
     ],
     directory: Annotated[Path, typer.Option("--dir", help="The authority's files.")] = Path(
         "certs"

@@ -112,6 +112,7 @@ def serve(
             events,
             requires_identity=listen.requires_identity,
         )
+        stack.callback(service.complaints.close)
         server, port = start_server(service, listen.address, listen.credentials)
         stack.callback(stop_server, server)
         stack.callback(events.close)  # first of all, so that monitors see the end

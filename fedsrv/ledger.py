@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import sqlite3
 import uuid
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ class Ledger:
         self.path = path
         if not new and (not path.is_file() or not path.stat().st_size):
             raise self.damaged("it is empty" if path.is_file() else "it is gone")
+        _make_private(path)
         self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             self.db.execute("PRAGMA journal_mode=WAL")
@@ -252,6 +254,13 @@ class Ledger:
     def close(self) -> None:
         """Close the file."""
         self.db.close()
+
+
+def _make_private(database: Path) -> None:
+    """Let nobody but its owner read a database; SQLite gives its other files the same mode."""
+    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for path in (database, *database.parent.glob(f"{database.name}-*")):
+        path.chmod(0o600)
 
 
 def _link(before: str, number: object, *content: object) -> str:

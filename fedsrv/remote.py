@@ -6,12 +6,14 @@ engine's thread waits in it for the clients, the service's threads bring what th
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from fedmodels.errors import ClientFailed, PayloadError, RunFailed
+from fedmodels.printable import printable
 from fedmodels.types import EVALUATOR, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.admission import Admission
@@ -401,6 +403,7 @@ def client_id_of(text: str, num_clients: int) -> ClientId:
     """
     if text == EVALUATOR:
         return EVALUATOR
-    if text.isascii() and text.isdigit() and int(text) < num_clients:
+    if re.fullmatch(r"0|[1-9][0-9]{0,8}", text) and int(text) < num_clients:
         return int(text)
-    raise PayloadError(f"client id {text!r} is none of this run's: 0 to {num_clients - 1}")
+    said = printable(text, 60)
+    raise PayloadError(f"client id {said!r} is none of this run's: 0 to {num_clients - 1}")

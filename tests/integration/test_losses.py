@@ -1,4 +1,4 @@
-"""A client that lost everything: it is refused with what there is to choose from, and each works."""
+"""A client that lost everything is refused with what there is to choose from, and each works."""
 
 from __future__ import annotations
 

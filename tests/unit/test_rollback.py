@@ -9,7 +9,7 @@ from fedmodels.errors import RunFailed
 from fedsrv.cohort import LossTooLarge
 from fedsrv.events import EventLog
 from fedsrv.history import History
-from fedsrv.profile import Admission
+from fedsrv.admission import Admission
 from fedsrv.remote import RemoteCohort
 from fedsrv.rounds import Engine
 from fedsrv.spool import Spool
