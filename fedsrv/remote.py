@@ -171,7 +171,7 @@ class RemoteCohort:
             if known and not takes_over and self._is_connected(known):
                 raise AlreadyConnected(f"client {client} is connected already")
             member = Member(
-                token if takes_over or (token and not known) else secrets.token_bytes(16),
+                token or secrets.token_bytes(16),
                 client_json,
                 tuple(versions),
                 time.monotonic(),
