@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
+PYTEST_BY_TWO := $(PYTEST) -n 2 --dist worksteal
 STAMP := $(VENV)/.set-up
 
 PROTOS := $(wildcard proto/fedpb/*.proto)
@@ -49,13 +50,14 @@ lint: $(STAMP)  ## check form, imports, docstrings and spelling
 types: $(STAMP)  ## check types, strictly
 	$(BIN)/mypy
 
-test: test-unit test-loopback  ## run all tests: what needs one process, then what starts many
+test: $(STAMP)  ## run all tests but those that need a GPU
+	$(PYTEST_BY_TWO) -m "not gpu"
 
 test-unit: $(STAMP)  ## run the tests that need no port
-	$(PYTEST) -n 2 -m "not loopback and not gpu"
+	$(PYTEST_BY_TWO) -m "not loopback and not gpu"
 
 test-loopback: $(STAMP)  ## run the tests that talk gRPC over loopback
-	$(PYTEST) -m "loopback and not gpu"
+	$(PYTEST_BY_TWO) -m "loopback and not gpu"
 
 test-gpu: $(STAMP)  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from fedpb.heap import give_back_free_pages
 
 KEEP_BYTES = 256 << 20
 """Uploads that one process keeps until they are committed, all its clients together."""
+TOKEN_BYTES = 16
 log = logging.getLogger(__name__)
 
 
@@ -94,6 +96,9 @@ class Host:
     def _join(self, client: ClientId) -> rpc.JoinReply:
         states = self.states[client]
         session = states.session()
+        if not session.token:  # its own, and kept: a Join whose answer was lost can be repeated
+            session = Session(session.run_id, secrets.token_bytes(TOKEN_BYTES))
+            states.set_session(session)
         reply = self.link.join(
             rpc.JoinRequest(
                 client_id=str(client),

@@ -210,7 +210,7 @@ class RemoteCohort:
                 raise AlreadyConnected(f"client {client} is connected already")
             lost = self._lacks_state(client, versions, start_over)
             member = Member(
-                token if takes_over or (token and not known) else secrets.token_bytes(16),
+                token or secrets.token_bytes(16),
                 client_json,
                 tuple(versions),
                 time.monotonic(),
