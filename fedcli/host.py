@@ -110,7 +110,9 @@ class Host:
                 start_over=self.start_over,
             )
         )
-        states.set_session(Session(reply.run_id, reply.token))
+        joined = Session(reply.run_id, reply.token)
+        if joined != session:
+            states.set_session(joined)
         self.members[client] = Member(client, reply.run_id, reply.token)
         return reply
 

@@ -89,9 +89,9 @@ class StateDirectory:
             ) from None
 
     def set_session(self, session: Session) -> None:
-        """Store a session, readable by its owner only."""
+        """Store a session, readable by its owner only, safely on the disk."""
         facts = json.dumps({"run_id": session.run_id, "token": session.token.hex()})
-        self._write_private(self.path / "session.json", facts.encode())
+        self._write_private(self.path / "session.json", facts.encode(), sync=True)
 
     # --- secret -----------------------------------------------------------------------------------
 

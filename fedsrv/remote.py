@@ -23,6 +23,8 @@ from fedsrv.open_trip import OpenTrip, answers
 from fedsrv.sessions import AlreadyConnected, Caller, Member, UnknownSession
 from fedsrv.spool import Spool
 
+MOST_TOKEN_BYTES = 64
+
 
 class RemoteCohort:
     """Clients that join over the network; its methods are called from many threads."""
@@ -199,9 +201,11 @@ class RemoteCohort:
 
         Raises:
             AlreadyConnected: the id is connected, and the token is not its session's.
-            PayloadError: its description does not fit the run.
+            PayloadError: its description does not fit the run, or its token is too long.
             LossTooLarge: it lost states, and the run may not go back so far.
         """
+        if len(token) > MOST_TOKEN_BYTES:
+            raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
         self.admission.check(client, client_json)
         with self._changed:
             known = self._members.get(client)

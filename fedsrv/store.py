@@ -82,6 +82,7 @@ class Store:
         """Part files that are safe on the disk; written by the syncing thread alone."""
         try:
             self._compare_experiment()
+            self._sync_log()  # before a client stores whose it is
             with writing(path):
                 self._take_up_files()
                 self.rewrite_lines()
@@ -388,10 +389,16 @@ class Store:
         """Put the state after an interaction, and its record, safely on the disk."""
         files = self._manifests.get(interaction, {}).values()
         parts = [self.states / name for name in files if name not in self._synced]
-        for path in (*parts, self._file(interaction), self.states, self.path / "run.db-wal"):
+        for path in (*parts, self._file(interaction), self.states):
             if path.exists():
                 sync_path(path)
+        self._sync_log()
         self._synced = set(files)
+
+    def _sync_log(self) -> None:
+        """Put the database's log safely on the disk, with its name, which SQLite does not sync."""
+        for path in (self.path / "run.db-wal", self.path):
+            sync_path(path)
 
     def close(self) -> None:
         """Give the directory back."""

@@ -6,10 +6,10 @@ from contextlib import closing
 import pytest
 
 from fedmodels.errors import RunFailed
+from fedsrv.admission import Admission
 from fedsrv.cohort import LossTooLarge
 from fedsrv.events import EventLog
 from fedsrv.history import History
-from fedsrv.admission import Admission
 from fedsrv.remote import RemoteCohort
 from fedsrv.rounds import Engine
 from fedsrv.spool import Spool
