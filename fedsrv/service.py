@@ -223,7 +223,8 @@ class Service:
                 trip.trip.check_upload(client, upload)
                 outcome = Result(upload, header.report, upload.num_bytes(), 0, wire)
             except PayloadError as error:
-                self.cohort.end_result(client, trip, f"its upload was refused: {one_line(str(error))}")
+                reason = f"its upload was refused: {one_line(str(error))}"
+                self.cohort.end_result(client, trip, reason)
                 raise
         taken = self.cohort.end_result(client, trip, outcome)
         if isinstance(outcome, Result) and not taken:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 MOST_LETTERS = 200
 """Of a word that may be meant for a known one."""
 
