@@ -32,6 +32,8 @@ _RETRIED = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 )
+KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
+"""After so long without a byte a server is asked whether it is there, and has so long to answer."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -68,8 +70,10 @@ class Link:
     ) -> None:
         options = [
             ("grpc.max_receive_message_length", 4 << 20),
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+            ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # of pings that measure, too
+            ("grpc.http2.max_pings_without_data", 0),  # else once a minute, after two without data
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2_000),
             ("grpc.enable_retries", 0),

@@ -223,6 +223,14 @@ def report(
     report_command(runs, html)
 
 
+@app.command()
+def recover(run: Annotated[Path, typer.Argument(help="The run directory.")]) -> None:
+    """Make a new run.db of rounds.jsonl and the states, where it is damaged or gone."""
+    from fedsrv.recovery import recover as recover_run
+
+    recover_run(run, typer.echo)
+
+
 @certs_app.command("init")
 def certs_init(
     directory: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path("certs"),

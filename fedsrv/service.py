@@ -27,12 +27,11 @@ from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
 from fedsrv.certs import MONITOR_URI, covers
-from fedsrv.cohort import Result
+from fedsrv.cohort import LossTooLarge, Result
 from fedsrv.complaints import Complaints
 from fedsrv.events import EventLog
 from fedsrv.open_trip import OpenTrip
 from fedsrv.remote import RemoteCohort, Superseded, client_id_of
-from fedsrv.scores import check_report
 from fedsrv.sessions import AlreadyConnected, Member, UnknownSession
 from fedsrv.tls import peer_identity
 
@@ -55,6 +54,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     PayloadTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PayloadError: grpc.StatusCode.INVALID_ARGUMENT,
     WrongRun: grpc.StatusCode.FAILED_PRECONDITION,
+    LossTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
     NotYours: grpc.StatusCode.PERMISSION_DENIED,
     UnknownSession: grpc.StatusCode.UNAUTHENTICATED,
     AlreadyConnected: grpc.StatusCode.ALREADY_EXISTS,
@@ -131,7 +131,9 @@ class Service:
                 f"client {client}'s state directory belongs to run {request.run_id[:8]}, this is "
                 f"run {self.run_id[:8]}; give it another --state-dir"
             )
-        token = self.cohort.join(client, request.client_json, request.token, request.versions)
+        token = self.cohort.join(
+            client, request.client_json, request.token, request.versions, request.start_over
+        )
         return rpc.JoinReply(
             run_id=self.run_id,
             token=token,
@@ -216,13 +218,14 @@ class Service:
         outcome: Result | str = printable(header.failure)
         if not header.failure:
             try:
-                check_report(header.report, self.cohort.admission.num_classes)
+                trip.trip.check_report(client, trip.trip.orders[client], header.report)
                 receiver = Receiver(header.bundle, trip.trip.spec, self.cohort.spool.allocate)
                 if frame is not None:
                     receiver.feed(frame)
                 if not receiver.is_complete:  # else it came whole, and nothing is to follow
                     wire += _feed(receiver, stream)
                 upload = receiver.finish()
+                trip.trip.check_upload(client, upload)
                 outcome = Result(upload, header.report, upload.num_bytes(), 0, wire)
             except PayloadError as error:
                 self.cohort.end_result(client, trip, printable(f"its upload was refused: {error}"))

@@ -14,9 +14,9 @@ from grpc_health.v1 import health_pb2
 
 from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
+from fedsrv.admission import Admission
 from fedsrv.complaints import EVERY_S, Complaints
 from fedsrv.events import EventLog
-from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort, client_id_of
 from fedsrv.service import SERVICE, Service, start_server, stop_server
 from fedsrv.spool import Spool
