@@ -15,12 +15,15 @@ HTML ?= report.html
 STUDY ?= gldp
 SEEDS ?=
 JOBS ?= 1
+KILLS ?= 300
+SEED ?= 0
+METHODS ?=
 
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup proto proto-check format lint types test test-unit test-loopback test-gpu \
+.PHONY: help setup proto proto-check format lint types test test-unit test-loopback test-gpu soak \
 	golden docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
 
 help:  ## list the targets
@@ -61,6 +64,9 @@ test-loopback: $(STAMP)  ## run the tests that talk gRPC over loopback
 
 test-gpu: $(STAMP)  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
+
+soak: $(STAMP)  ## kill runs of every method KILLS=300 times, and compare (SEED=0 METHODS="fedavg ditto")
+	$(PYTHON) -m tests.faults.soak --kills $(KILLS) --seed $(SEED) --methods $(METHODS)
 
 golden: $(STAMP)  ## write the golden traces anew; review the diff
 	FEDTIDE_REWRITE_GOLDEN=1 $(PYTEST) tests/golden

@@ -20,6 +20,7 @@ from grpc.experimental import ChannelOptions
 
 from fedcli.worker import Progress, Result
 from fedmodels.errors import LinkError, PayloadError
+from fedmodels.printable import printable
 from fedmodels.types import Bundle, BundleSpec, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, frames_of, merged, messages, read_chunk
@@ -124,16 +125,16 @@ class Link:
             except grpc.RpcError as error:
                 code = error.code()
                 if code == grpc.StatusCode.UNAUTHENTICATED:
-                    raise SessionGone(error.details()) from None
+                    raise SessionGone(_said(error)) from None
                 if code == grpc.StatusCode.ABORTED:
-                    raise Superseded(error.details()) from None
+                    raise Superseded(_said(error)) from None
                 if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
-                    raise UploadRefused(f"{what}: {error.details()} ({code.name})") from None
+                    raise UploadRefused(f"{what}: {_said(error)} ({code.name})") from None
                 if code not in _RETRIED:
-                    raise LinkError(f"{what}: {error.details()} ({code.name})") from None
+                    raise LinkError(f"{what}: {_said(error)} ({code.name})") from None
                 if self._closed.is_set():
                     raise LinkError(f"{what}: the link is closed") from None
-                reason = self._explained(error.details() or "")
+                reason = self._explained(_said(error))
             now = time.monotonic()
             lost_since = lost_since or now
             if self._give_up_after_s is not None and now - lost_since > self._give_up_after_s:
@@ -301,7 +302,7 @@ class Link:
             if self._beat(request, timeout=5.0).superseded:
                 progress.superseded = True
         except grpc.RpcError as error:
-            log.debug("beat: %s", error.details())
+            log.debug("beat: %s", _said(error))
 
     def leave(self, member: Member, reason: str) -> None:
         """Give the session back, if the server is there."""
@@ -309,9 +310,14 @@ class Link:
         try:
             self._leave(request, timeout=2.0)
         except grpc.RpcError as error:
-            log.debug("leave: %s", error.details())
+            log.debug("leave: %s", _said(error))
 
     def close(self) -> None:
         """Close the channel; calls under way end."""
         self._closed.set()
         self._channel.close()
+
+
+def _said(error: Any) -> str:
+    """Return a server's line, fit to be printed."""
+    return printable(error.details() or "")

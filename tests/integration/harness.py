@@ -30,12 +30,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class ForkServer:
-    """``python -m tests.integration.forks``, started once for many tests."""
+    """``python -m tests.integration.forks``, or a module that does more, started once for many."""
 
-    def __init__(self, log: Path, **env: str) -> None:
+    def __init__(self, log: Path, module: str = "tests.integration.forks", **env: str) -> None:
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.integration.forks"],
+                [sys.executable, "-m", module],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 env=environment(**env), start_new_session=True, cwd=ROOT,
             )  # fmt: skip
