@@ -46,9 +46,11 @@ class Host:
         data: Path,
         states: Path,
         device: torch.device,
+        *,
+        start_over: bool = False,
     ) -> None:
         """Open every client's data and state, so that what is wrong with them shows at once."""
-        self.link, self.device = link, device
+        self.link, self.device, self.start_over = link, device, start_over
         self.data: dict[ClientId, ClientData] = {c: open_data(data, c) for c in clients}
         self.states = {c: StateDirectory(states / str(c)) for c in clients}
         self.members: dict[ClientId, Member] = {}
@@ -105,6 +107,7 @@ class Host:
                 token=session.token,
                 versions=states.versions(),
                 protocol=PROTOCOL,
+                start_over=self.start_over,
             )
         )
         joined = Session(reply.run_id, reply.token)

@@ -11,12 +11,13 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from fedmodels.announced import Announced
 from fedmodels.config import Experiment
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
@@ -24,9 +25,15 @@ from fedmodels.pictures import Picture, PrototypeMap
 from fedmodels.pretrained import pretrained
 from fedmodels.prototypes import embeddings
 from fedmodels.randomness import derive_seed, seeded
+from fedmodels.secrecy import Secret
 from fedmodels.types import Bundle, BundleSpec, ClientId, Problem, Weights
 
 Metrics = dict[str, float]
+
+
+def _secret_of_its_own() -> Callable[[], Secret]:
+    """Return what always gives the same fresh secret, drawn when it is first asked for."""
+    return cache(Secret.fresh)
 
 
 @dataclass(frozen=True)
@@ -166,6 +173,8 @@ class ClientContext:
     """Numbers of the method's own for the run's records; put in by any function."""
     view: str = ""
     """Which of the method's views is being loaded and scored; empty while it trains."""
+    secret: Callable[[], Secret] = field(default_factory=_secret_of_its_own)
+    """Gives what only this client knows; a worker's is kept in its state directory."""
 
     def seed(self, purpose: str) -> int:
         """Return the seed of (run, client, interaction, purpose)."""
@@ -174,6 +183,10 @@ class ClientContext:
     def generator(self, purpose: str = "method") -> torch.Generator:
         """Return a fresh CPU generator for one purpose."""
         return torch.Generator().manual_seed(self.seed(purpose))
+
+    def secret_normal(self, content: Tensor, purpose: str) -> Tensor:
+        """Return N(0, 1) numbers that blur ``content``, which nobody else can draw again."""
+        return self.secret().normal(content, f"{self.interaction}/{purpose}")
 
 
 @dataclass(frozen=True)
@@ -226,6 +239,8 @@ class Method(ABC):
     citation: ClassVar[str]
     keeps_history: ClassVar[bool] = False
     """Whether clients may look at the training data of earlier tasks."""
+    replays: ClassVar[bool] = False
+    """Whether clients train on generated examples too, of no class more than of the largest one."""
     needs_server_data: ClassVar[bool] = False
     """Whether the server half trains on examples of its own."""
 
@@ -233,6 +248,15 @@ class Method(ABC):
     def views(self) -> tuple[str, ...]:
         """Return the models it has; ``after_downlink`` only where clients hold their own."""
         return ("global", "after_local")
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Return the rules that ``predict`` answers with, or with the first of, in this order."""
+        return ("classifier",)
+
+    def reported(self, run: Run) -> frozenset[str]:
+        """Return the names that clients may put into ``ctx.metrics``."""
+        return frozenset()
 
     @property
     def local_view(self) -> str:
@@ -282,6 +306,12 @@ class Method(ABC):
     @abstractmethod
     def upload_spec(self, run: Run) -> BundleSpec:
         """Return what an upload must hold."""
+
+    @abstractmethod
+    def check_upload(
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+    ) -> None:
+        """Check the values of an upload whose shapes are right; raise PayloadError if one lies."""
 
     @abstractmethod
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
@@ -371,10 +401,9 @@ class Method(ABC):
         are all its test data. Nothing of it is sent. Where there are prototypes of embeddings, the
         default shows them among the embeddings.
         """
-        sources = {"everyone's": payload, "own": state}
         known = {
             f"{whose} {name}": found
-            for whose, bundle in sources.items()
+            for whose, bundle in (("everyone's", payload), ("own", state))
             for name, found in bundle.prototypes.items()
             if len(found.vectors) and found.vectors.shape[1] == ctx.net.width
         }
