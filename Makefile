@@ -18,13 +18,15 @@ JOBS ?= 1
 KILLS ?= 300
 SEED ?= 0
 METHODS ?=
+INPUTS ?= 100000
+TARGETS ?= headers codec archive directories config
 
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup proto proto-check format lint types test test-unit test-loopback test-gpu soak \
-	golden docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
+	fuzz golden docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +69,11 @@ test-gpu: $(STAMP)  ## run the tests that need a CUDA device
 
 soak: $(STAMP)  ## kill runs of every method KILLS=300 times, and compare (SEED=0 METHODS="fedavg ditto")
 	$(PYTHON) -m tests.faults.soak --kills $(KILLS) --seed $(SEED) --methods $(METHODS)
+
+fuzz: $(STAMP)  ## fuzz for a while: every lie of a client, then INPUTS=100000 for each target
+	$(PYTHON) -m pip install --quiet --editable '.[dev,fuzz]'
+	FEDTIDE_LIES=all $(PYTEST) --timeout 1200 tests/integration/test_liar.py
+	for target in $(TARGETS); do $(PYTHON) -m tests.fuzz $$target --runs $(INPUTS) || exit 1; done
 
 golden: $(STAMP)  ## write the golden traces anew; review the diff
 	FEDTIDE_REWRITE_GOLDEN=1 $(PYTEST) tests/golden

@@ -234,7 +234,7 @@ class RemoteCohort:
     def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
         """End the sessions of clients whose problem is not the run's: joining again is refused."""
         for client in clients:
-            del self._members[client]
+            self._members.pop(client, None)
             reason = "turned away: most clients describe another problem"
             self.events.tell("failed", client, reason=reason)
         if clients:
