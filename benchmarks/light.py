@@ -99,8 +99,9 @@ class Light:
     def _chunks(self, order: rpc.Order) -> list[rpc.PushChunk]:
         facts = json.loads(self.description)
         examples = sum(sum(task["train"]) for task in facts["tasks"][: order.task + 1][-1:])
-        upload, report = Bundle(), rpc.Report(num_examples=examples)
+        upload, report = Bundle(), rpc.Report()
         if order.kind == rpc.ORDER_TRAIN:
+            report.num_examples = examples
             upload = Bundle(weights=self.weights, scalars={"num_examples": float(examples)})
         elif order.kind == rpc.ORDER_EVALUATE:
             report.counts.extend(_all_right(order, facts))

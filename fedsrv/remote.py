@@ -75,9 +75,7 @@ class RemoteCohort:
             for client, member in list(self._members.items()):
                 member.trained = last_trained.get(client, -1) if isinstance(client, int) else -1
                 try:
-                    lost = self._lacks_state(client, member.versions, member.start_over)
-                    if lost and isinstance(client, int):
-                        self._lost = client
+                    self._lacks_state(client, member.versions, member.start_over)
                 except LossTooLarge:  # it is told so when it joins again
                     del self._members[client]
             self.wake()
@@ -234,7 +232,7 @@ class RemoteCohort:
     def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
         """End the sessions of clients whose problem is not the run's: joining again is refused."""
         for client in clients:
-            del self._members[client]
+            self._members.pop(client, None)
             reason = "turned away: most clients describe another problem"
             self.events.tell("failed", client, reason=reason)
         if clients:

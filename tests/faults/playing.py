@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsrv.remote import RemoteCohort
 from tests.faults.plans import CLIENT, COORDINATOR, HOSTS, Fault, Plan, Reached
 from tests.faults.power import lose_power
 from tests.faults.processes import Family, Nursery, Site, log_ends
 
 PATIENCE_S = 240.0
-LINGERS_S = 5.0
-"""How long clients may go on once the coordinator is done, and it once they are."""
+LINGERS_S = RemoteCohort.LEASE_S + 5.0
+"""How long clients may go on once the coordinator is done, and it once they are: it waits a lease
+for those that were not told of the end."""
 
 
 @dataclass

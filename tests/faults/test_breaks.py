@@ -13,7 +13,7 @@ from tests.faults.verdict import troubles
 pytestmark = pytest.mark.loopback
 
 Census = Sequence[Reached]
-RECORDED = "sql-insert.after"
+RECORDED = "sql-commit.after"
 """Where a record has become one."""
 FIRST = next(iter(CLIENTS))
 

@@ -18,8 +18,8 @@ from fedmodels.errors import LinkError
 from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedsrv import remote, service
+from fedsrv.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort
 from fedsrv.service import Service, start_server, stop_server
 from fedsrv.sessions import AlreadyConnected

@@ -11,8 +11,8 @@ import torch
 from fedcli.host import Host
 from fedmodels.errors import LinkError
 from fedpb import coordinator_pb2 as rpc
+from fedsrv.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort
 from fedsrv.sessions import AlreadyConnected
 from fedsrv.spool import Spool

@@ -80,9 +80,52 @@ def test_impossible_values_are_refused(case, honest):
         assert "\n" not in str(caught.value)
 
 
+def test_a_generator_is_asked_for_and_newer_than_the_last(honest):
+    method, ctx, state, uploads, labels = honest(("pfedgrp", {}))
+    told, upload = told_of(ctx, labels), uploads[1]
+    key, one = next(iter(upload.generators.items()))
+    other = str(next(k for k in range(10) if not told.now[k]))
+    unasked = replace(upload, generators={other: one})
+    with pytest.raises(PayloadError, match=f"generator '{other}' is of a class that was not"):
+        method.check_upload(ctx, state, unasked, told)
+    after = method.aggregate(ctx, state, uploads)
+    again = replace(ctx, interaction=1)
+    with pytest.raises(PayloadError, match=f"'generators/{key}/version' is 1; expected 2 to 2"):
+        method.check_upload(again, after, upload, told)
+    newer = {k: replace(g, version=2) for k, g in upload.generators.items()}
+    method.check_upload(again, after, replace(upload, generators=newer), told)
+
+
+def test_rows_may_come_in_any_order(honest):
+    """What is refused is a class twice."""
+    method, ctx, state, uploads, labels = honest(("fedproto", {}))
+    told, rows = told_of(ctx, labels), uploads[1].prototypes["class"]
+
+    def said(at):
+        turned = replace(
+            rows, vectors=rows.vectors[at], labels=rows.labels[at], counts=rows.counts[at]
+        )
+        return replace(uploads[1], prototypes={"class": turned})
+
+    last = len(rows.labels) - 1
+    method.check_upload(ctx, state, said(torch.arange(last, -1, -1)), told)
+    with pytest.raises(PayloadError, match="twice"):
+        method.check_upload(ctx, state, said(torch.zeros(2, dtype=torch.int64)), told)
+
+
+def test_a_share_of_the_labels_is_in_parts_per_million(honest):
+    method, ctx, state, uploads, labels = honest(("pfedgrp", {}))
+    told, counted = told_of(ctx, labels), uploads[1].histogram
+    parts = (1e6 * counted.total.double() / counted.total.sum()).round().int()
+    shares = replace(uploads[1], histogram=replace(counted, total=parts))
+    with pytest.raises(PayloadError, match="'histogram/total' counts"):
+        method.check_upload(ctx, state, shares, told)
+    replace(method, label_dist="freq").check_upload(ctx, state, shares, told)
+
+
 def extremes_of(upload: Bundle):
     """Yield uploads whose values are at the edge of what is let through."""
-    for value in (0.0, 1e6, -1e6):
+    for value in (1e6, -1e6):
         weights = {
             k: torch.full_like(t, value) if t.is_floating_point() else t
             for k, t in upload.weights.items()

@@ -125,7 +125,9 @@ def _store(module: ModuleType) -> None:
     store = module.Store
     for name in ("add_scores", "prune", "sync", "_append"):
         around(store, name, f"store-{name.strip('_')}")
-    init, commit, roll_back = store.__init__, store.commit, store.roll_back
+    init, commit, roll_back, advance = (
+        store.__init__, store.commit, store.roll_back, store.advance
+    )  # fmt: skip
 
     def opened(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
@@ -141,19 +143,16 @@ def _store(module: ModuleType) -> None:
             note(position=interaction)
         roll_back(self, interaction, *args, **kwargs)
 
-    store.__init__, store.commit, store.roll_back = opened, committed, rolled_back
+    def advanced(self: Any, watermark: int) -> int:
+        note(watermark=watermark)
+        return int(advance(self, watermark))
+
+    store.__init__, store.commit = opened, committed
+    store.roll_back, store.advance = rolled_back, advanced
 
 
 def _remote(module: ModuleType) -> None:
-    cohort = module.RemoteCohort
-    around(cohort, "end_result", "result")
-    original = cohort.commit
-
-    def commit(self: Any, interaction: int, watermark: int) -> None:
-        original(self, interaction, watermark)
-        note(watermark=watermark)
-
-    cohort.commit = commit
+    around(module.RemoteCohort, "end_result", "result")
 
 
 def _service(module: ModuleType) -> None:
