@@ -26,14 +26,17 @@ from fedpb import coordinator_pb2 as rpc
 from fedpb.heap import give_back_free_pages
 from fedsrv.cohort import Cohort, Results, StateLost, Trip
 from fedsrv.events import EventLog
+from fedsrv.history import History
+from fedsrv.ledger import Record
 from fedsrv.profile import Profile
 from fedsrv.reduction import reduced
 from fedsrv.rows import record_of
 from fedsrv.schedule import Step, steps
 from fedsrv.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.server_data import check_fits, check_given
-from fedsrv.store import Record, Store, Syncer
+from fedsrv.store import Store
 from fedsrv.summary import summarise
+from fedsrv.syncer import Syncer
 from fedsrv.terms import Terms
 
 STAGE, ROUND = 1, 2
@@ -57,6 +60,9 @@ class Engine:
         self.method = make(experiment.method.name, **experiment.method.hyper_parameters())
         self.last_trained: dict[int, int] = {}
         """Interaction of each client's last upload that counts: the private state it must hold."""
+        self.history = History()
+        self._lost: StateLost | None = None
+        """Why the run is taken up anew while it goes on."""
         self._committing: Future[None] | None = None
 
     def run(self) -> dict[str, Any]:
@@ -76,8 +82,8 @@ class Engine:
                         give_back_free_pages()
                         return self._go_on(committer, syncer)
                     except StateLost as lost:
-                        self.events.tell("rollback", lost.client, reason=str(lost))
                         self._settle()
+                        self._lost = lost
         finally:
             syncer.close()
 
@@ -101,6 +107,10 @@ class Engine:
         self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
+        if self.stateful:  # whoever lost too much must join again, and is told what to do
+            self._remember(self.store.committed)
+            self.cohort.require(self._holds_state, self.last_trained)
+            self.cohort.gather()
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return where the server half is at a step."""
@@ -115,38 +125,46 @@ class Engine:
         )
 
     def _take_up(self) -> None:
-        """Go back to the last commit whose server and client states all still exist."""
-        target = self.store.committed
+        """Go to the last commit whose server and client states all still exist.
+
+        Raises:
+            RunFailed: it lies further back than the run may go.
+        """
+        for client in self.cohort.starting_over():
+            self.store.start_over(client)
+            self.events.tell("started-over", client)
+        committed = self.store.committed
+        self._remember(committed)
         versions = self.cohort.versions()
-        while not self._can_take_up(target, versions):
-            target -= 1  # at -1 everything is derived from the seed: the run begins anew
-        if target < self.store.committed:
-            self.store.roll_back(target)
+        held = versions if self.stateful else {}
+        target = self.history.target(self.store.newest, self.store.has_state, held)
+        if target < committed:
+            why = str(self._lost or "states of the server or of clients are gone")
+            reason = f"{why}; interactions after {target} are computed again"
+            whose = self._lost.client if self._lost else ""
+            self.events.tell("rollback", whose, interaction=target, reason=reason)
+        self.store.go_to(target)
+        self._lost = None
         self.state = self.store.state(target) if target >= 0 else self._initial_state()
-        self.last_trained = self._trained_up_to(target)
+        self._remember(target)
         self.cohort.commit(target, -1)
         if self.stateful:
             self.cohort.require(self._holds_state, self.last_trained)
 
+    def _remember(self, interaction: int) -> None:
+        """Look up who trained when, as far as an interaction."""
+        self.history = self.store.history()
+        self.last_trained = self.history.last_trained(interaction)
+
     def _initial_state(self) -> ServerState:
         return self.method.init_server(self.run_facts)
 
-    def _can_take_up(self, target: int, versions: Mapping[int, Sequence[int]]) -> bool:
-        if not self.store.has_state(target):
-            return False
-        trained = self._trained_up_to(target).items() if self.stateful else ()
-        return all(k in versions[c] for c, k in trained if c in versions)
-
-    def _trained_up_to(self, interaction: int) -> dict[int, int]:
-        """Return each client's last committed upload up to an interaction."""
-        found: dict[int, int] = {}
-        for record, _ in self.store.records():
-            if record["interaction"] <= interaction:
-                found |= dict.fromkeys(record["cohort"], record["interaction"])
-        return found
-
     def _holds_state(self, client: int, versions: Sequence[int]) -> bool:
-        return client not in self.last_trained or self.last_trained[client] in versions
+        """Tell whether a client holds the private state it must; called from any thread."""
+        if self.last_trained.get(client, -1) in (-1, *versions):
+            return True
+        self.history.check(client, versions)
+        return False
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -212,7 +230,7 @@ class Engine:
     ) -> None:
         """Make an interaction count, and tell so."""
         self.store.commit(record, state, counts)
-        self._advance_watermark(step.interaction, syncer)
+        self._advance_watermark(record, syncer)
         self.events.tell(
             "commit", interaction=step.interaction, round=step.round, task=step.task,
             loss=record["metrics"].get("loss"), of=len(self.steps),
@@ -270,12 +288,14 @@ class Engine:
             for client in clients
         }
 
-    def _advance_watermark(self, committed: int, syncer: Syncer) -> None:
+    def _advance_watermark(self, record: Record, syncer: Syncer) -> None:
+        committed = record["interaction"]
         syncer.want(committed)
         clients = self.cohort.durable()
         watermark = min(syncer.durable, committed if clients is None else clients)
-        self.cohort.commit(committed, watermark)
-        self.store.prune(watermark)
+        floor = self.store.advance(watermark)
+        self.history = self.history.after(committed, record["cohort"], floor)
+        self.cohort.commit(committed, floor)
 
     # --- scoring ----------------------------------------------------------------------------------
 
@@ -357,5 +377,7 @@ class Engine:
         missing = sorted(str(c) for c in everyone if c not in results.by_client)
         if missing:
             summary["clients_missing"] = missing
+        if self.history.started_over:
+            summary["clients_started_over"] = sorted(self.history.started_over)
         self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)
         return summary

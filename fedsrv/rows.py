@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from fedmodels.method import Metrics
 from fedsrv.cohort import Results
+from fedsrv.ledger import Record
 from fedsrv.schedule import Step
-from fedsrv.store import Record
 
 
 def record_of(step: Step, results: Results, metrics: Metrics) -> Record:

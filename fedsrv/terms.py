@@ -127,9 +127,3 @@ class Terms:
 
 def _scores_globally(client: ClientId, order: rpc.Order, view: str) -> bool:
     return client == EVALUATOR or (order.global_test and view != "global")
-
-
-def one_line(text: str, most: int = 1000) -> str:
-    """Return what somebody else says as one line: what does not print is escaped."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:most])
-    return shown[:most] + ("…" if len(text) > most else "")

@@ -73,6 +73,9 @@ class InProcessCohort:
     def require(self, *_: object) -> None:
         """Nobody loses a state here while the engine runs."""
 
+    def starting_over(self) -> Sequence[int]:
+        return ()
+
     def exchange(self, trip: Trip) -> Results:
         found: dict[ClientId, Result] = {}
         failed: dict[ClientId, str] = {}

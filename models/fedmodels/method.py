@@ -11,7 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -25,9 +25,15 @@ from fedmodels.pictures import Picture, PrototypeMap
 from fedmodels.pretrained import pretrained
 from fedmodels.prototypes import embeddings
 from fedmodels.randomness import derive_seed, seeded
+from fedmodels.secrecy import Secret
 from fedmodels.types import Bundle, BundleSpec, ClientId, Problem, Weights
 
 Metrics = dict[str, float]
+
+
+def _secret_of_its_own() -> Callable[[], Secret]:
+    """Return what always gives the same fresh secret, drawn when it is first asked for."""
+    return cache(Secret.fresh)
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,8 @@ class ClientContext:
     """Numbers of the method's own for the run's records; put in by any function."""
     view: str = ""
     """Which of the method's views is being loaded and scored; empty while it trains."""
+    secret: Callable[[], Secret] = field(default_factory=_secret_of_its_own)
+    """Gives what only this client knows; a worker's is kept in its state directory."""
 
     def seed(self, purpose: str) -> int:
         """Return the seed of (run, client, interaction, purpose)."""
@@ -175,6 +183,10 @@ class ClientContext:
     def generator(self, purpose: str = "method") -> torch.Generator:
         """Return a fresh CPU generator for one purpose."""
         return torch.Generator().manual_seed(self.seed(purpose))
+
+    def secret_normal(self, content: Tensor, purpose: str) -> Tensor:
+        """Return N(0, 1) numbers that blur ``content``, which nobody else can draw again."""
+        return self.secret().normal(content, f"{self.interaction}/{purpose}")
 
 
 @dataclass(frozen=True)

@@ -278,7 +278,7 @@ def test_directories_ports_and_addresses(loopback: Sites) -> None:
     run.serve()
 
     def refused(out: Path, *more: str, port: int = 0) -> tuple[int, str]:
-        other = Coordinator(run.config, out, *more, port=port)
+        other = Coordinator(run.config, out, *more, port=port, forks=run.fork_server)
         try:
             return other.wait(), other.error()
         finally:

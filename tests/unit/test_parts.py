@@ -98,8 +98,11 @@ def test_parts_live_as_long_as_a_state_names_them(opened):
     ]
     assert digest(store.state(3)) == digest(state({0: kept, 1: client(3)}))
     store.roll_back(2)
+    assert "part-clients-1-00000003.safetensors" in parts(store)  # it may serve again
+    commit(store, 3, state({0: kept}))  # the replay came to something else
     assert "part-clients-1-00000003.safetensors" not in parts(store)
     store.roll_back(-1)
+    commit(store, 0, state({}))
     assert parts(store) == []
 
 

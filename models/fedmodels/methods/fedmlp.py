@@ -364,8 +364,8 @@ class FedMLP(FedAvg):
         current = set(ctx.stream.train(ctx.task)[1].tolist())
         rows = {k: row for k, row in state.prototypes["class"].rows().items() if k in current}
         limits = {"clip_norm": self.clip_norm, "noise_std": self.noise_std}
-        found, draw = Prototypes.of(rows, ctx.net.width), ctx.generator("method")
-        sent = released(found, draw, min_count=self.min_count, **limits)
+        found = Prototypes.of(rows, ctx.net.width)
+        sent = released(found, ctx.secret_normal, min_count=self.min_count, **limits)
         return replace(upload, prototypes={"class": sent})  # eq. 2
 
     def predict(

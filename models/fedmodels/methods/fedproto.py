@@ -128,7 +128,7 @@ class FedProto(FedAvg):
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
         sent = released(
             refs.fresh,
-            ctx.generator("method"),
+            ctx.secret_normal,
             clip_norm=self.clip_norm,
             noise_std=self.noise_std,
             min_count=self.min_count,

@@ -306,7 +306,7 @@ class Gldp(FedAvg):
         ema = self.uplink_proto == "ema"
         sent = released(
             only(state.prototypes["class"], like=refs.fresh) if ema else refs.fresh,
-            ctx.generator("method"),
+            ctx.secret_normal,
             clip_norm=self.clip_norm,
             noise_std=self.noise_std,
             min_count=self.min_count,
