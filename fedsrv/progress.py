@@ -61,6 +61,8 @@ class Display:
             self.say(f"client {client} failed: {reason}")
         elif kind == "rollback":
             self.say(f"rolling back: {printable(detail['reason'])}")
+        elif kind == "started-over":
+            self.say(f"client {client} goes on from its initial private state")
         elif kind == "commit":
             self._bar.update(self._task, total=detail["of"], completed=event["interaction"] + 1)
         elif kind == "scores":

@@ -75,9 +75,7 @@ class RemoteCohort:
             for client, member in list(self._members.items()):
                 member.trained = last_trained.get(client, -1) if isinstance(client, int) else -1
                 try:
-                    lost = self._lacks_state(client, member.versions, member.start_over)
-                    if lost and isinstance(client, int):
-                        self._lost = client
+                    self._lacks_state(client, member.versions, member.start_over)
                 except LossTooLarge:  # it is told so when it joins again
                     del self._members[client]
             self.wake()

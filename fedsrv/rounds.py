@@ -37,6 +37,7 @@ from fedsrv.server_data import check_fits, check_given
 from fedsrv.store import Store
 from fedsrv.summary import summarise
 from fedsrv.syncer import Syncer
+from fedsrv.taking_up import take_up
 from fedsrv.terms import Terms
 
 STAGE, ROUND = 1, 2
@@ -78,6 +79,7 @@ class Engine:
                 while True:
                     try:
                         self._take_up()
+                        syncer.want(self.store.committed)  # what comes after is not safe yet
                         self.run_facts.forget_initial_weights()  # few methods need them again
                         give_back_free_pages()
                         return self._go_on(committer, syncer)
@@ -130,20 +132,7 @@ class Engine:
         Raises:
             RunFailed: it lies further back than the run may go.
         """
-        for client in self.cohort.starting_over():
-            self.store.start_over(client)
-            self.events.tell("started-over", client)
-        committed = self.store.committed
-        self._remember(committed)
-        versions = self.cohort.versions()
-        held = versions if self.stateful else {}
-        target = self.history.target(self.store.newest, self.store.has_state, held)
-        if target < committed:
-            why = str(self._lost or "states of the server or of clients are gone")
-            reason = f"{why}; interactions after {target} are computed again"
-            whose = self._lost.client if self._lost else ""
-            self.events.tell("rollback", whose, interaction=target, reason=reason)
-        self.store.go_to(target)
+        target = take_up(self.store, self.cohort, self.events, self._lost, stateful=self.stateful)
         self._lost = None
         self.state = self.store.state(target) if target >= 0 else self._initial_state()
         self._remember(target)

@@ -12,30 +12,27 @@ again where everybody still has it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 from pathlib import Path
 
-from fedmodels.archive import load_named, save_named
 from fedmodels.config import Experiment, difference
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.method import ServerState
-from fedmodels.types import Bundle, state_digest
+from fedmodels.types import state_digest
 from fedsrv.history import History
 from fedsrv.ledger import Ledger, Record
-from fedsrv.parts import Manifest, Parts
 from fedsrv.run_directory import (
     holds_commits,
     lock,
     may_hold_a_run,
     refuse_existing,
-    state_numbers,
     sync_path,
     write_atomically,
     writing,
 )
+from fedsrv.state_files import StateFiles
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +71,7 @@ class Store:
             raise
         self._db = self._ledger.db
         self.run_id = self._ledger.run_id
-        self._parts = Parts(self.states)
-        self._manifests: dict[int, Manifest] = {}
-        self._stored: set[int] = set()
-        """Interactions after which the state is kept."""
-        self._synced: set[str] = set()
-        """Part files that are safe on the disk; written by the syncing thread alone."""
+        self._files = StateFiles(self.states, self.run_id, strict=self.strict)
         try:
             self._compare_experiment()
             self._sync_log()  # before a client stores whose it is
@@ -150,23 +142,11 @@ class Store:
         Raises:
             ArchiveError: a file of it is gone, damaged or of another run.
         """
-        return self._read(interaction, self._parts)
-
-    def _read(self, interaction: int, parts: Parts) -> ServerState:
-        named, header = load_named(self._file(interaction))
-        if header.get("run") != self.run_id:
-            raise ArchiveError(f"{self._file(interaction)} belongs to another run")
-        clients = parts.load(self._manifest(interaction))
-        return ServerState(named.get("common", Bundle()), named.get("own", Bundle()), clients)
+        return self._files.read(interaction)
 
     def has_state(self, interaction: int) -> bool:
         """Tell whether the state after an interaction can be taken up; -1 always can."""
-        if interaction == -1 or not self._file(interaction).exists():
-            return interaction == -1
-        try:
-            return self._parts.exist(self._manifest(interaction))
-        except ArchiveError:
-            return False
+        return interaction == -1 or self._files.exists(interaction)
 
     def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
         """Make an interaction count; with ``counts``, its scores are still to come.
@@ -174,15 +154,9 @@ class Store:
         Raises:
             ArchiveError, RunFailed: it cannot be written.
         """
-        number = record["interaction"]
-        header = {"run": self.run_id}
-        bundles = {"common": state.common, "own": state.own}
         with writing(self.path):
             self._compare_replay(record, state)
-            parts = self._parts.save(number, state, header, fsync=self.strict)
-            save_named(self._file(number), bundles, {**header, "parts": parts}, fsync=self.strict)
-            self._stored.add(number)
-            self._manifests[number] = parts
+            self._files.write(record["interaction"], state)
             self._ledger.append(record, counts)
             if counts is None:
                 self._append(record)
@@ -225,18 +199,19 @@ class Store:
             log.warning("interactions up to %d are all there again", interaction)
             with writing(self.path):
                 self._ledger.redo(interaction)
-                self._parts.forget()
+                self._files.forget()
                 self.rewrite_lines()
 
     def roll_back(self, interaction: int) -> None:
         """Undo every commit after an interaction; the states stay until the replay passed them."""
         log.warning("interactions after %d are computed again", interaction)
         self._highest = max(self._highest, self.committed)
+        self.watermark = min(self.watermark, interaction)  # what is written again is not safe yet
+        facts = {"highest": str(self._highest), "watermark": str(self.watermark)}
         with writing(self.path):
-            self._ledger.set_facts(highest=str(self._highest))
+            self._ledger.set_facts(**facts)
             self._ledger.undo(interaction)
-            self._parts.forget()
-            self._synced = set()
+            self._files.forget()
             self.rewrite_lines()
 
     def _compare_replay(self, record: Record, state: ServerState) -> None:
@@ -246,14 +221,14 @@ class Store:
         if number not in undone:
             return
         try:
-            before = state_digest(self._read(number, Parts(self.states)).named())
+            before = state_digest(self._files.read(number, aside=True).named())
         except ArchiveError:
             before = ""
         if before == state_digest(state.named()) and undone[number]["cohort"] == record["cohort"]:
             return
         log.warning("the replay differs from what was undone from interaction %d on", number)
         self._ledger.forget_undone(number)
-        self._drop_states({n for n in undone if n >= number})
+        self._files.drop(n for n in undone if n >= number)
 
     def start_over(self, client: int) -> None:
         """Remember that a client goes on from its initial private state."""
@@ -273,35 +248,7 @@ class Store:
     def prune(self, watermark: int) -> None:
         """Delete states that nothing can roll back to any more."""
         keep = min(watermark, self.committed)
-        self._drop_states({number for number in self._stored if number < keep})
-
-    def _drop_states(self, numbers: set[int]) -> None:
-        for number in numbers:
-            self._file(number).unlink(missing_ok=True)
-        self._stored -= numbers
-        gone = [self._manifests.pop(number, None) for number in numbers]
-        if any(gone):
-            self._drop_parts()
-
-    def _drop_parts(self) -> None:
-        """Delete the parts that no state file names any more."""
-        manifests: dict[int, Manifest] = {}
-        for interaction in sorted(self._stored):
-            with contextlib.suppress(ArchiveError):
-                manifests[interaction] = self._manifest(interaction)
-        self._manifests = manifests
-        self._parts.drop(manifests.values())
-
-    def _manifest(self, interaction: int) -> Manifest:
-        """Return the file of each part of the state after an interaction.
-
-        Raises:
-            ArchiveError: the state file is gone or damaged.
-        """
-        if interaction not in self._manifests:
-            _, header = load_named(self._file(interaction), verify=False)
-            self._manifests[interaction] = dict(header.get("parts", {}))
-        return self._manifests[interaction]
+        self._files.drop(number for number in self._files.kept if number < keep)
 
     # --- clients ----------------------------------------------------------------------------------
 
@@ -316,17 +263,14 @@ class Store:
 
     # --- files ------------------------------------------------------------------------------------
 
-    def _file(self, interaction: int) -> Path:
-        return self.states / f"state-{interaction:08d}.safetensors"
-
     def _take_up_files(self) -> None:
         """After a crash: go back to the newest state that is whole; drop what has no record.
 
         Nothing is deleted before it is clear that the records are all there, and that the run may
         go back so far.
         """
-        self._stored = state_numbers(self.states)
-        oldest = min(self._stored, default=0)
+        files = self._files
+        oldest = min(files.kept, default=0)
         if oldest > max(0, self.newest):  # older ones were pruned: later records were safe by then
             raise self._ledger.damaged(
                 f"it ends with interaction {self.newest}, and the states begin with {oldest}"
@@ -335,21 +279,14 @@ class Store:
         for leftover in self.states.glob(".*.safetensors.*"):  # a write that a crash cut short
             leftover.unlink()
         undone = self._ledger.undone().keys()
-        unusable |= {number for number in undone if not self._is_whole(number)}
+        unusable |= {number for number in undone if files.why_unusable(number)}
         known = {*range(last + 1), *undone, *unusable}
         if last < self.committed:
             self.roll_back(last)
-        for number in sorted(self._stored - known):
+        for number in sorted(files.kept - known):
             log.warning("the state after interaction %d has no record; dropped", number)
-        self._drop_states((self._stored - known) | unusable)
-        self._drop_parts()
-
-    def _is_whole(self, number: int) -> bool:
-        try:
-            self.state(number)
-        except ArchiveError:
-            return False
-        return True
+        files.drop((files.kept - known) | unusable)
+        files.drop_parts()
 
     def _last_usable(self) -> tuple[int, set[int]]:
         """Return the last committed interaction whose state is whole, and those that are not.
@@ -358,13 +295,9 @@ class Store:
             RunFailed: the run may not go back to it.
         """
         last, reasons = self.committed, dict[int, str]()
-        while last >= 0:
-            try:
-                self.state(last)
-                break
-            except ArchiveError as error:
-                reasons[last] = str(error)
-                last -= 1
+        while last >= 0 and (reason := self._files.why_unusable(last)):
+            reasons[last] = reason
+            last -= 1
         if reasons and last < self.floor:
             raise RunFailed(
                 f"no state after interaction {self.floor} or later can be read "
@@ -387,13 +320,8 @@ class Store:
 
     def sync(self, interaction: int) -> None:
         """Put the state after an interaction, and its record, safely on the disk."""
-        files = self._manifests.get(interaction, {}).values()
-        parts = [self.states / name for name in files if name not in self._synced]
-        for path in (*parts, self._file(interaction), self.states):
-            if path.exists():
-                sync_path(path)
+        self._files.sync(interaction)
         self._sync_log()
-        self._synced = set(files)
 
     def _sync_log(self) -> None:
         """Put the database's log safely on the disk, with its name, which SQLite does not sync."""

@@ -54,11 +54,11 @@ def test_it_may_start_over(loopback: Sites, steer: Path) -> None:
     run = loopback(EXPERIMENT)
     broken_off(run, steer)
     server, others = refused(run)
-    found = run.finish(server, *others, run.join("1", "--start-over"))
-    assert found["clients_started_over"] == [1]
-    assert [e["client"] for e in server.events if e["kind"] == "started-over"] == ["1"]
+    client = run.join("1", "--start-over")
+    server.wait_kind("started-over", client="1")
+    assert server.wait_kind("commit")["interaction"] == 4
     assert not [e for e in server.events if e["kind"] == "rollback"]
-    assert min(e["interaction"] for e in server.events if e["kind"] == "commit") == 4
+    assert run.finish(server, *others, client)["clients_started_over"] == [1]
 
 
 def test_the_run_may_go_back_all_the_way(loopback: Sites, steer: Path, partition: Path) -> None:

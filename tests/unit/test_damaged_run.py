@@ -6,8 +6,10 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from typer.testing import CliRunner
 
 from fedmodels.errors import ArchiveError, FedtideError, RunFailed
+from fedsrv.cli import app
 from fedsrv.coordinator import write_facts
 from fedsrv.recovery import recover
 from fedsrv.store import Store
@@ -189,6 +191,14 @@ def test_what_cannot_be_recovered_is_said_and_set_aside(half_way, digits):
         state.write_bytes(b"")
     with pytest.raises(ArchiveError, match="no state that can be read"):
         recover(path, told.append)
+
+
+def test_the_command_that_recovers(half_way):
+    path, _ = half_way
+    (path / "run.db").unlink()
+    found = CliRunner().invoke(app, ["recover", str(path)])
+    assert found.exit_code == 0
+    assert f"go on with --resume --out {path}" in found.output
 
 
 def test_recovery_of_what_is_no_run(tmp_path):

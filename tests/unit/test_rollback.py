@@ -14,6 +14,7 @@ from fedsrv.remote import RemoteCohort
 from fedsrv.rounds import Engine
 from fedsrv.spool import Spool
 from fedsrv.store import Store
+from fedsrv.syncer import Syncer
 from tests.conftest import tiny_experiment
 from tests.inprocess import InProcessCohort, run_in_process
 from tests.unit.test_store import committed, digest, files, lines, record, state
@@ -202,6 +203,19 @@ def test_a_damaged_state_that_was_undone_does_not_count_again(tmp_path):
         assert store.newest == 4
         assert not store.has_state(4)
         assert store.has_state(3)
+
+
+def test_after_a_roll_back_nothing_is_safe_that_is_written_again(digits, tmp_path, monkeypatch):
+    """The syncer had come to interaction 3; what is committed as 3 now, has not been synced."""
+    wanted, want = [], Syncer.want
+    monkeypatch.setattr(Syncer, "want", lambda s, n: (wanted.append(n), want(s, n)))
+    with closing(committed(Store(tmp_path / "a", tiny_experiment(), False), *range(5))) as store:
+        store.advance(4)
+        store.roll_back(3)
+        assert store.watermark == 3
+    break_off(tmp_path / "run", digits, at=2)
+    run_in_process(LOCAL, digits, tmp_path / "run", resume=True)
+    assert wanted == [-1, 0, 1, 1, 2, 3, 4, 5]
 
 
 # --- starting over --------------------------------------------------------------------------------
