@@ -14,7 +14,7 @@ from fedmodels.types import EVALUATOR, Problem
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.profile import Profile
 from fedsrv.schedule import steps
-from fedsrv.terms import Terms, one_line
+from fedsrv.terms import Terms
 from tests.conftest import tiny_experiment
 
 TRAIN, TEST = [[5, 3], [0, 4]], [[2, 1], [0, 0]]
@@ -147,10 +147,3 @@ def test_what_the_evaluator_may_not_say():
     both = order(rpc.ORDER_EVALUATE, ("global", "after_downlink"))
     with pytest.raises(PayloadError, match="unknown view 'after_downlink'"):
         terms_of().check_report(EVALUATOR, both, report(counts("global-test", "after_downlink")))
-
-
-def test_what_others_say_is_one_line():
-    assert one_line("out of memory") == "out of memory"
-    assert one_line("\x1b[2Jgone\nerror: \u202e") == "\\x1b[2Jgone\\nerror: \\u202e"
-    assert one_line("x" * 5000) == "x" * 1000 + "…"
-    assert len(one_line("\n" * 5000)) == 1001

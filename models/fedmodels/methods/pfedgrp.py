@@ -237,7 +237,7 @@ class PFedGRP(Replaying):
     ) -> Callable[[int], Replayed]:
         """Return the function that draws D_i of an epoch; the client's own model is the judge."""
         assert held.histogram is not None
-        total = held.histogram.total.double()
+        total = held.histogram.total.double().clamp_min(0)  # whatever a client says
         volumes = (self.server_volume * total / total.max().clamp_min(1)).round().long()
         net = ctx.run.make_net()
         load_weights(net, weights)
