@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.metadata
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -34,19 +35,30 @@ def main() -> None:
     parser.add_argument("--findings", type=Path, default=Path("build/fuzz"))
     asked = parser.parse_args()
     asked.findings.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="corpus-") as place:
-        for number, seed in enumerate(SEEDS[asked.target]()):
-            (Path(place) / f"seed-{number}").write_bytes(seed)
-        atheris.Setup(
-            [
-                sys.argv[0], f"-runs={asked.runs}", f"-seed={asked.seed}",
-                f"-max_len={MOST_BYTES}", "-timeout=20", "-rss_limit_mb=3072",
-                "-print_final_stats=1", "-verbosity=1", f"-artifact_prefix={asked.findings}/",
-                place,
-            ],
-            TARGETS[asked.target],
-        )  # fmt: skip
-        atheris.Fuzz()
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        child = os.fork()  # the fuzzer ends its process without cleaning up
+        if not child:
+            tempfile.tempdir = place
+            fuzz(asked, Path(place) / "corpus")
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    sys.exit(abs(status))
+
+
+def fuzz(asked: argparse.Namespace, corpus: Path) -> None:
+    """Fuzz until all inputs ran or something is found; end the process."""
+    corpus.mkdir()
+    for number, seed in enumerate(SEEDS[asked.target]()):
+        (corpus / f"seed-{number}").write_bytes(seed)
+    atheris.Setup(
+        [
+            sys.argv[0], f"-runs={asked.runs}", f"-seed={asked.seed}", f"-max_len={MOST_BYTES}",
+            "-timeout=20", "-rss_limit_mb=3072", "-print_final_stats=1",
+            f"-artifact_prefix={asked.findings}/", str(corpus),
+        ],
+        TARGETS[asked.target],
+    )  # fmt: skip
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":

@@ -150,9 +150,8 @@ def _file() -> Path:
 
 @cache
 def _directory() -> Path:
-    """Return a directory that lasts as long as this process, in memory where there is such."""
-    memory = Path("/dev/shm")
-    place = tempfile.mkdtemp(prefix="fuzz-", dir=memory if memory.is_dir() else None)
+    """Return a directory that lasts as long as this process."""
+    place = tempfile.mkdtemp(prefix="fuzz-")
     atexit.register(shutil.rmtree, place)
     return Path(place)
 
