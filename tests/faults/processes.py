@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,15 @@ class Nursery(ForkServer):
     """Starts coordinators, clients and launchers in milliseconds, with the hooks in them."""
 
     def __init__(self, log: Path) -> None:
-        super().__init__(log, "tests.faults.nursery", FEDTIDE_FAULTS="1", PYTHONPATH=PATH)
+        super().__init__(log, FEDTIDE_FAULTS="1", PYTHONPATH=PATH)
         self._fact("", "ready", 120)
+
+    def begin(self, arguments: list[str], log: Path) -> Client:
+        """Fork ``fedcli`` or ``fedsrv``; what it says goes to a log."""
+        if arguments[0] == "join":
+            return self.start(arguments, log)
+        files = {"stdin": os.devnull, "stdout": os.devnull, "log": str(log)}
+        return Client(self, *self._forked({"argv": arguments, **files}), log)
 
     def status(self, process: Client) -> int | None:
         """Return a process's exit status; None while it runs."""
@@ -75,7 +83,7 @@ class Family:
     def start(self, role: str) -> None:
         """Start the process of a role."""
         log = self.logs / f"{role}.log"
-        self.running[role] = self.nursery.start(self.site.arguments(role), log)
+        self.running[role] = self.nursery.begin(self.site.arguments(role), log)
 
     def ended(self) -> dict[str, int]:
         """Return the exit status of each process that ended since the last time."""

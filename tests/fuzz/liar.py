@@ -95,19 +95,21 @@ class Liar:
         self.token = rpc.JoinReply.FromString(answer).token
 
     def next_order(self, timeout_s: float = 60.0) -> rpc.Order | None:
-        """Wait for the next order, joining again where a lie cost the session; None at the end."""
-        call = self.channel.unary_stream(f"{_PATH}Pull", None, None)
-        stream = call(self.request("Pull").SerializeToString(), timeout=timeout_s)
-        try:
-            first = next(stream, None)
-            return rpc.PullChunk.FromString(first).header.order if first is not None else None
-        except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.UNAUTHENTICATED:
-                return None
-            self.join()
-            return self.next_order(timeout_s)
-        finally:
-            stream.cancel()
+        """Wait for the next order, and join again where a lie cost the session; None at the end."""
+        pull = self.channel.unary_stream(f"{_PATH}Pull", None, None)
+        while True:
+            stream = pull(self.request("Pull").SerializeToString(), timeout=timeout_s)
+            try:
+                first = next(stream, None)
+                if first is not None:
+                    return rpc.PullChunk.FromString(first).header.order
+                # a Pull that was told before, and came late, took this one's place
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNAUTHENTICATED:
+                    return None
+                self.join()
+            finally:
+                stream.cancel()
 
     # --- dishonest --------------------------------------------------------------------------------
 
