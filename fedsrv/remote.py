@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from fedmodels.errors import ClientFailed, PayloadError, RunFailed
+from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.printable import printable
 from fedmodels.types import EVALUATOR, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.admission import Admission
 from fedsrv.cohort import HoldsState, LossTooLarge, Result, Results, StateLost, Trip
 from fedsrv.events import EventLog
-from fedsrv.open_trip import OpenTrip, answers
+from fedsrv.open_trip import OpenTrip, answers, by_id, why_failed
 from fedsrv.sessions import AlreadyConnected, Caller, Member, UnknownSession
 from fedsrv.spool import Spool
 
@@ -141,10 +141,10 @@ class RemoteCohort:
             self._open = None
             if self._lost is not None:
                 raise StateLost(self._lost, self._members[self._lost].versions)
-            results = dict(sorted(open_trip.results.items(), key=_by_id))
-            failed = dict(sorted(open_trip.failed.items(), key=_by_id))
+            results = dict(sorted(open_trip.results.items(), key=by_id))
+            failed = dict(sorted(open_trip.failed.items(), key=by_id))
         if len(results) < needed:
-            raise RunFailed(_why(trip, failed))
+            raise RunFailed(why_failed(trip, failed))
         mean = open_trip.folding.finish(open_trip.results)
         wire_up = sum(r.wire_up for r in results.values())
         return Results(results, failed, open_trip.wire_down, wire_up, mean)
@@ -383,18 +383,6 @@ class RemoteCohort:
 
 class Superseded(Exception):
     """The order a result answers is no longer wanted."""
-
-
-def _by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
-    """Sort clients ascending, the evaluator last."""
-    client = item[0]
-    return (True, 0) if client == EVALUATOR else (False, int(client))
-
-
-def _why(trip: Trip, failed: Mapping[ClientId, str]) -> str:
-    client, reason = next(iter(failed.items()))
-    others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
-    return str(ClientFailed(client, trip.sample.round, "upload", reason)) + others
 
 
 def client_id_of(text: str, num_clients: int) -> ClientId:
