@@ -21,6 +21,7 @@ from grpc.experimental import ChannelOptions
 from fedcli.worker import Progress, Result
 from fedmodels.errors import LinkError, PayloadError
 from fedmodels.types import Bundle, BundleSpec, ClientId
+from fedpb import AGAIN_AFTER
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, frames_of, merged, messages, read_chunk
 from fedpb.headers import header_of
@@ -46,6 +47,10 @@ class Member:
 
 class SessionGone(Exception):
     """The server does not know the session any more; joining again helps."""
+
+
+class RunOver(Exception):
+    """The run has ended, and its end is committed."""
 
 
 class UploadRefused(LinkError):
@@ -111,6 +116,8 @@ class Link:
         Raises:
             LinkError: the server refused, or stayed away for longer than allowed.
             SessionGone: the session has to be renewed.
+            Superseded: the result is no longer wanted.
+            RunOver: the run has ended.
         """
         lost_since = told = None
         wait_s = 0.1
@@ -118,31 +125,37 @@ class Link:
             try:
                 return call()
             except grpc.RpcError as error:
-                code = error.code()
-                if code == grpc.StatusCode.UNAUTHENTICATED:
-                    raise SessionGone(error.details()) from None
-                if code == grpc.StatusCode.ABORTED:
-                    raise Superseded(error.details()) from None
-                if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
-                    raise UploadRefused(f"{what}: {error.details()} ({code.name})") from None
-                if code not in _RETRIED:
-                    raise LinkError(f"{what}: {error.details()} ({code.name})") from None
+                again_s = _again_after_s(error)
+                if again_s is None:
+                    _raise_if_final(what, error)
                 if self._closed.is_set():
                     raise LinkError(f"{what}: the link is closed") from None
                 reason = self._explained(error.details() or "")
-            now = time.monotonic()
-            lost_since = lost_since or now
-            if self._give_up_after_s is not None and now - lost_since > self._give_up_after_s:
-                raise LinkError(
-                    f"gave up: the server at {self.address} was gone for "
-                    f"{self._give_up_after_s:g} s: {reason}"
-                )
-            if told is None or now - told > 60:
-                log.warning("lost the server at %s, trying again: %s", self.address, reason)
-                told = now
+            if again_s is not None:  # the server is there: it says when to come again
+                lost_since, wait_s = None, max(wait_s, again_s)
+            else:
+                lost_since = lost_since or time.monotonic()
+                told = self._tell_lost(lost_since, told, reason)
             if self._closed.wait(wait_s * random.uniform(0.5, 1.0)):
                 raise LinkError(f"{what}: the link is closed")
-            wait_s = min(2 * wait_s, 2.0)
+            wait_s = min(2 * wait_s, max(2.0, again_s or 0.0))
+
+    def _tell_lost(self, lost_since: float, told: float | None, reason: str) -> float:
+        """Say that the server is gone, once and then each minute; return when that was last said.
+
+        Raises:
+            LinkError: it is gone for longer than allowed.
+        """
+        now = time.monotonic()
+        if self._give_up_after_s is not None and now - lost_since > self._give_up_after_s:
+            raise LinkError(
+                f"gave up: the server at {self.address} was gone for "
+                f"{self._give_up_after_s:g} s: {reason}"
+            )
+        if told is not None and now - told <= 60:
+            return told
+        log.warning("lost the server at %s, trying again: %s", self.address, reason)
+        return now
 
     def _explained(self, details: str) -> str:
         """Say what a failed TLS handshake looks like; one that cannot succeed is final.
@@ -311,3 +324,29 @@ class Link:
         """Close the channel; calls under way end."""
         self._closed.set()
         self._channel.close()
+
+
+def _raise_if_final(what: str, error: grpc.RpcError) -> None:
+    """Raise what a server's answer means, unless the call may be made again."""
+    code, line = error.code(), error.details()
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        raise SessionGone(line) from None
+    if code == grpc.StatusCode.ABORTED:
+        raise Superseded(line) from None
+    if code == grpc.StatusCode.OUT_OF_RANGE:
+        raise RunOver(line) from None
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        raise UploadRefused(f"{what}: {line} ({code.name})") from None
+    if code not in _RETRIED:
+        raise LinkError(f"{what}: {line} ({code.name})") from None
+
+
+def _again_after_s(error: grpc.RpcError) -> float | None:
+    """Return after how long a server that is there wants the same call again; None if it does not.
+
+    No more than a minute, whatever the server says.
+    """
+    for key, value in error.trailing_metadata() or ():
+        if key == AGAIN_AFTER and str(value).isdecimal() and len(value) < 10:
+            return min(int(value) / 1000, 60.0)
+    return None

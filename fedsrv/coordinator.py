@@ -115,8 +115,12 @@ def serve(
         stack.callback(events.close)  # first of all, so that monitors see the end
         stack.callback(cohort.stop, "the server is shutting down")
         on_ready(f"{listen.address.rpartition(':')[0]}:{port}", events)
-        summary = Engine(experiment, cohort, store, events, held).run()
+        before = store.ended()
+        summary = before or Engine(experiment, cohort, store, events, held).run()
+        if before is None:
+            store.end(summary)
         write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+        cohort.end(returning=before is not None)
         return summary
 
 

@@ -18,7 +18,14 @@ from fedsrv.cohort import HoldsState, Result, Results, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.open_trip import OpenTrip, answers
 from fedsrv.profile import Admission
-from fedsrv.sessions import AlreadyConnected, Caller, Member, UnknownSession
+from fedsrv.sessions import (
+    AlreadyConnected,
+    Caller,
+    Member,
+    NotReady,
+    RunOver,
+    UnknownSession,
+)
 from fedsrv.spool import Spool
 
 
@@ -56,6 +63,9 @@ class RemoteCohort:
         self._callers: set[Caller] = set()
         self._members: dict[ClientId, Member] = {}
         self._open: OpenTrip | None = None
+        self._has_opened = False
+        """Whether there was a trip since this process began."""
+        self._over = False
         self._lost: int | None = None
         self._required: HoldsState = lambda client, versions: True
         self._stateful = False
@@ -96,7 +106,7 @@ class RemoteCohort:
         open_trip = OpenTrip.of(trip, self.spool.budget)
         needed = open_trip.needed
         with self._changed:
-            self._open = open_trip
+            self._open, self._has_opened = open_trip, True
             self.wake()
             self._wait(
                 lambda: (
@@ -152,6 +162,24 @@ class RemoteCohort:
         with self._changed:
             self._stopped = self._stopped or reason
             self._changed.notify_all()
+
+    def end(self, *, returning: bool = False) -> None:
+        """Tell every client that the run is over; wait until they left, but no longer than a lease.
+
+        Args:
+            returning: an earlier process came to this end, and may not have told everybody.
+        """
+        with self._changed:
+            self._over = True
+            self.wake()
+            until = time.monotonic() + self.LEASE_S
+            while self._is_expected(returning) and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _is_expected(self, returning: bool) -> bool:
+        """Tell whether somebody is still to be told that the run is over."""
+        missing = returning and any(c not in self._members for c in self._expected)
+        return missing or any(map(self._is_connected, self._members.values()))
 
     # --- for the service --------------------------------------------------------------------------
 
@@ -242,6 +270,8 @@ class RemoteCohort:
         for client, member in caller.clients.items():
             if self._members.get(client) is not member:
                 raise UnknownSession(f"another session took over client {client}")
+        if self._over:
+            raise RunOver("the run is over")
         if trip is None:
             return None
         due = [c for c in caller.clients if c in trip.trip.orders and not trip.answered(c)]
@@ -277,9 +307,14 @@ class RemoteCohort:
 
         Raises:
             Superseded: its order is no longer wanted.
+            NotReady: it may be wanted when this process has taken the run up.
         """
         with self._changed:
+            if self._over:
+                return None
             trip = self._open
+            if not self._has_opened:
+                raise NotReady("the run is being taken up; bring the result again")
             order = trip.trip.orders.get(client) if trip else None
             if trip is None or order is None or not answers(header, order):
                 counted = min(self.committed, self._members[client].trained)
@@ -325,6 +360,7 @@ class RemoteCohort:
             member = self._members.get(client)
             if member is not None:
                 member.seen = -self.LEASE_S
+            self._changed.notify_all()
         self.events.tell("left", client, reason=reason)
 
 

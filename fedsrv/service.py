@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from fedmodels.errors import PayloadError, PayloadTooLarge, RunFailed
 from fedmodels.types import ClientId
-from fedpb import PROTOCOL
+from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
 from fedsrv.certs import covers
@@ -30,10 +30,11 @@ from fedsrv.events import EventLog
 from fedsrv.open_trip import OpenTrip
 from fedsrv.remote import RemoteCohort, Superseded, client_id_of
 from fedsrv.scores import check_report
-from fedsrv.sessions import AlreadyConnected, Member, UnknownSession
+from fedsrv.sessions import AlreadyConnected, Member, NotReady, RunOver, UnknownSession
 from fedsrv.tls import peer_identity
 
 BEAT_EVERY_S = 2.0
+AGAIN_AFTER_MS = 500
 MOST_WATCHERS = 16
 """Monitors at a time; each takes a thread that clients could use."""
 SERVICE = rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
@@ -56,6 +57,8 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownSession: grpc.StatusCode.UNAUTHENTICATED,
     AlreadyConnected: grpc.StatusCode.ALREADY_EXISTS,
     Superseded: grpc.StatusCode.ABORTED,
+    RunOver: grpc.StatusCode.OUT_OF_RANGE,
+    NotReady: grpc.StatusCode.UNAVAILABLE,
 }
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,7 +68,10 @@ def _refuse(context: grpc.ServicerContext, error: Exception) -> None:
     """End a call with the code and the line of an error."""
     code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
     line = str(error)[:1000]  # it travels in a header, and may quote the caller
-    log.warning("%s: %s", code.name, line)
+    if isinstance(error, NotReady):
+        context.set_trailing_metadata(((AGAIN_AFTER, str(AGAIN_AFTER_MS)),))
+    elif not isinstance(error, RunOver):
+        log.warning("%s: %s", code.name, line)
     context.abort(code, line)
 
 
@@ -208,7 +214,8 @@ class Service:
     ) -> None:
         """Take the upload behind a header; a refused one makes the client failed for this trip.
 
-        A connection that breaks leaves no outcome: the client will push again.
+        A stream that ends short leaves no outcome, however it came to end: the client pushes again.
+        A call that was cancelled may look like a stream that its sender closed.
         """
         outcome: Result | str = header.failure
         if not header.failure:
@@ -219,6 +226,8 @@ class Service:
                     receiver.feed(frame)
                 if not receiver.is_complete:  # else it came whole, and nothing is to follow
                     wire += _feed(receiver, stream)
+                if not receiver.is_complete:
+                    raise NotReady(_cut_short(receiver))
                 upload = receiver.finish()
                 outcome = Result(upload, header.report, upload.num_bytes(), 0, wire)
             except PayloadError as error:
@@ -282,6 +291,11 @@ def _feed(receiver: Receiver, stream: Iterator[bytes]) -> int:
             raise PayloadError("a Push has one header only, and frames behind it")
         receiver.feed(frame)
     return crossed
+
+
+def _cut_short(receiver: Receiver) -> str:
+    size = receiver.header.payload_bytes
+    return f"the stream ended after {receiver.received} of {size} bytes; bring the upload again"
 
 
 def _handlers(service: Service) -> grpc.GenericRpcHandler:

@@ -17,6 +17,14 @@ class UnknownSession(Exception):
     """There is no session with this id and token."""
 
 
+class RunOver(Exception):
+    """The run has ended, and its end is committed: nothing more is to come."""
+
+
+class NotReady(Exception):
+    """The server cannot say yet; the caller is to try again in a moment."""
+
+
 @dataclass
 class Member:
     """A client that has joined."""

@@ -235,6 +235,25 @@ class Store:
             self._manifests[interaction] = dict(header.get("parts", {}))
         return self._manifests[interaction]
 
+    # --- the end ----------------------------------------------------------------------------------
+
+    def end(self, summary: Record) -> None:
+        """Commit the end of the run, safely on the disk: clients that are told of it leave."""
+        end = {"rounds": self.experiment.schedule.rounds, "after": self.committed}
+        value = json.dumps({**end, "summary": summary})
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('end', ?)", (value,))
+        self.sync(self.committed)
+
+    def ended(self) -> Record | None:
+        """Return the summary, if the run came to its end and was not asked for more rounds."""
+        found = self._db.execute("SELECT value FROM meta WHERE key = 'end'").fetchone()
+        end = json.loads(found[0]) if found else {}
+        same = (end.get("rounds"), end.get("after")) == (
+            self.experiment.schedule.rounds,
+            self.committed,
+        )
+        return dict(end["summary"]) if found and same else None
+
     # --- clients ----------------------------------------------------------------------------------
 
     def profiles(self) -> dict[int, str]:

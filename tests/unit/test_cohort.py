@@ -386,6 +386,9 @@ def test_two_results_at_once(world):
 
 
 def test_results_nobody_waits_for(world):
+    future = world.exchange(trip_to(1))
+    world.push(1, world.pull(1))
+    future.result(5)
     with pytest.raises(Superseded, match="interaction 0 is no longer wanted"):
         world.push(0, order_of(0))
     world.exchange(trip_to(0, 1, interaction=5))
