@@ -99,6 +99,7 @@ def serve(
             spool,
             events,
             deadline_s=experiment.server.deadline_s,
+            min_clients=experiment.min_clients,
             admission=Admission(store.profiles()),
             expects_evaluator=expects_evaluator,
             together=experiment.training.together,

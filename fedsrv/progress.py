@@ -55,6 +55,8 @@ class Display:
         elif kind == "failed":
             self.clients[client] = f"failed: {detail['reason']}"
             self.say(f"client {client} failed: {detail['reason']}")
+        elif kind == "waiting":
+            self.say(detail["line"])
         elif kind == "rollback":
             self.say(f"rolling back: {detail['reason']}")
         elif kind == "commit":

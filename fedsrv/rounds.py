@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from fedmodels.config import Experiment
+from fedmodels.errors import RunFailed
 from fedmodels.method import Metrics, Run, ServerContext, ServerData, ServerState
 from fedmodels.methods import make
-from fedmodels.metrics import frequency_groups, minority_classes
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.prototypes import drift
 from fedmodels.stack import check_stacks
@@ -26,7 +26,7 @@ from fedpb import coordinator_pb2 as rpc
 from fedpb.heap import give_back_free_pages
 from fedsrv.cohort import Cohort, Results, StateLost, Trip
 from fedsrv.events import EventLog
-from fedsrv.profile import Profile
+from fedsrv.roster import Roster
 from fedsrv.schedule import Step, steps
 from fedsrv.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.server_data import check_fits, check_given
@@ -52,6 +52,8 @@ class Engine:
         check_given(experiment, server_data is not None)
         self.server_data = server_data
         self.method = make(experiment.method.name, **experiment.method.hyper_parameters())
+        self.roster = Roster(store)
+        self.profiles, self.groups = self.roster.profiles, self.roster.groups
         self.last_trained: dict[int, int] = {}
         """Interaction of each client's last upload that counts: the private state it must hold."""
         self._committing: Future[None] | None = None
@@ -82,21 +84,34 @@ class Engine:
 
     def _meet_clients(self) -> None:
         """Wait for the clients, then derive from their descriptions what the run consists of."""
-        known = {**self.store.profiles(), **self.cohort.gather()}
-        for client, text in known.items():
-            self.store.add_profile(client, text)
-        self.profiles = {c: Profile.parse(c, text) for c, text in sorted(known.items())}
+        self.roster.add(self.cohort.gather())
         self.run_facts = Run(self.experiment, next(iter(self.profiles.values())).problem)
         if self.experiment.training.together > 1:
             check_stacks(self.run_facts)
-        self.tasks = {c: p.num_tasks for c, p in self.profiles.items()}
+        self.tasks = self.roster.tasks(self.experiment.schedule.clients)
         self.steps = steps(self.experiment, self.method.trainers(self.run_facts), self.tasks)
-        examples = sum(p.train.sum(axis=0) for p in self.profiles.values())
-        self.groups = {"minority": minority_classes(examples), **frequency_groups(examples)}
         self.stateful = self.method.keeps_state(self.run_facts)
         self.upload_spec = self.method.upload_spec(self.run_facts)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
+
+    def _present(self, step: Step) -> tuple[int, ...]:
+        """Return who of a step's cohort is there to be sent orders.
+
+        Where the run began without some clients, those that came since take part from now on.
+
+        Raises:
+            RunFailed: those who are there lack the step's task.
+        """
+        if len(self.profiles) < self.experiment.schedule.clients:
+            needed = min(self.experiment.min_clients, len(step.cohort))
+            found = self.cohort.meet(step.cohort, needed)
+            if not found.keys() <= self.profiles.keys():
+                self.roster.add(found)
+        cohort = self.roster.cohort_of(step)
+        if not cohort:
+            raise RunFailed(f"interaction {step.interaction}: nobody there has task {step.task}")
+        return cohort
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return where the server half is at a step."""
@@ -158,8 +173,8 @@ class Engine:
 
     def _interact(self, step: Step, committer: ThreadPoolExecutor, syncer: Syncer) -> None:
         """Do one interaction: train, aggregate, commit, score."""
+        ctx = self._context(step, self._present(step))
         begun = time.monotonic()
-        ctx = self._context(step, step.cohort)
         due = self._is_due(step)
         results = self._train(ctx, due)
         ctx = replace(ctx, mean=results.mean)
@@ -315,7 +330,7 @@ class Engine:
 
     def _score(self, step: Step, record: Record, scores: Scores) -> None:
         """Score the committed models and complete the record."""
-        ctx = self._context(step, step.cohort)
+        ctx = self._context(step, self.roster.cohort_of(step))
         common, personal = self.method.evaluation(ctx, self.state)
         clients: list[ClientId] = list(self.profiles) if step.ends_round else list(record["cohort"])
         if step.ends_round and self.cohort.has_evaluator():
@@ -371,7 +386,8 @@ class Engine:
         records = [record for record, _ in self.store.records()]
         macs = multiply_adds(self.run_facts.make_net(), self.run_facts.problem.input_shape)
         summary = summarise(records, self.experiment, self.method.local_view, digest, macs)
-        missing = sorted(str(c) for c in everyone if c not in results.by_client)
+        asked = {*everyone, *range(self.experiment.schedule.clients)}
+        missing = sorted(str(c) for c in asked if c not in results.by_client)
         if missing:
             summary["clients_missing"] = missing
         self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)

@@ -28,9 +28,16 @@ from fedsrv.certs import covers
 from fedsrv.cohort import Result
 from fedsrv.events import EventLog
 from fedsrv.open_trip import OpenTrip
-from fedsrv.remote import RemoteCohort, Superseded, client_id_of
+from fedsrv.remote import RemoteCohort, client_id_of
 from fedsrv.scores import check_report
-from fedsrv.sessions import AlreadyConnected, Member, NotReady, RunOver, UnknownSession
+from fedsrv.sessions import (
+    AlreadyConnected,
+    Member,
+    NotReady,
+    RunOver,
+    Superseded,
+    UnknownSession,
+)
 from fedsrv.tls import peer_identity
 
 BEAT_EVERY_S = 2.0

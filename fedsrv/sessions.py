@@ -21,6 +21,10 @@ class RunOver(Exception):
     """The run has ended, and its end is committed: nothing more is to come."""
 
 
+class Superseded(Exception):
+    """The order a result answers is no longer wanted."""
+
+
 class NotReady(Exception):
     """The server cannot say yet; the caller is to try again in a moment."""
 

@@ -16,7 +16,7 @@ import os
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +264,13 @@ class Store:
     def add_profile(self, client: int, client_json: str) -> None:
         """Remember a client's description."""
         self._db.execute("INSERT OR REPLACE INTO clients VALUES (?, ?)", (client, client_json))
+
+    def fixed_tasks(self, tasks: Mapping[int, int]) -> dict[int, int]:
+        """Return the numbers of tasks that the schedule was made from; these, the first time."""
+        value = json.dumps(list(tasks.items()))
+        self._db.execute("INSERT OR IGNORE INTO meta VALUES ('tasks', ?)", (value,))
+        found = self._db.execute("SELECT value FROM meta WHERE key = 'tasks'").fetchone()
+        return {int(client): int(number) for client, number in json.loads(found[0])}
 
     # --- files ------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from fedpb.codec import encode
 from fedsrv.cohort import Trip
 from fedsrv.events import EventLog
 from fedsrv.profile import Admission
-from fedsrv.remote import RemoteCohort, Superseded
+from fedsrv.remote import RemoteCohort
 from fedsrv.service import Service
-from fedsrv.sessions import RunOver
+from fedsrv.sessions import RunOver, Superseded
 from fedsrv.spool import Spool
 
 PROFILE = json.dumps(
