@@ -32,6 +32,8 @@ _RETRIED = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 )
+_CROWDED = "Concurrent RPC limit exceeded!"
+"""What gRPC's server says where more calls wait than it bears."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -74,6 +76,7 @@ class Link:
             ("grpc.max_receive_message_length", 4 << 20),
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.ping_timeout_ms", 10_000),  # else a minute counts
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2_000),
             ("grpc.enable_retries", 0),
@@ -346,6 +349,8 @@ def _again_after_s(error: grpc.RpcError) -> float | None:
 
     No more than a minute, whatever the server says.
     """
+    if error.details() == _CROWDED:
+        return 1.0
     for key, value in error.trailing_metadata() or ():
         if key == AGAIN_AFTER and str(value).isdecimal() and len(value) < 10:
             return min(int(value) / 1000, 60.0)

@@ -112,6 +112,7 @@ def serve(
             requires_identity=listen.requires_identity,
         )
         server, port = start_server(service, listen.address, listen.credentials)
+        stack.callback(service.gate.close)
         stack.callback(stop_server, server)
         stack.callback(events.close)  # first of all, so that monitors see the end
         stack.callback(cohort.stop, "the server is shutting down")

@@ -31,6 +31,8 @@ from fedsrv.sessions import (
 from fedsrv.spool import Spool
 from fedsrv.waiting import LOOK_EVERY_S, Notice, Patience
 
+NEWS_EVERY_S = 1.0
+
 
 class RemoteCohort:
     """Clients that join over the network; its methods are called from many threads."""
@@ -299,6 +301,13 @@ class RemoteCohort:
         order.committed, order.durable = self.committed, self.watermark
         order.following = len(fresh) - 1
         return order, trip
+
+    def is_news(self, member: Member) -> bool:
+        """Tell whether it is time for another event of how far a client is."""
+        now = self._clock()
+        due = now - member.told >= NEWS_EVERY_S
+        member.told = now if due else member.told
+        return due
 
     def is_superseded(self, interaction: int) -> bool:
         """Tell whether training for an interaction has become pointless."""

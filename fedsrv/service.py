@@ -27,6 +27,7 @@ from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
 from fedsrv.certs import covers
 from fedsrv.cohort import Result
 from fedsrv.events import EventLog
+from fedsrv.gate import THREADS, Gate
 from fedsrv.open_trip import OpenTrip
 from fedsrv.remote import RemoteCohort, client_id_of
 from fedsrv.scores import check_report
@@ -42,8 +43,12 @@ from fedsrv.tls import peer_identity
 
 BEAT_EVERY_S = 2.0
 AGAIN_AFTER_MS = 500
+PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
+"""An upload has so long, and longer by its size: the slowest link that still does."""
 MOST_WATCHERS = 16
 """Monitors at a time; each takes a thread that clients could use."""
+MOST_WAITING = 1000
+"""Calls that may wait for a thread."""
 SERVICE = rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
 log = logging.getLogger(__name__)
 
@@ -110,6 +115,7 @@ class Service:
         self.run_id, self.experiment_json = run_id, experiment_json
         self.cohort, self.events = cohort, events
         self.requires_identity = requires_identity
+        self.gate = Gate()
         self._watchers = threading.BoundedSemaphore(MOST_WATCHERS)
 
     # --- who calls --------------------------------------------------------------------------------
@@ -165,8 +171,9 @@ class Service:
             if not context.add_callback(lambda: self.cohort.wake(caller)):
                 return
             held = set(request.held)
-            while found := self.cohort.next_order(caller, context.is_active):
-                yield from self._order(*found, held)
+            with self.gate.alone([("Pull", client) for client in waiting], context):
+                while found := self.cohort.next_order(caller, context.is_active):
+                    yield from self._order(*found, held)
         except tuple(_CODES) as error:
             _refuse(context, error)
 
@@ -204,7 +211,12 @@ class Service:
             member.durable = max(member.durable, header.report.durable)
             trip = self.cohort.begin_result(client, header)
             if trip is not None:
-                self._receive(client, trip, header, frame, stream, len(data))
+                size = min(header.bundle.payload_bytes, trip.trip.spec.max_bytes)
+                with (
+                    self.gate.alone([("Push", client)], context),
+                    self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S),
+                ):
+                    self._receive(client, trip, header, frame, stream, len(data))
             return rpc.PushReply(repeated_upload=trip is None)
         except tuple(_CODES) as error:
             _refuse(context, error)
@@ -234,7 +246,8 @@ class Service:
                 if not receiver.is_complete:  # else it came whole, and nothing is to follow
                     wire += _feed(receiver, stream)
                 if not receiver.is_complete:
-                    raise NotReady(_cut_short(receiver))
+                    at = f"{receiver.received} of {header.bundle.payload_bytes} bytes"
+                    raise NotReady(f"the stream ended after {at}; bring the upload again")
                 upload = receiver.finish()
                 outcome = Result(upload, header.report, upload.num_bytes(), 0, wire)
             except PayloadError as error:
@@ -249,7 +262,7 @@ class Service:
         """Take a sign of life."""
         client, member = self._session(request.client_id, request.token, context)
         member.durable = max(member.durable, request.durable)
-        if request.epoch >= 0:
+        if request.epoch >= 0 and self.cohort.is_news(member):
             facts = {"epoch": request.epoch, "batch": request.batch, "loss": request.loss}
             self.events.tell("beat", client, interaction=request.interaction, **facts)
         return rpc.BeatReply(superseded=self.cohort.is_superseded(request.interaction))
@@ -300,11 +313,6 @@ def _feed(receiver: Receiver, stream: Iterator[bytes]) -> int:
     return crossed
 
 
-def _cut_short(receiver: Receiver) -> str:
-    size = receiver.header.payload_bytes
-    return f"the stream ended after {receiver.received} of {size} bytes; bring the upload again"
-
-
 def _handlers(service: Service) -> grpc.GenericRpcHandler:
     """Return the service's handlers; payload streams pass raw bytes."""
 
@@ -331,19 +339,29 @@ def _handlers(service: Service) -> grpc.GenericRpcHandler:
 
 
 def start_server(
-    service: Service, address: str, credentials: grpc.ServerCredentials | None
+    service: Service,
+    address: str,
+    credentials: grpc.ServerCredentials | None,
+    keepalive_s: float = 20.0,
 ) -> tuple[grpc.Server, int]:
     """Start listening; return the server and the port it got.
 
     Raises:
         RunFailed: the address cannot be listened on.
     """
-    # one Pull and one Push per process, the monitors, and some for calls that end at once; more
-    # than that wait their turn, which is better than refusing a client for a moment's crowd
-    threads = 2 * service.cohort.num_clients + MOST_WATCHERS + 16
+    # for each client a Pull and a Push, twice while one takes the place of another, the monitors,
+    # and what the gate lets in besides; more than that wait their turn, up to a crowd
+    threads = 4 * service.cohort.num_clients + MOST_WATCHERS + THREADS
     server = grpc.server(
         ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
+        interceptors=[service.gate],
+        maximum_concurrent_rpcs=threads + MOST_WAITING,
         options=[
+            ("grpc.max_concurrent_streams", 100),  # of one connection
+            ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),  # a stopped client answers none
+            ("grpc.keepalive_timeout_ms", int(keepalive_s * 1000)),
+            ("grpc.http2.ping_timeout_ms", int(keepalive_s * 1000)),  # else a minute counts
+            ("grpc.http2.max_pings_without_data", 0),
             ("grpc.so_reuseport", 0),  # else a busy port would be shared in silence
             ("grpc.max_receive_message_length", 4 << 20),
             ("grpc.http2.bdp_probe", 0),  # it lets whole uploads pile up in gRPC, one per caller
@@ -370,6 +388,7 @@ def start_server(
             f"cannot listen on {address}: the port is busy or the address is not this machine's; "
             "give another --listen"
         )
+    service.gate.start()
     server.start()
     return server, port
 

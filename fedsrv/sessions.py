@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class Member:
     """Issue of the last order it was sent, or says it got."""
     trained: int = -1
     """Last interaction it brought an upload for."""
+    told: float = -math.inf
+    """When its last beat became an event."""
     caller: Caller | None = None
     """The last Pull that waits for it; one before that gets nothing more."""
 
