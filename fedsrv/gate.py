@@ -19,10 +19,12 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-FIRST_MESSAGE_S = 10.0
+FIRST_MESSAGE_S = 30.0
 """Time that a call has for its first message."""
-MOST_OPENING = 32
-"""Calls that may wait for their first message at a time."""
+FIRST_UPLOAD_S = 300.0
+"""Time that a Push has for it: a small upload is one message, and a link may be slow."""
+MOST_STRANGERS = 32
+"""Calls that may wait for their first message at a time, beside one for each client."""
 REPLACED_S = 5.0
 """Time that a call has to end when another one takes its place."""
 MOST_OF = {
@@ -32,8 +34,6 @@ MOST_OF = {
 """Streams that need no session: how many of each there may be."""
 STREAM_S = 300.0
 """Time that such a stream has."""
-THREADS = MOST_OPENING + sum(MOST_OF.values()) + 16
-"""Threads that calls without a session can hold, and some for those that end at once."""
 _LOOK_EVERY_S = 0.5
 Context: TypeAlias = grpc.ServicerContext
 
@@ -41,8 +41,9 @@ Context: TypeAlias = grpc.ServicerContext
 class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     """Admits calls, and ends those that go on for too long."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clients: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._most_opening = clients + MOST_STRANGERS
         self._lock = threading.Lock()
         self._until: dict[Context, float] = {}
         """When a call is ended, if it has not ended by itself."""
@@ -51,6 +52,11 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         self._streams: Counter[str] = Counter()
         self._holders: dict[Hashable, list[Context]] = {}
         self._closed = threading.Event()
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads calls without a session can hold, and some for short ones."""
+        return self._most_opening + sum(MOST_OF.values()) + 16
 
     def start(self) -> None:
         """Begin to watch the time."""
@@ -98,12 +104,12 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
                 return context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no request")
 
         def unary(stream: Iterator[bytes], context: Context) -> Any:
-            first = self._first(stream, context)
+            first = self._first(method, stream, context)
             with self._counted(method, context):
                 return call(request(first, stream, context), context)
 
         def streaming(stream: Iterator[bytes], context: Context) -> Iterator[Any]:
-            first = self._first(stream, context)
+            first = self._first(method, stream, context)
             with self._counted(method, context):
                 yield from call(request(first, stream, context), context)
 
@@ -115,11 +121,12 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
             made = grpc.stream_unary_rpc_method_handler(unary, None, handler.response_serializer)
         return made
 
-    def _first(self, stream: Iterator[bytes], context: Context) -> bytes:
+    def _first(self, method: str, stream: Iterator[bytes], context: Context) -> bytes:
         """Return a call's first message, if it comes in time and others do not press."""
-        with self.within(context, FIRST_MESSAGE_S):
+        seconds = FIRST_UPLOAD_S if method.endswith("/Push") else FIRST_MESSAGE_S
+        with self.within(context, seconds):
             with self._lock:
-                crowd = [*self._opening] if len(self._opening) >= MOST_OPENING else []
+                crowd = [*self._opening] if len(self._opening) >= self._most_opening else []
                 if crowd:
                     worst = Counter(self._opening.values()).most_common(1)[0][0]
                     oldest = next(c for c in crowd if self._opening[c] == worst)

@@ -27,7 +27,7 @@ from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
 from fedsrv.certs import covers
 from fedsrv.cohort import Result
 from fedsrv.events import EventLog
-from fedsrv.gate import THREADS, Gate
+from fedsrv.gate import Gate
 from fedsrv.open_trip import OpenTrip
 from fedsrv.remote import RemoteCohort, client_id_of
 from fedsrv.scores import check_report
@@ -115,7 +115,7 @@ class Service:
         self.run_id, self.experiment_json = run_id, experiment_json
         self.cohort, self.events = cohort, events
         self.requires_identity = requires_identity
-        self.gate = Gate()
+        self.gate = Gate(cohort.num_clients)
         self._watchers = threading.BoundedSemaphore(MOST_WATCHERS)
 
     # --- who calls --------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def start_server(
     """
     # for each client a Pull and a Push, twice while one takes the place of another, the monitors,
     # and what the gate lets in besides; more than that wait their turn, up to a crowd
-    threads = 4 * service.cohort.num_clients + MOST_WATCHERS + THREADS
+    threads = 4 * service.cohort.num_clients + MOST_WATCHERS + service.gate.threads
     server = grpc.server(
         ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
         interceptors=[service.gate],

@@ -55,18 +55,18 @@ def clock():
 
 @pytest.fixture
 def gate(clock):
-    return Gate(clock)
+    return Gate(0, clock)
 
 
-def opened(gate, pool, call):
-    future = pool.submit(gate._first, call, call)
+def opened(gate, pool, call, method="/fedpb.Coordinator/Join"):
+    future = pool.submit(gate._first, method, call, call)
     while call not in gate._opening and not future.done():
         pass
     return future
 
 
 def test_a_call_that_says_nothing_is_ended(gate, clock):
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         call = Call()
         first = opened(gate, pool, call)
         clock.now = gates.FIRST_MESSAGE_S - 1
@@ -75,6 +75,12 @@ def test_a_call_that_says_nothing_is_ended(gate, clock):
         clock.now += 2
         gate.end_overdue()
         assert call.cancelled
+        slow = opened(gate, pool, Call(), "/fedpb.Coordinator/Push")
+        clock.now += gates.FIRST_UPLOAD_S - 1
+        gate.end_overdue()
+        assert not slow.done(), "a small upload is a message, and may take its time"
+        clock.now += 2
+        gate.end_overdue()
         with pytest.raises(RuntimeError, match="without a message"):
             first.result(5)
     assert not gate._until
@@ -82,7 +88,7 @@ def test_a_call_that_says_nothing_is_ended(gate, clock):
 
 
 def test_of_those_that_say_nothing_the_oldest_of_the_loudest_peer_goes(gate, monkeypatch):
-    monkeypatch.setattr(gates, "MOST_OPENING", 4)
+    monkeypatch.setattr(gate, "_most_opening", 4)
     quiet, loud = Call("a"), [Call("b") for _ in range(4)]
     with ThreadPoolExecutor(8) as pool:
         waits = [opened(gate, pool, call) for call in (quiet, *loud)]
