@@ -69,8 +69,15 @@ def by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
     return (True, 0) if client == EVALUATOR else (False, int(client))
 
 
+def what_for(trip: Trip) -> str:
+    """Say what a trip is for."""
+    sample = trip.sample
+    kind = {rpc.ORDER_TRAIN: "training", rpc.ORDER_EVALUATE: "evaluation"}.get(sample.kind, "end")
+    return f"{kind}, round {sample.round}, interaction {sample.interaction}"
+
+
 def why_failed(trip: Trip, failed: Mapping[ClientId, str]) -> str:
-    """Return the line that names the first client of a trip that failed."""
+    """Return the line that names the first client of a trip that failed, and counts the others."""
     client, reason = next(iter(failed.items()))
     others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
     return str(ClientFailed(client, trip.sample.round, "upload", reason)) + others
