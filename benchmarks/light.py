@@ -15,6 +15,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,9 @@ class Light:
                     await self._obey(stub)
                     wait_s = 0.1
                 except grpc.aio.AioRpcError as error:
-                    if error.code() in OVER or self.finished:
-                        return
+                    self.finished = self.finished or error.code() in OVER
                 if self.finished:
-                    return
+                    return await self._leave(stub)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, 2.0)
 
@@ -69,6 +69,12 @@ class Light:
         request = {"client_id": str(self.client), "client_json": self.description}
         request |= {"token": self.token, "protocol": PROTOCOL}
         self.token = (await stub.Join(rpc.JoinRequest(**request))).token
+
+    async def _leave(self, stub: Any) -> None:
+        """Give the session back, if the server is still there."""
+        request = rpc.LeaveRequest(client_id=str(self.client), token=self.token, reason="finished")
+        with suppress(grpc.aio.AioRpcError):
+            await stub.Leave(request, timeout=2.0)
 
     async def _obey(self, stub: Any) -> None:
         """Answer the orders of one Pull."""

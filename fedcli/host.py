@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedcli.data.client_data import ClientData
-from fedcli.link import Link, Member, SessionGone, Superseded, UploadRefused
+from fedcli.link import Link, Member, RunOver, SessionGone, Superseded, UploadRefused
 from fedcli.state import Session, StateDirectory
 from fedcli.together import Task, execute_together
 from fedcli.worker import Result, Worker, open_data
@@ -127,7 +127,10 @@ class Host:
     # --- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Do what the server orders until every client's run is over.
+        """Do what the server orders until it says that the run is over.
+
+        A client whose last result was taken stays until then: a server that dies before it has
+        committed the end wants everybody again.
 
         Raises:
             LinkError: the server refused, or stayed away for longer than allowed.
@@ -141,20 +144,23 @@ class Host:
         ]
         for thread in threads:
             thread.start()
-        unfinished = set(self.workers)
+        is_over = False
         try:
-            while unfinished:
-                for result in self._execute(self._next_tasks()):
+            while not is_over:
+                try:
+                    tasks = self._next_tasks()
+                except RunOver:
+                    is_over = True
+                    continue
+                for result in self._execute(tasks):
                     self._results.put(result)
-                    if result.order.kind == rpc.ORDER_FINISH and not result.failure:
-                        unfinished.discard(client_of(result.order))
             self._results.put(None)
             threads[1].join()
             if self._failure is not None:
                 raise self._failure
         finally:
             self._closed.set()
-            for member in self.members.values() if not unfinished else ():
+            for member in self.members.values() if is_over else ():
                 self.link.leave(member, "finished")
             self.link.close()
 
@@ -199,6 +205,11 @@ class Host:
             except SessionGone:
                 if not self._renew(self._pulling_as):
                     return
+            except RunOver as over:
+                for worker in self.workers.values():
+                    worker.progress.superseded = True
+                self._orders.put(over)
+                return
             except FedtideError as error:
                 if not self._closed.is_set():
                     self._orders.put(error)
@@ -248,7 +259,7 @@ class Host:
             except UploadRefused as error:  # this client fails for this interaction
                 log.error("%s", error)
                 return
-            except Superseded as error:
+            except (Superseded, RunOver) as error:
                 log.warning("client %s: %s", client, error)
                 return
             except LinkError as error:

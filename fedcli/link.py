@@ -22,6 +22,7 @@ from fedcli.worker import Progress, Result
 from fedmodels.errors import LinkError, PayloadError
 from fedmodels.printable import printable
 from fedmodels.types import Bundle, BundleSpec, ClientId
+from fedpb import AGAIN_AFTER
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, frames_of, merged, messages, read_chunk
 from fedpb.headers import header_of
@@ -34,6 +35,8 @@ _RETRIED = (
 )
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
 """After so long without a byte a server is asked whether it is there, and has so long to answer."""
+_CROWDED = "Concurrent RPC limit exceeded!"
+"""What gRPC's server says where more calls wait than it bears."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -49,6 +52,10 @@ class Member:
 
 class SessionGone(Exception):
     """The server does not know the session any more; joining again helps."""
+
+
+class RunOver(Exception):
+    """The run has ended, and its end is committed."""
 
 
 class UploadRefused(LinkError):
@@ -116,6 +123,8 @@ class Link:
         Raises:
             LinkError: the server refused, or stayed away for longer than allowed.
             SessionGone: the session has to be renewed.
+            Superseded: the result is no longer wanted.
+            RunOver: the run has ended.
         """
         lost_since = told = None
         wait_s = 0.1
@@ -123,31 +132,37 @@ class Link:
             try:
                 return call()
             except grpc.RpcError as error:
-                code = error.code()
-                if code == grpc.StatusCode.UNAUTHENTICATED:
-                    raise SessionGone(_said(error)) from None
-                if code == grpc.StatusCode.ABORTED:
-                    raise Superseded(_said(error)) from None
-                if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
-                    raise UploadRefused(f"{what}: {_said(error)} ({code.name})") from None
-                if code not in _RETRIED:
-                    raise LinkError(f"{what}: {_said(error)} ({code.name})") from None
+                again_s = _again_after_s(error)
+                if again_s is None:
+                    _raise_if_final(what, error)
                 if self._closed.is_set():
                     raise LinkError(f"{what}: the link is closed") from None
                 reason = self._explained(_said(error))
-            now = time.monotonic()
-            lost_since = lost_since or now
-            if self._give_up_after_s is not None and now - lost_since > self._give_up_after_s:
-                raise LinkError(
-                    f"gave up: the server at {self.address} was gone for "
-                    f"{self._give_up_after_s:g} s: {reason}"
-                )
-            if told is None or now - told > 60:
-                log.warning("lost the server at %s, trying again: %s", self.address, reason)
-                told = now
+            if again_s is not None:  # the server is there: it says when to come again
+                lost_since, wait_s = None, max(wait_s, again_s)
+            else:
+                lost_since = lost_since or time.monotonic()
+                told = self._tell_lost(lost_since, told, reason)
             if self._closed.wait(wait_s * random.uniform(0.5, 1.0)):
                 raise LinkError(f"{what}: the link is closed")
-            wait_s = min(2 * wait_s, 2.0)
+            wait_s = min(2 * wait_s, max(2.0, again_s or 0.0))
+
+    def _tell_lost(self, lost_since: float, told: float | None, reason: str) -> float:
+        """Say that the server is gone, once and then each minute; return when that was last said.
+
+        Raises:
+            LinkError: it is gone for longer than allowed.
+        """
+        now = time.monotonic()
+        if self._give_up_after_s is not None and now - lost_since > self._give_up_after_s:
+            raise LinkError(
+                f"gave up: the server at {self.address} was gone for "
+                f"{self._give_up_after_s:g} s: {reason}"
+            )
+        if told is not None and now - told <= 60:
+            return told
+        log.warning("lost the server at %s, trying again: %s", self.address, reason)
+        return now
 
     def _explained(self, details: str) -> str:
         """Say what a failed TLS handshake looks like; one that cannot succeed is final.
@@ -321,3 +336,31 @@ class Link:
 def _said(error: Any) -> str:
     """Return a server's line, fit to be printed."""
     return printable(error.details() or "")
+
+
+def _raise_if_final(what: str, error: grpc.RpcError) -> None:
+    """Raise what a server's answer means, unless the call may be made again."""
+    code, line = error.code(), _said(error)
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        raise SessionGone(line) from None
+    if code == grpc.StatusCode.ABORTED:
+        raise Superseded(line) from None
+    if code == grpc.StatusCode.OUT_OF_RANGE:
+        raise RunOver(line) from None
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        raise UploadRefused(f"{what}: {line} ({code.name})") from None
+    if code not in _RETRIED:
+        raise LinkError(f"{what}: {line} ({code.name})") from None
+
+
+def _again_after_s(error: grpc.RpcError) -> float | None:
+    """Return after how long a server that is there wants the same call again; None if it does not.
+
+    No more than a minute, whatever the server says.
+    """
+    if error.details() == _CROWDED:
+        return 1.0
+    for key, value in error.trailing_metadata() or ():
+        if key == AGAIN_AFTER and str(value).isdecimal() and len(value) < 10:
+            return min(int(value) / 1000, 60.0)
+    return None

@@ -81,6 +81,10 @@ class Cohort(Protocol):
         """Wait for the run's clients; return their descriptions (client.json) by id."""
         ...
 
+    def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
+        """Wait until so many of these clients have joined; return what everybody who has says."""
+        ...
+
     def has_evaluator(self) -> bool:
         """Tell whether somebody scores the global model on the global test set."""
         ...

@@ -101,6 +101,7 @@ def serve(
             spool,
             events,
             deadline_s=experiment.server.deadline_s,
+            min_clients=experiment.min_clients,
             admission=Admission.of(experiment, store.profiles()),
             expects_evaluator=expects_evaluator,
             together=experiment.training.together,
@@ -114,13 +115,18 @@ def serve(
         )
         stack.callback(service.complaints.close)
         server, port = start_server(service, listen.address, listen.credentials)
+        stack.callback(service.gate.close)
         stack.callback(stop_server, server)
         stack.callback(events.close)  # first of all, so that monitors see the end
         stack.callback(cohort.stop, "the server is shutting down")
         on_ready(f"{listen.address.rpartition(':')[0]}:{port}", events)
-        summary = Engine(experiment, cohort, store, events, held).run()
+        before = store.ended()
+        summary = before or Engine(experiment, cohort, store, events, held).run()
+        if before is None:
+            store.end(summary)
         with writing(out):
             write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+        cohort.end(returning=before is not None)
         return summary
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import threading
 import time
 from collections import deque
@@ -28,6 +27,42 @@ class Event:
         return json.dumps(self.__dict__)
 
 
+class Box:
+    """What one listener has not read yet; one that does not keep up misses something.
+
+    Beats go first, as the next one says the same; then what is oldest.
+    """
+
+    MOST, MOST_WITH_BEATS = 10_000, 1000
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._events: deque[Event | None] = deque()
+        self._missed = 0
+
+    def put(self, event: Event | None) -> None:
+        """Add an event, or None for the end."""
+        with self._changed:
+            if event is not None and event.kind == "beat":
+                if len(self._events) >= self.MOST_WITH_BEATS:
+                    self._missed += 1
+                    return
+            elif len(self._events) >= self.MOST:
+                self._events.popleft()
+                self._missed += 1
+            self._events.append(event)
+            self._changed.notify()
+
+    def get(self) -> Event | None:
+        """Wait for the next event; one that says how many were missed comes before those behind."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._events)
+            if self._missed:
+                missed, self._missed = self._missed, 0
+                return Event("missed", detail={"events": missed}, unix_time=time.time())
+            return self._events.popleft()
+
+
 class EventLog:
     """Remembers the last events and hands new ones to every listener; safe between threads."""
 
@@ -36,7 +71,7 @@ class EventLog:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: deque[Event] = deque(maxlen=self.KEPT)
-        self._listeners: set[queue.SimpleQueue[Event | None]] = set()
+        self._listeners: set[Box] = set()
         self._closed = False
 
     def tell(self, kind: str, client: object = "", **facts: Any) -> None:
@@ -50,7 +85,7 @@ class EventLog:
 
     def listen(self, from_start: bool = False) -> Iterator[Event]:
         """Yield events as they come, until the log is closed."""
-        box: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        box = Box()
         with self._lock:
             for kept in self._kept if from_start else ():
                 box.put(kept)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +35,8 @@ from fedsrv.server_data import check_given
 
 MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""
+LEAVING_S = 10.0
+"""Time that clients have to end by themselves when the coordinator has ended the run."""
 CLIENT_BYTES = 200 << 20
 """Memory a client process is reckoned with."""
 PROCESSES_PER_CORE = 50
@@ -226,8 +230,13 @@ class Launch:
         Raises:
             RunFailed: the run failed, or a process died again and again without progress.
         """
+        until = math.inf
         while not (self.finished and self.ended >= set(self.clients)):
-            said = next_said(self.box)
+            if self.finished:
+                until = min(until, time.monotonic() + LEAVING_S)
+            said = next_said(self.box, until)
+            if said is None:  # whoever is left missed the end, and would wait for ever
+                return
             if said.source == "server":
                 self._server_said(said)
             elif said.status is not None:

@@ -6,11 +6,13 @@ Both end when their standard input does, so nothing outlives the launcher, howev
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,14 +36,15 @@ Popen = subprocess.Popen[bytes]
 Box = queue.SimpleQueue[Said]
 
 
-def next_said(box: Box) -> Said:
-    """Wait for the next line of any process.
+def next_said(box: Box, until: float = math.inf) -> Said | None:
+    """Wait for the next line of any process; None if there is none ``until`` then (monotonic).
 
     Looks up now and then: Ctrl-C in the moment before a wait begins does not end that wait.
     """
-    while True:
+    while time.monotonic() < until:
         with suppress(queue.Empty):
             return box.get(timeout=0.5)
+    return None
 
 
 class Child:

@@ -59,6 +59,8 @@ class Display:
             reason = printable(detail["reason"])
             self.clients[client] = f"failed: {reason}"
             self.say(f"client {client} failed: {reason}")
+        elif kind == "waiting":
+            self.say(printable(detail["line"]))
         elif kind == "rollback":
             self.say(f"rolling back: {printable(detail['reason'])}")
         elif kind == "started-over":

@@ -6,22 +6,34 @@ engine's thread waits in it for the clients, the service's threads bring what th
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from fedmodels.errors import ClientFailed, PayloadError, RunFailed
+from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.printable import printable
 from fedmodels.types import EVALUATOR, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.admission import Admission
 from fedsrv.cohort import HoldsState, LossTooLarge, Result, Results, StateLost, Trip
 from fedsrv.events import EventLog
-from fedsrv.open_trip import OpenTrip, answers
-from fedsrv.sessions import AlreadyConnected, Caller, Member, UnknownSession
+from fedsrv.open_trip import OpenTrip, answers, by_id, what_for, why_failed
+from fedsrv.sessions import (
+    AlreadyConnected,
+    Caller,
+    Member,
+    NotReady,
+    RunOver,
+    Superseded,
+    UnknownSession,
+)
 from fedsrv.spool import Spool
+from fedsrv.waiting import LOOK_EVERY_S, Notice, Patience
+
+NEWS_EVERY_S = 1.0
 
 MOST_TOKEN_BYTES = 64
 
@@ -42,15 +54,19 @@ class RemoteCohort:
         events: EventLog,
         *,
         deadline_s: float | None = None,
+        min_clients: int | None = None,
         admission: Admission,
         expects_evaluator: bool = False,
         together: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_clients = num_clients
         self._most_ahead = max(self.MOST_AHEAD, 2 * together)
         self.spool, self.events = spool, events
         self.admission = admission
-        self._deadline_s = deadline_s
+        self._min_clients = min_clients or num_clients
+        self._clock = clock
+        self._begun = clock()
         self._expected: list[ClientId] = [*range(num_clients)]
         if expects_evaluator:
             self._expected.append(EVALUATOR)
@@ -60,11 +76,16 @@ class RemoteCohort:
         self._callers: set[Caller] = set()
         self._members: dict[ClientId, Member] = {}
         self._open: OpenTrip | None = None
+        self._has_opened = False
+        """Whether there was a trip since this process began."""
+        self._over = False
         self._lost: int | None = None
         self._starting_over: set[int] = set()
         self._required: HoldsState = lambda client, versions: True
         self._stateful = False
-        self._stopped: str | None = None
+        self._last_trained: Mapping[ClientId, int] = {}
+        self._patience = Patience(self._changed, self._is_there, self._may_come, deadline_s)
+        self._gathering = Notice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
 
     # --- for the engine ---------------------------------------------------------------------------
@@ -72,6 +93,7 @@ class RemoteCohort:
     def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
         with self._changed:
             self._required, self._stateful = holds, True
+            self._last_trained = dict(last_trained.items())
             for client, member in list(self._members.items()):
                 member.trained = last_trained.get(client, -1) if isinstance(client, int) else -1
                 try:
@@ -103,10 +125,24 @@ class RemoteCohort:
 
     def gather(self) -> Mapping[int, str]:
         with self._changed:
-            self._wait(lambda: all(c in self._members for c in self._expected))
+            self._wait_to_join()
             while self._turn_away(self.admission.settle()):
-                self._wait(lambda: all(c in self._members for c in self._expected))
-            found = {c: m.client_json for c, m in self._members.items() if isinstance(c, int)}
+                self._wait_to_join()
+            return self._descriptions()
+
+    def _wait_to_join(self) -> None:
+        joined, needed = self._members, self._min_clients
+        self._patience.wait_to_join(self._gathering, self._expected, joined, needed)
+
+    def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
+        notice = Notice("gathering a round's clients", self.events, self._clock)
+        with self._changed:
+            joined = self._members
+            self._patience.wait_to_join(notice, clients, joined, needed, enough_will_do=True)
+            return self._descriptions()
+
+    def _descriptions(self) -> Mapping[int, str]:
+        found = {c: m.client_json for c, m in self._members.items() if isinstance(c, int)}
         return dict(sorted(found.items()))
 
     def has_evaluator(self) -> bool:
@@ -128,41 +164,36 @@ class RemoteCohort:
         open_trip = OpenTrip.of(trip, self.spool.budget)
         needed = open_trip.needed
         with self._changed:
-            self._open = open_trip
+            self._open, self._has_opened = open_trip, True
             self.wake()
-            self._wait(
+            self._patience.wait(
+                Notice(what_for(trip), self.events, self._clock),
+                lambda: [c for c in trip.orders if not open_trip.answered(c)],
                 lambda: (
                     open_trip.is_complete()
                     or len(trip.orders) - len(open_trip.failed) < needed
                     or self._lost is not None
                 ),
                 lambda: len(open_trip.results) >= needed,
+                for_the_living=True,
             )
             self._open = None
             if self._lost is not None:
                 raise StateLost(self._lost, self._members[self._lost].versions)
-            results = dict(sorted(open_trip.results.items(), key=_by_id))
-            failed = dict(sorted(open_trip.failed.items(), key=_by_id))
+            results = dict(sorted(open_trip.results.items(), key=by_id))
+            failed = dict(sorted(open_trip.failed.items(), key=by_id))
         if len(results) < needed:
-            raise RunFailed(_why(trip, failed))
+            raise RunFailed(why_failed(trip, failed))
         mean = open_trip.folding.finish(open_trip.results)
         wire_up = sum(r.wire_up for r in results.values())
         return Results(results, failed, open_trip.wire_down, wire_up, mean)
 
-    def _wait(self, done: Callable[[], bool], enough: Callable[[], bool] = lambda: False) -> None:
-        """Wait for ``done``; after the deadline ``enough`` will do."""
-        begun = time.monotonic()
-        while not done():
-            if self._stopped is not None:
-                raise RunFailed(self._stopped)
-            left = None
-            if self._deadline_s is not None:
-                left = begun + self._deadline_s - time.monotonic()
-                if left <= 0:
-                    if enough():
-                        return
-                    left = 1.0
-            self._changed.wait(left)
+    def _is_there(self, client: ClientId) -> bool:
+        return client in self._members and self._is_connected(self._members[client])
+
+    def _may_come(self, client: ClientId) -> bool:
+        """Tell whether a client that has not joined has had less than a lease to do so."""
+        return client not in self._members and self._clock() - self._begun < self.LEASE_S
 
     def commit(self, interaction: int, watermark: int) -> None:
         with self._changed:
@@ -182,8 +213,24 @@ class RemoteCohort:
     def stop(self, reason: str) -> None:
         """Make the engine's waiting end with an error."""
         with self._changed:
-            self._stopped = self._stopped or reason
-            self._changed.notify_all()
+            self._patience.stop(reason)
+
+    def end(self, *, returning: bool = False) -> None:
+        """Tell every client that the run is over; wait until they left, but no longer than a lease.
+
+        ``returning``: an earlier process came to this end, and may not have told everybody.
+        """
+        with self._changed:
+            self._over = True
+            self.wake()
+            until = self._clock() + self.LEASE_S
+            while self._is_expected(returning) and (left := until - self._clock()) > 0:
+                self._changed.wait(min(left, LOOK_EVERY_S))
+
+    def _is_expected(self, returning: bool) -> bool:
+        """Tell whether somebody is still to be told that the run is over."""
+        missing = returning and any(c not in self._members for c in self._expected)
+        return missing or any(map(self._is_connected, self._members.values()))
 
     # --- for the service --------------------------------------------------------------------------
 
@@ -215,8 +262,8 @@ class RemoteCohort:
                 token or secrets.token_bytes(16),
                 client_json,
                 tuple(versions),
-                time.monotonic(),
-                trained=known.trained if known else -1,
+                self._clock(),
+                trained=known.trained if known else self._last_trained.get(client, -1),
                 start_over=start_over,
             )
             self._members[client] = member
@@ -240,7 +287,7 @@ class RemoteCohort:
         return clients
 
     def _is_connected(self, member: Member) -> bool:
-        return member.waiting > 0 or time.monotonic() - member.seen < self.LEASE_S
+        return member.waiting > 0 or self._clock() - member.seen < self.LEASE_S
 
     def member(self, client: ClientId, token: bytes) -> Member:
         """Return the session a token belongs to.
@@ -251,7 +298,7 @@ class RemoteCohort:
         member = self._members.get(client)
         if member is None or not secrets.compare_digest(member.token, token):
             raise UnknownSession(f"client {client} has no session with this token; join again")
-        member.seen = time.monotonic()
+        member.seen = self._clock()
         return member
 
     def caller(self, clients: Mapping[ClientId, Member], issues: Mapping[ClientId, int]) -> Caller:
@@ -288,13 +335,15 @@ class RemoteCohort:
                 self._callers.discard(caller)
                 for member in caller.clients.values():
                     member.waiting -= 1
-                    member.seen = time.monotonic()
+                    member.seen = self._clock()
 
     def _order_for(self, caller: Caller) -> tuple[rpc.Order, OpenTrip] | None:
         trip = self._open
         for client, member in caller.clients.items():
             if self._members.get(client) is not member:
                 raise UnknownSession(f"another session took over client {client}")
+        if self._over:
+            raise RunOver("the run is over")
         if trip is None:
             return None
         due = [c for c in caller.clients if c in trip.trip.orders and not trip.answered(c)]
@@ -308,6 +357,13 @@ class RemoteCohort:
         order.committed, order.durable = self.committed, self.watermark
         order.following = len(fresh) - 1
         return order, trip
+
+    def is_news(self, member: Member) -> bool:
+        """Tell whether it is time for another event of how far a client is."""
+        now = self._clock()
+        due = now - member.told >= NEWS_EVERY_S
+        member.told = now if due else member.told
+        return due
 
     def is_superseded(self, interaction: int) -> bool:
         """Tell whether training for an interaction has become pointless."""
@@ -330,9 +386,14 @@ class RemoteCohort:
 
         Raises:
             Superseded: its order is no longer wanted.
+            NotReady: it may be wanted when this process has taken the run up.
         """
         with self._changed:
+            if self._over:
+                return None
             trip = self._open
+            if not self._has_opened:
+                raise NotReady("the run is being taken up; bring the result again")
             order = trip.trip.orders.get(client) if trip else None
             if trip is None or order is None or not answers(header, order):
                 counted = min(self.committed, self._members[client].trained)
@@ -377,24 +438,9 @@ class RemoteCohort:
         with self._changed:
             member = self._members.get(client)
             if member is not None:
-                member.seen = -self.LEASE_S
+                member.seen = -math.inf
+            self._changed.notify_all()
         self.events.tell("left", client, reason=reason)
-
-
-class Superseded(Exception):
-    """The order a result answers is no longer wanted."""
-
-
-def _by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
-    """Sort clients ascending, the evaluator last."""
-    client = item[0]
-    return (True, 0) if client == EVALUATOR else (False, int(client))
-
-
-def _why(trip: Trip, failed: Mapping[ClientId, str]) -> str:
-    client, reason = next(iter(failed.items()))
-    others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
-    return str(ClientFailed(client, trip.sample.round, "upload", reason)) + others
 
 
 def client_id_of(text: str, num_clients: int) -> ClientId:

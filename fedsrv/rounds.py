@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from fedmodels.config import Experiment
+from fedmodels.errors import RunFailed
 from fedmodels.method import Metrics, Run, ServerContext, ServerData, ServerState
 from fedmodels.methods import make
-from fedmodels.metrics import frequency_groups, minority_classes
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.prototypes import drift
 from fedmodels.stack import check_stacks
@@ -28,8 +28,8 @@ from fedsrv.cohort import Cohort, Results, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.history import History
 from fedsrv.ledger import Record
-from fedsrv.profile import Profile
 from fedsrv.reduction import reduced
+from fedsrv.roster import Roster
 from fedsrv.rows import record_of
 from fedsrv.schedule import Step, steps
 from fedsrv.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
@@ -59,6 +59,8 @@ class Engine:
         check_given(experiment, server_data is not None)
         self.server_data = server_data
         self.method = make(experiment.method.name, **experiment.method.hyper_parameters())
+        self.roster = Roster(store)
+        self.profiles, self.groups = self.roster.profiles, self.roster.groups
         self.last_trained: dict[int, int] = {}
         """Interaction of each client's last upload that counts: the private state it must hold."""
         self.history = History()
@@ -93,17 +95,12 @@ class Engine:
 
     def _meet_clients(self) -> None:
         """Wait for the clients, then derive from their descriptions what the run consists of."""
-        known = {**self.store.profiles(), **self.cohort.gather()}
-        for client, text in known.items():
-            self.store.add_profile(client, text)
-        self.profiles = {c: Profile.parse(c, text) for c, text in sorted(known.items())}
+        self.roster.add(self.cohort.gather())
         self.run_facts = Run(self.experiment, next(iter(self.profiles.values())).problem)
         if self.experiment.training.together > 1:
             check_stacks(self.run_facts)
-        self.tasks = {c: p.num_tasks for c, p in self.profiles.items()}
+        self.tasks = self.roster.tasks(self.experiment.schedule.clients)
         self.steps = steps(self.experiment, self.method.trainers(self.run_facts), self.tasks)
-        examples = sum(p.train.sum(axis=0) for p in self.profiles.values())
-        self.groups = {"minority": minority_classes(examples), **frequency_groups(examples)}
         self.stateful = self.method.keeps_state(self.run_facts)
         self.upload_spec = self.method.upload_spec(self.run_facts)
         self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
@@ -113,6 +110,24 @@ class Engine:
             self._remember(self.store.committed)
             self.cohort.require(self._holds_state, self.last_trained)
             self.cohort.gather()
+
+    def _present(self, step: Step) -> tuple[int, ...]:
+        """Return who of a step's cohort is there to be sent orders.
+
+        Where the run began without some clients, those that came since take part from now on.
+
+        Raises:
+            RunFailed: those who are there lack the step's task.
+        """
+        if len(self.profiles) < self.experiment.schedule.clients:
+            needed = min(self.experiment.min_clients, len(step.cohort))
+            found = self.cohort.meet(step.cohort, needed)
+            if not found.keys() <= self.profiles.keys():
+                self.roster.add(found)
+        cohort = self.roster.cohort_of(step)
+        if not cohort:
+            raise RunFailed(f"interaction {step.interaction}: nobody there has task {step.task}")
+        return cohort
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return where the server half is at a step."""
@@ -169,8 +184,8 @@ class Engine:
 
     def _interact(self, step: Step, committer: ThreadPoolExecutor, syncer: Syncer) -> None:
         """Do one interaction: train, aggregate, commit, score."""
+        ctx = self._context(step, self._present(step))
         begun = time.monotonic()
-        ctx = self._context(step, step.cohort)
         due = self._is_due(step)
         results = self._train(ctx, due)
         ctx = replace(ctx, mean=results.mean)
@@ -302,7 +317,7 @@ class Engine:
 
     def _score(self, step: Step, record: Record, scores: Scores) -> None:
         """Score the committed models and complete the record."""
-        ctx = self._context(step, step.cohort)
+        ctx = self._context(step, self.roster.cohort_of(step))
         common, personal = self.method.evaluation(ctx, self.state)
         clients: list[ClientId] = list(self.profiles) if step.ends_round else list(record["cohort"])
         if step.ends_round and self.cohort.has_evaluator():
@@ -363,7 +378,8 @@ class Engine:
         records = [record for record, _ in self.store.records()]
         macs = multiply_adds(self.run_facts.make_net(), self.run_facts.problem.input_shape)
         summary = summarise(records, self.experiment, self.method.local_view, digest, macs)
-        missing = sorted(str(c) for c in everyone if c not in results.by_client)
+        asked = {*everyone, *range(self.experiment.schedule.clients)}
+        missing = sorted(str(c) for c in asked if c not in results.by_client)
         if missing:
             summary["clients_missing"] = missing
         if self.history.started_over:

@@ -23,21 +23,34 @@ from grpc_reflection.v1alpha import reflection
 from fedmodels.errors import PayloadError, PayloadTooLarge, RunFailed
 from fedmodels.printable import printable
 from fedmodels.types import ClientId
-from fedpb import PROTOCOL
+from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
 from fedsrv.certs import MONITOR_URI, covers
 from fedsrv.cohort import LossTooLarge, Result
 from fedsrv.complaints import Complaints
 from fedsrv.events import EventLog
+from fedsrv.gate import Gate
 from fedsrv.open_trip import OpenTrip
-from fedsrv.remote import RemoteCohort, Superseded, client_id_of
-from fedsrv.sessions import AlreadyConnected, Member, UnknownSession
+from fedsrv.remote import RemoteCohort, client_id_of
+from fedsrv.sessions import (
+    AlreadyConnected,
+    Member,
+    NotReady,
+    RunOver,
+    Superseded,
+    UnknownSession,
+)
 from fedsrv.tls import peer_identity
 
 BEAT_EVERY_S = 2.0
+AGAIN_AFTER_MS = 500
+PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
+"""An upload has so long, and longer by its size: the slowest link that still does."""
 MOST_WATCHERS = 16
 """Monitors at a time; each takes a thread that clients could use."""
+MOST_WAITING = 1000
+"""Calls that may wait for a thread."""
 SERVICE = rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
 log = logging.getLogger(__name__)
 
@@ -59,6 +72,8 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownSession: grpc.StatusCode.UNAUTHENTICATED,
     AlreadyConnected: grpc.StatusCode.ALREADY_EXISTS,
     Superseded: grpc.StatusCode.ABORTED,
+    RunOver: grpc.StatusCode.OUT_OF_RANGE,
+    NotReady: grpc.StatusCode.UNAVAILABLE,
 }
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,13 +108,17 @@ class Service:
         self.cohort, self.events = cohort, events
         self.requires_identity = requires_identity
         self.complaints = Complaints(log)
+        self.gate = Gate(cohort.num_clients)
         self._watchers = threading.BoundedSemaphore(MOST_WATCHERS)
 
     def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
         """End a call with the code and the line of an error."""
         code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
         line = printable(str(error))  # it travels in a header, and may quote the caller
-        self.complaints.tell(code.name, line)
+        if isinstance(error, NotReady):
+            context.set_trailing_metadata(((AGAIN_AFTER, str(AGAIN_AFTER_MS)),))
+        elif not isinstance(error, RunOver):
+            self.complaints.tell(code.name, line)
         context.abort(code, line)
 
     # --- who calls --------------------------------------------------------------------------------
@@ -157,8 +176,9 @@ class Service:
             if not context.add_callback(lambda: self.cohort.wake(caller)):
                 return
             held = set(request.held)
-            while found := self.cohort.next_order(caller, context.is_active):
-                yield from self._order(*found, held)
+            with self.gate.alone([("Pull", client) for client in waiting], context):
+                while found := self.cohort.next_order(caller, context.is_active):
+                    yield from self._order(*found, held)
         except tuple(_CODES) as error:
             self.refuse(context, error)
 
@@ -196,7 +216,12 @@ class Service:
             member.durable = max(member.durable, header.report.durable)
             trip = self.cohort.begin_result(client, header)
             if trip is not None:
-                self._receive(client, trip, header, frame, stream, len(data))
+                size = min(header.bundle.payload_bytes, trip.trip.spec.max_bytes)
+                with (
+                    self.gate.alone([("Push", client)], context),
+                    self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S),
+                ):
+                    self._receive(client, trip, header, frame, stream, len(data))
             return rpc.PushReply(repeated_upload=trip is None)
         except tuple(_CODES) as error:
             self.refuse(context, error)
@@ -213,7 +238,8 @@ class Service:
     ) -> None:
         """Take the upload behind a header; a refused one makes the client failed for this trip.
 
-        A connection that breaks leaves no outcome: the client will push again.
+        A stream that ends short leaves no outcome, however it came to end: the client pushes again.
+        A call that was cancelled may look like a stream that its sender closed.
         """
         outcome: Result | str = printable(header.failure)
         if not header.failure:
@@ -224,6 +250,9 @@ class Service:
                     receiver.feed(frame)
                 if not receiver.is_complete:  # else it came whole, and nothing is to follow
                     wire += _feed(receiver, stream)
+                if not receiver.is_complete:
+                    at = f"{receiver.received} of {header.bundle.payload_bytes} bytes"
+                    raise NotReady(f"the stream ended after {at}; bring the upload again")
                 upload = receiver.finish()
                 trip.trip.check_upload(client, upload)
                 outcome = Result(upload, header.report, upload.num_bytes(), 0, wire)
@@ -239,7 +268,7 @@ class Service:
         """Take a sign of life."""
         client, member = self._session(request.client_id, request.token, context)
         member.durable = max(member.durable, request.durable)
-        if request.epoch >= 0:
+        if request.epoch >= 0 and self.cohort.is_news(member):
             facts = {"epoch": request.epoch, "batch": request.batch, "loss": request.loss}
             self.events.tell("beat", client, interaction=request.interaction, **facts)
         return rpc.BeatReply(superseded=self.cohort.is_superseded(request.interaction))
@@ -330,19 +359,29 @@ def _handlers(service: Service) -> grpc.GenericRpcHandler:
 
 
 def start_server(
-    service: Service, address: str, credentials: grpc.ServerCredentials | None
+    service: Service,
+    address: str,
+    credentials: grpc.ServerCredentials | None,
+    keepalive_s: float = 20.0,
 ) -> tuple[grpc.Server, int]:
     """Start listening; return the server and the port it got.
 
     Raises:
         RunFailed: the address cannot be listened on.
     """
-    # one Pull and one Push per process, the monitors, and some for calls that end at once; more
-    # than that wait their turn, which is better than refusing a client for a moment's crowd
-    threads = 2 * service.cohort.num_clients + MOST_WATCHERS + 16
+    # for each client a Pull and a Push, twice while one takes the place of another, the monitors,
+    # and what the gate lets in besides; more than that wait their turn, up to a crowd
+    threads = 4 * service.cohort.num_clients + MOST_WATCHERS + service.gate.threads
     server = grpc.server(
         ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
+        interceptors=[service.gate],
+        maximum_concurrent_rpcs=threads + MOST_WAITING,
         options=[
+            ("grpc.max_concurrent_streams", 100),  # of one connection
+            ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),  # a stopped client answers none
+            ("grpc.keepalive_timeout_ms", int(keepalive_s * 1000)),
+            ("grpc.http2.ping_timeout_ms", int(keepalive_s * 1000)),  # else a minute counts
+            ("grpc.http2.max_pings_without_data", 0),
             ("grpc.so_reuseport", 0),  # else a busy port would be shared in silence
             ("grpc.max_receive_message_length", 4 << 20),
             ("grpc.http2.bdp_probe", 0),  # it lets whole uploads pile up in gRPC, one per caller
@@ -370,6 +409,7 @@ def start_server(
             f"cannot listen on {address}: the port is busy or the address is not this machine's; "
             "give another --listen"
         )
+    service.gate.start()
     server.start()
     return server, port
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,18 @@ class AlreadyConnected(Exception):
 
 class UnknownSession(Exception):
     """There is no session with this id and token."""
+
+
+class RunOver(Exception):
+    """The run has ended, and its end is committed: nothing more is to come."""
+
+
+class Superseded(Exception):
+    """The order a result answers is no longer wanted."""
+
+
+class NotReady(Exception):
+    """The server cannot say yet; the caller is to try again in a moment."""
 
 
 @dataclass
@@ -36,6 +49,8 @@ class Member:
     """Last interaction it brought an upload for."""
     start_over: bool = False
     """Whether it would rather go on from its initial private state than not at all."""
+    told: float = -math.inf
+    """When its last beat became an event."""
     caller: Caller | None = None
     """The last Pull that waits for it; one before that gets nothing more."""
 

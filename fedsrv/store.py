@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedmodels.config import Experiment, difference
@@ -250,6 +251,25 @@ class Store:
         keep = min(watermark, self.committed)
         self._files.drop(number for number in self._files.kept if number < keep)
 
+    # --- the end ----------------------------------------------------------------------------------
+
+    def end(self, summary: Record) -> None:
+        """Commit the end of the run, safely on the disk: clients that are told of it leave."""
+        end = {"rounds": self.experiment.schedule.rounds, "after": self.committed}
+        value = json.dumps({**end, "summary": summary})
+        with writing(self.path):
+            self._ledger.set_facts(end=value)
+            self.sync(self.committed)
+
+    def ended(self) -> Record | None:
+        """Return the summary, if the run came to its end and was not asked for more rounds."""
+        end = json.loads(self._ledger.facts().get("end", "{}"))
+        same = (end.get("rounds"), end.get("after")) == (
+            self.experiment.schedule.rounds,
+            self.committed,
+        )
+        return dict(end["summary"]) if end and same else None
+
     # --- clients ----------------------------------------------------------------------------------
 
     def profiles(self) -> dict[int, str]:
@@ -260,6 +280,14 @@ class Store:
         """Remember a client's description."""
         with writing(self.path):
             self._ledger.add_profile(client, client_json)
+
+    def fixed_tasks(self, tasks: Mapping[int, int]) -> dict[int, int]:
+        """Return the numbers of tasks that the schedule was made from; these, the first time."""
+        if "tasks" not in self._ledger.facts():
+            with writing(self.path):
+                self._ledger.set_facts(tasks=json.dumps(list(tasks.items())))
+        found = json.loads(self._ledger.facts()["tasks"])
+        return {int(client): int(number) for client, number in found}
 
     # --- files ------------------------------------------------------------------------------------
 

@@ -64,6 +64,9 @@ class InProcessCohort:
     def gather(self) -> Mapping[int, str]:
         return {c: w.data.announcement() for c, w in self.workers.items() if isinstance(c, int)}
 
+    def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
+        return self.gather()
+
     def has_evaluator(self) -> bool:
         return EVALUATOR in self.workers
 

@@ -129,9 +129,11 @@ class Server(Table):
     """``[server]``: how the coordinator waits, keeps and computes."""
 
     min_clients: Annotated[int, Field(ge=1)] | None = None
-    """Clients an interaction needs when its deadline passes or clients fail; all unless given."""
+    """Clients that will do when others fail or, with ``deadline_s``, are late or dead: at the
+    start, in an interaction, in an evaluation and at the end; all unless given."""
     deadline_s: Annotated[float, Field(gt=0)] | None = None
-    """Seconds after which an interaction closes with those that answered; none waits for all."""
+    """Seconds after which ``min_clients`` will do, and that nobody waits for clients known to be
+    dead once all others have answered; without it everybody who has not failed is waited for."""
     durability: Literal["watermark", "strict"] = "watermark"
     """``strict`` syncs every commit to the disk before it counts."""
     max_rollback: Annotated[int, Field(ge=0)] = 2
@@ -141,6 +143,15 @@ class Server(Table):
     upload_memory_mb: Annotated[int, Field(ge=0)] = 256
     """Uploads of a round beyond this many MiB are added up as they come, where the method allows
     it, and those that have to wait go to a memory-mapped spool."""
+
+    @model_validator(mode="after")
+    def _deadline_has_a_meaning(self) -> Server:
+        if self.deadline_s is not None and self.min_clients is None:
+            raise ValueError(
+                f"deadline_s = {self.deadline_s:g} changes nothing while all clients are needed; "
+                "give min_clients as well"
+            )
+        return self
 
 
 class Tracking(Table):

@@ -21,7 +21,8 @@ from fedcli.state import StateDirectory
 from fedmodels.method import Batch, ClientContext, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.types import Bundle
+from fedmodels.types import Bundle, ClientId
+from fedsrv.remote import RemoteCohort
 from fedsrv.store import Store
 
 STEER = Path(os.environ.get("HELD_DIR", "/nonexistent"))
@@ -71,6 +72,7 @@ class Held(FedAvg):
 
 
 _save, _sync, _store_sync = StateDirectory.save, StateDirectory._sync, Store.sync
+_save_personal, _end, _leave = StateDirectory.save_personal, Store.end, RemoteCohort.leave
 
 
 def save(self: StateDirectory, interaction: int, state: Bundle) -> None:
@@ -88,4 +90,22 @@ def store_sync(self: Store, interaction: int) -> None:
     _store_sync(self, interaction)
 
 
+def save_personal(self: StateDirectory, weights: Bundle) -> None:
+    _save_personal(self, weights)
+    hold(f"finish-{self.path.name}")
+
+
+def end(self: Store, summary: dict[str, Any]) -> None:
+    hold("before-end")
+    _end(self, summary)
+    hold("after-end")
+
+
+def leave(self: RemoteCohort, client: ClientId, reason: str) -> None:
+    hold(f"leave-{client}")
+    _leave(self, client, reason)
+
+
 StateDirectory.save, StateDirectory._sync, Store.sync = save, sync, store_sync  # type: ignore[method-assign]
+StateDirectory.save_personal, Store.end = save_personal, end  # type: ignore[method-assign]
+RemoteCohort.leave = leave  # type: ignore[method-assign]

@@ -13,8 +13,8 @@ from fedpb import coordinator_pb2 as rpc
 from fedsrv.admission import Admission
 from fedsrv.cohort import Result, StateLost, Trip
 from fedsrv.events import EventLog
-from fedsrv.remote import RemoteCohort, Superseded, client_id_of
-from fedsrv.sessions import AlreadyConnected, UnknownSession
+from fedsrv.remote import RemoteCohort, client_id_of
+from fedsrv.sessions import AlreadyConnected, Superseded, UnknownSession
 from fedsrv.spool import Spool
 
 PROFILE = json.dumps(
@@ -386,6 +386,9 @@ def test_two_results_at_once(world):
 
 
 def test_results_nobody_waits_for(world):
+    future = world.exchange(trip_to(1))
+    world.push(1, world.pull(1))
+    future.result(5)
     with pytest.raises(Superseded, match="interaction 0 is no longer wanted"):
         world.push(0, order_of(0))
     world.exchange(trip_to(0, 1, interaction=5))

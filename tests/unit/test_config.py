@@ -43,7 +43,7 @@ def line_of(text=TEXT, overrides=()):
         (),
         ("method.mu=0.5", "method.weighting=uniform"),
         ("scenario.tasks=[1, 2, 3]", "evaluate.views=['global']", "evaluate.reference=runs/x"),
-        ("server.deadline_s=3", "schedule.per_round=2", "data.root=/data"),
+        ("server.deadline_s=3", "server.min_clients=1", "schedule.per_round=2", "data.root=/data"),
     ],
 )
 def test_resolved_experiment_parses_to_itself(overrides):
@@ -181,5 +181,7 @@ def test_invalid_toml():
 
 def test_numbers_of_toml_are_taken_as_they_are_meant():
     """``lr = 1`` is a learning rate of 1.0."""
-    experiment = parse_experiment(TEXT, overrides=("training.lr=1", "server.deadline_s=5"))
+    experiment = parse_experiment(
+        TEXT, overrides=("training.lr=1", "server.min_clients=1", "server.deadline_s=5")
+    )
     assert experiment.training.lr == 1.0

@@ -1,0 +1,203 @@
+"""What every call passes first: nobody holds a thread of the server for longer than it may.
+
+A synchronous server gives each call a thread before it has heard a word of it. So a call has some
+seconds for its first message, few may wait for theirs at a time, and of those the oldest is ended
+when one more comes: whoever means to speak does so at once. What lasts longer is bounded behind it:
+by session, by number, or by time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+FIRST_MESSAGE_S = 30.0
+"""Time that a call has for its first message."""
+FIRST_UPLOAD_S = 300.0
+"""Time that a Push has for it: a small upload is one message, and a link may be slow."""
+MOST_STRANGERS = 32
+"""Calls that may wait for their first message at a time, beside one for each client."""
+REPLACED_S = 5.0
+"""Time that a call has to end when another one takes its place."""
+MOST_OF = {
+    "/grpc.health.v1.Health/Watch": 4,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": 4,
+}
+"""Streams that need no session: how many of each there may be."""
+STREAM_S = 300.0
+"""Time that such a stream has."""
+_LOOK_EVERY_S = 0.5
+Context: TypeAlias = grpc.ServicerContext
+
+
+class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Admits calls, and ends those that go on for too long."""
+
+    def __init__(self, clients: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._most_opening = clients + MOST_STRANGERS
+        self._lock = threading.Lock()
+        self._until: dict[Context, float] = {}
+        """When a call is ended, if it has not ended by itself."""
+        self._opening: dict[Context, str] = {}
+        """Calls that wait for their first message, the oldest first, and their peers."""
+        self._streams: Counter[str] = Counter()
+        self._holders: dict[Hashable, list[Context]] = {}
+        self._closed = threading.Event()
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads calls without a session can hold, and some for short ones."""
+        return self._most_opening + sum(MOST_OF.values()) + 16
+
+    def start(self) -> None:
+        """Begin to watch the time."""
+        threading.Thread(target=self._watch, name="gate", daemon=True).start()
+
+    def close(self) -> None:
+        """Watch it no longer."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK_EVERY_S):
+            self.end_overdue()
+
+    def end_overdue(self) -> None:
+        """End the calls whose time is over."""
+        now = self._clock()
+        with self._lock:
+            overdue = [context for context, until in self._until.items() if until <= now]
+        for context in overdue:
+            context.cancel()
+
+    # --- what calls pass --------------------------------------------------------------------------
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """Put a call's first message, and how many there are of its kind, before its handler."""
+        handler = continuation(details)
+        return None if handler is None else self._guarded(details.method, handler)
+
+    def _guarded(self, method: str, handler: Any) -> grpc.RpcMethodHandler:
+        """Return a handler that takes its request as a stream, which is the same on the wire."""
+        call = (
+            handler.unary_unary
+            or handler.unary_stream
+            or handler.stream_unary
+            or handler.stream_stream
+        )
+        parse = handler.request_deserializer or (lambda data: data)
+
+        def request(first: bytes, rest: Iterator[bytes], context: Context) -> Any:
+            if handler.request_streaming:
+                return map(parse, itertools.chain([first], rest))
+            try:
+                return parse(first)
+            except DecodeError:
+                return context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no request")
+
+        def unary(stream: Iterator[bytes], context: Context) -> Any:
+            first = self._first(method, stream, context)
+            with self._counted(method, context):
+                return call(request(first, stream, context), context)
+
+        def streaming(stream: Iterator[bytes], context: Context) -> Iterator[Any]:
+            first = self._first(method, stream, context)
+            with self._counted(method, context):
+                yield from call(request(first, stream, context), context)
+
+        if handler.response_streaming:
+            made = grpc.stream_stream_rpc_method_handler(
+                streaming, None, handler.response_serializer
+            )
+        else:
+            made = grpc.stream_unary_rpc_method_handler(unary, None, handler.response_serializer)
+        return made
+
+    def _first(self, method: str, stream: Iterator[bytes], context: Context) -> bytes:
+        """Return a call's first message, if it comes in time and others do not press."""
+        seconds = FIRST_UPLOAD_S if method.endswith("/Push") else FIRST_MESSAGE_S
+        with self.within(context, seconds):
+            with self._lock:
+                crowd = [*self._opening] if len(self._opening) >= self._most_opening else []
+                if crowd:
+                    worst = Counter(self._opening.values()).most_common(1)[0][0]
+                    oldest = next(c for c in crowd if self._opening[c] == worst)
+                    del self._opening[oldest]
+                    oldest.cancel()
+                self._opening[context] = context.peer()
+            try:
+                first = next(stream, None)
+            finally:
+                with self._lock:
+                    self._opening.pop(context, None)
+        if first is None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a message")
+        assert first is not None
+        return first
+
+    @contextlib.contextmanager
+    def _counted(self, method: str, context: Context) -> Iterator[None]:
+        """Refuse one more stream of a kind than there may be; give each its time."""
+        most = MOST_OF.get(method)
+        if most is None:
+            yield
+            return
+        with self._lock:
+            has_place = self._streams[method] < most
+            self._streams[method] += has_place
+        if not has_place:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {most} of these already")
+        try:
+            with self.within(context, STREAM_S):
+                yield
+        finally:
+            with self._lock:
+                self._streams[method] -= 1
+
+    # --- for calls with a session -----------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def within(self, context: Context, seconds: float) -> Iterator[None]:
+        """End a call that does not leave this block in time."""
+        with self._lock:
+            before = self._until.get(context)
+            self._until[context] = self._clock() + seconds
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._until[context]
+                if before is not None:
+                    self._until[context] = before
+
+    @contextlib.contextmanager
+    def alone(self, keys: list[Hashable], context: Context) -> Iterator[None]:
+        """Let one call at a time hold a key: the one before has a moment to end by itself."""
+        ended = set[Context]()
+        with self._lock:
+            for key in keys:
+                holders = self._holders.setdefault(key, [])
+                ended.update(holders[:-1])
+                for last in holders[-1:]:
+                    until = self._clock() + REPLACED_S
+                    self._until[last] = min(until, self._until.get(last, until))
+                holders.append(context)
+        for old in ended:
+            old.cancel()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._until.pop(context, None)
+                for key in keys:
+                    self._holders[key].remove(context)
+                    if not self._holders[key]:
+                        del self._holders[key]

@@ -1,0 +1,117 @@
+"""The end of a run: nobody leaves before it is committed, whoever is killed on the way there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.inprocess import run_in_process
+from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.harness import Coordinator, reached, summary_of
+from tests.integration.test_launch import Launched
+
+pytestmark = pytest.mark.loopback
+
+EXPERIMENT = tables("held", schedule={"rounds": 1, "clients": 3})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(partition: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the summary of the run that nothing happened to."""
+    return run_in_process(EXPERIMENT, partition, tmp_path_factory.mktemp("alone") / "run")
+
+
+def assert_same(found: dict[str, Any], undisturbed: dict[str, Any]) -> None:
+    assert found["state_sha256"] == undisturbed["state_sha256"]
+    assert found["metrics"] == undisturbed["metrics"]
+    assert "clients_missing" not in found
+
+
+def finished(server: Coordinator, *clients: int) -> None:
+    """Wait until the results of these clients' last orders were taken."""
+    left = {str(c) for c in clients}
+    ordered: set[str] = set()
+
+    def last(event: dict[str, Any]) -> bool:
+        if event.get("kind") == "order" and event["detail"]["order"] == 3:
+            ordered.add(event["client"])
+        if event.get("kind") == "upload" and event["client"] in ordered:
+            left.discard(event["client"])
+        return not left
+
+    server.wait_for(last)
+
+
+def begin(run: Loopback) -> tuple[Coordinator, dict[int, Any]]:
+    server = run.serve()
+    return server, {c: run.join(str(c)) for c in range(3)}
+
+
+def test_the_coordinator_is_killed_while_clients_finish(
+    loopback: Sites, undisturbed: dict[str, Any], steer: Path
+) -> None:
+    """Two clients had brought their last result: it died with the coordinator."""
+    (steer / "finish-1").touch()
+    run = loopback(EXPERIMENT)
+    server, clients = begin(run)
+    reached(steer / "finish-1.reached")
+    finished(server, 0, 2)
+    server.kill()
+    clients[1].kill()
+    server = run.serve()
+    clients[1] = run.join("1")
+    assert_same(run.finish(server, *clients.values()), undisturbed)
+
+
+@pytest.mark.parametrize("point", ["before-end", "after-end", "leave-1"])
+def test_the_coordinator_is_killed_at_the_end(
+    point: str, loopback: Sites, undisturbed: dict[str, Any], steer: Path
+) -> None:
+    """Before the end is committed, before anybody is told of it, and when some know it already."""
+    (steer / point).touch()
+    run = loopback(EXPERIMENT)
+    server, clients = begin(run)
+    reached(steer / f"{point}.reached")
+    server.kill()
+    server = run.serve()
+    assert_same(run.finish(server, *clients.values()), undisturbed)
+
+
+def test_a_client_that_has_finished_is_killed(
+    loopback: Sites, undisturbed: dict[str, Any], steer: Path
+) -> None:
+    (steer / "before-end").touch()
+    run = loopback(EXPERIMENT)
+    server, clients = begin(run)
+    reached(steer / "before-end.reached")
+    for client in clients.values():
+        client.kill()
+    server.kill()
+    server = run.serve()
+    clients = {c: run.join(str(c)) for c in range(3)}
+    assert_same(run.finish(server, *clients.values()), undisturbed)
+
+
+@pytest.mark.parametrize("point", ["finish-1", "after-end"])
+def test_a_launched_coordinator_is_killed_at_the_end(
+    point: str, loopback: Sites, tmp_path: Path, steer: Path
+) -> None:
+    run = loopback(EXPERIMENT)  # for its config, and so that the steering starts afresh
+    (steer / point).touch()
+    launched = Launched(run.config, tmp_path / "run", HELD_DIR=str(steer))
+    try:
+        reached(steer / f"{point}.reached")
+        family = {process.name(): process for process in launched.family()}
+        family["fedsrv serve"].kill()
+        if point == "finish-1":
+            family["fedcli 1"].kill()
+        status, output = launched.end()
+        assert status == 0, output
+    finally:
+        launched.process.kill()
+        launched.process.wait()
+    out = launched.out
+    alone = run_in_process(EXPERIMENT, out / "data", tmp_path / "alone", evaluator=True)
+    assert_same(summary_of(out), alone)
