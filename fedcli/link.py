@@ -20,6 +20,7 @@ from grpc.experimental import ChannelOptions
 
 from fedcli.worker import Progress, Result
 from fedmodels.errors import LinkError, PayloadError
+from fedmodels.printable import printable
 from fedmodels.types import Bundle, BundleSpec, ClientId
 from fedpb import AGAIN_AFTER
 from fedpb import coordinator_pb2 as rpc
@@ -32,6 +33,8 @@ _RETRIED = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 )
+KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
+"""After so long without a byte a server is asked whether it is there, and has so long to answer."""
 _CROWDED = "Concurrent RPC limit exceeded!"
 """What gRPC's server says where more calls wait than it bears."""
 log = logging.getLogger(__name__)
@@ -74,9 +77,10 @@ class Link:
     ) -> None:
         options = [
             ("grpc.max_receive_message_length", 4 << 20),
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.ping_timeout_ms", 10_000),  # else a minute counts
+            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+            ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # of pings that measure, too
+            ("grpc.http2.max_pings_without_data", 0),  # else once a minute, after two without data
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2_000),
             ("grpc.enable_retries", 0),
@@ -133,7 +137,7 @@ class Link:
                     _raise_if_final(what, error)
                 if self._closed.is_set():
                     raise LinkError(f"{what}: the link is closed") from None
-                reason = self._explained(error.details() or "")
+                reason = self._explained(_said(error))
             if again_s is not None:  # the server is there: it says when to come again
                 lost_since, wait_s = None, max(wait_s, again_s)
             else:
@@ -313,7 +317,7 @@ class Link:
             if self._beat(request, timeout=5.0).superseded:
                 progress.superseded = True
         except grpc.RpcError as error:
-            log.debug("beat: %s", error.details())
+            log.debug("beat: %s", _said(error))
 
     def leave(self, member: Member, reason: str) -> None:
         """Give the session back, if the server is there."""
@@ -321,7 +325,7 @@ class Link:
         try:
             self._leave(request, timeout=2.0)
         except grpc.RpcError as error:
-            log.debug("leave: %s", error.details())
+            log.debug("leave: %s", _said(error))
 
     def close(self) -> None:
         """Close the channel; calls under way end."""
@@ -329,9 +333,14 @@ class Link:
         self._channel.close()
 
 
+def _said(error: Any) -> str:
+    """Return a server's line, fit to be printed."""
+    return printable(error.details() or "")
+
+
 def _raise_if_final(what: str, error: grpc.RpcError) -> None:
     """Raise what a server's answer means, unless the call may be made again."""
-    code, line = error.code(), error.details()
+    code, line = error.code(), _said(error)
     if code == grpc.StatusCode.UNAUTHENTICATED:
         raise SessionGone(line) from None
     if code == grpc.StatusCode.ABORTED:

@@ -20,14 +20,15 @@ import torch
 from fedmodels.config import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.pretrained import pinned
+from fedsrv.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort
 from fedsrv.rounds import Engine
+from fedsrv.run_directory import write_atomically, writing
 from fedsrv.server_data import server_data_for
 from fedsrv.service import Service, start_server, stop_server
 from fedsrv.spool import Spool
-from fedsrv.store import Store, write_atomically
+from fedsrv.store import Store
 from fedsrv.tls import Credentials, is_loopback
 from fedsrv.tracking import track
 
@@ -89,7 +90,8 @@ def serve(
     with ExitStack() as stack:
         store = Store(out, experiment, resume)
         stack.callback(store.close)
-        write_facts(out, experiment)
+        with writing(out):
+            write_facts(out, experiment)
         events = EventLog()
         if experiment.tracking.tensorboard:
             stack.callback(track(events, out / "tensorboard"))
@@ -100,7 +102,7 @@ def serve(
             events,
             deadline_s=experiment.server.deadline_s,
             min_clients=experiment.min_clients,
-            admission=Admission(store.profiles()),
+            admission=Admission.of(experiment, store.profiles()),
             expects_evaluator=expects_evaluator,
             together=experiment.training.together,
         )
@@ -111,6 +113,7 @@ def serve(
             events,
             requires_identity=listen.requires_identity,
         )
+        stack.callback(service.complaints.close)
         server, port = start_server(service, listen.address, listen.credentials)
         stack.callback(service.gate.close)
         stack.callback(stop_server, server)
@@ -121,7 +124,8 @@ def serve(
         summary = before or Engine(experiment, cohort, store, events, held).run()
         if before is None:
             store.end(summary)
-        write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+        with writing(out):
+            write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
         cohort.end(returning=before is not None)
         return summary
 

@@ -76,8 +76,8 @@ def what_for(trip: Trip) -> str:
     return f"{kind}, round {sample.round}, interaction {sample.interaction}"
 
 
-def why(trip: Trip, failed: Mapping[ClientId, str]) -> str:
-    """Say who failed first, and how many others."""
+def why_failed(trip: Trip, failed: Mapping[ClientId, str]) -> str:
+    """Return the line that names the first client of a trip that failed, and counts the others."""
     client, reason = next(iter(failed.items()))
     others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
     return str(ClientFailed(client, trip.sample.round, "upload", reason)) + others

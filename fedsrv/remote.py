@@ -7,18 +7,20 @@ engine's thread waits in it for the clients, the service's threads bring what th
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.printable import printable
 from fedmodels.types import EVALUATOR, ClientId
 from fedpb import coordinator_pb2 as rpc
-from fedsrv.cohort import HoldsState, Result, Results, StateLost, Trip
+from fedsrv.admission import Admission
+from fedsrv.cohort import HoldsState, LossTooLarge, Result, Results, StateLost, Trip
 from fedsrv.events import EventLog
-from fedsrv.open_trip import OpenTrip, answers, by_id, what_for, why
-from fedsrv.profile import Admission
+from fedsrv.open_trip import OpenTrip, answers, by_id, what_for, why_failed
 from fedsrv.sessions import (
     AlreadyConnected,
     Caller,
@@ -32,6 +34,8 @@ from fedsrv.spool import Spool
 from fedsrv.waiting import LOOK_EVERY_S, Notice, Patience
 
 NEWS_EVERY_S = 1.0
+
+MOST_TOKEN_BYTES = 64
 
 
 class RemoteCohort:
@@ -76,6 +80,7 @@ class RemoteCohort:
         """Whether there was a trip since this process began."""
         self._over = False
         self._lost: int | None = None
+        self._starting_over: set[int] = set()
         self._required: HoldsState = lambda client, versions: True
         self._stateful = False
         self._last_trained: Mapping[ClientId, int] = {}
@@ -89,15 +94,45 @@ class RemoteCohort:
         with self._changed:
             self._required, self._stateful = holds, True
             self._last_trained = dict(last_trained.items())
-            for client, interaction in last_trained.items():
-                if client in self._members:
-                    self._members[client].trained = interaction
+            for client, member in list(self._members.items()):
+                member.trained = last_trained.get(client, -1) if isinstance(client, int) else -1
+                try:
+                    self._lacks_state(client, member.versions, member.start_over)
+                except LossTooLarge:  # it is told so when it joins again
+                    del self._members[client]
+            self.wake()
+
+    def starting_over(self) -> Sequence[int]:
+        with self._changed:
+            found, self._starting_over = sorted(self._starting_over), set()
+        return found
+
+    def _lacks_state(self, client: ClientId, versions: Sequence[int], start_over: bool) -> bool:
+        """Tell whether a client's states do not suffice; one that may, starts over.
+
+        Raises:
+            LossTooLarge: the run may not go back to what it has.
+        """
+        if not isinstance(client, int):
+            return False
+        try:
+            return not self._required(client, versions)
+        except LossTooLarge:
+            if not start_over:
+                raise
+            self._starting_over.add(client)
+            return True
 
     def gather(self) -> Mapping[int, str]:
         with self._changed:
-            joined, needed = self._members, self._min_clients
-            self._patience.wait_to_join(self._gathering, self._expected, joined, needed)
+            self._wait_to_join()
+            while self._turn_away(self.admission.settle()):
+                self._wait_to_join()
             return self._descriptions()
+
+    def _wait_to_join(self) -> None:
+        joined, needed = self._members, self._min_clients
+        self._patience.wait_to_join(self._gathering, self._expected, joined, needed)
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
         notice = Notice("gathering a round's clients", self.events, self._clock)
@@ -148,7 +183,7 @@ class RemoteCohort:
             results = dict(sorted(open_trip.results.items(), key=by_id))
             failed = dict(sorted(open_trip.failed.items(), key=by_id))
         if len(results) < needed:
-            raise RunFailed(why(trip, failed))
+            raise RunFailed(why_failed(trip, failed))
         mean = open_trip.folding.finish(open_trip.results)
         wire_up = sum(r.wire_up for r in results.values())
         return Results(results, failed, open_trip.wire_down, wire_up, mean)
@@ -200,35 +235,56 @@ class RemoteCohort:
     # --- for the service --------------------------------------------------------------------------
 
     def join(
-        self, client: ClientId, client_json: str, token: bytes, versions: Sequence[int]
+        self,
+        client: ClientId,
+        client_json: str,
+        token: bytes,
+        versions: Sequence[int],
+        start_over: bool = False,
     ) -> bytes:
         """Admit a client and return its session token.
 
         Raises:
             AlreadyConnected: the id is connected, and the token is not its session's.
-            PayloadError: its description does not fit the run.
+            PayloadError: its description does not fit the run, or its token is too long.
+            LossTooLarge: it lost states, and the run may not go back so far.
         """
+        if len(token) > MOST_TOKEN_BYTES:
+            raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
         self.admission.check(client, client_json)
         with self._changed:
             known = self._members.get(client)
             takes_over = known is not None and secrets.compare_digest(token, known.token)
             if known and not takes_over and self._is_connected(known):
                 raise AlreadyConnected(f"client {client} is connected already")
+            lost = self._lacks_state(client, versions, start_over)
             member = Member(
-                token if takes_over or (token and not known) else secrets.token_bytes(16),
+                token or secrets.token_bytes(16),
                 client_json,
                 tuple(versions),
                 self._clock(),
                 trained=known.trained if known else self._last_trained.get(client, -1),
+                start_over=start_over,
             )
             self._members[client] = member
-            if isinstance(client, int) and not self._required(client, versions):
+            self._turn_away(self.admission.admit(client, client_json))
+            if lost and isinstance(client, int):
                 self._lost = client
             self._changed.notify_all()
             if known:
                 self.wake()  # whoever waited for this client does so no longer
         self.events.tell("joined", client)
         return member.token
+
+    def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
+        """End the sessions of clients whose problem is not the run's: joining again is refused."""
+        for client in clients:
+            self._members.pop(client, None)
+            reason = "turned away: most clients describe another problem"
+            self.events.tell("failed", client, reason=reason)
+        if clients:
+            self.wake()
+        return clients
 
     def _is_connected(self, member: Member) -> bool:
         return member.waiting > 0 or self._clock() - member.seen < self.LEASE_S
@@ -395,6 +451,7 @@ def client_id_of(text: str, num_clients: int) -> ClientId:
     """
     if text == EVALUATOR:
         return EVALUATOR
-    if text.isascii() and text.isdigit() and int(text) < num_clients:
+    if re.fullmatch(r"0|[1-9][0-9]{0,8}", text) and int(text) < num_clients:
         return int(text)
-    raise PayloadError(f"client id {text!r} is none of this run's: 0 to {num_clients - 1}")
+    said = printable(text, 60)
+    raise PayloadError(f"client id {said!r} is none of this run's: 0 to {num_clients - 1}")
