@@ -131,8 +131,8 @@ def listening(channel: grpc.Channel, call: str, ended: threading.Event) -> Any:
 def test_streams_without_a_session_keep_nobody_out(served: Served, call: str) -> None:
     ended = threading.Event()
     try:
-        channels = [served.channel() for _ in range(3)]
-        open_calls = [listening(channels[n % 3], call, ended) for n in range(60)]
+        channels = [served.channel() for _ in range(6)]
+        open_calls = [listening(channels[n % 6], call, ended) for n in range(240)]
         served.join()
         trip = served.exchange()
         assert served.pull().client_id == "0"
