@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from tests.faults import playing
 from tests.faults.ground import CLIENTS, Ground
 from tests.faults.plans import COORDINATOR, MACHINE, Fault, Plan, Reached
 from tests.faults.verdict import troubles
@@ -53,8 +54,11 @@ BREAKS: dict[str, tuple[Callable[[Census], Fault], str]] = {
 
 
 @pytest.mark.parametrize("broken", BREAKS)
-def test_a_broken_promise_is_noticed(broken: str, ground: Ground) -> None:
+def test_a_broken_promise_is_noticed(
+    broken: str, ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     undisturbed = ground.undisturbed("fedper")
+    monkeypatch.setattr(playing, "LINGERS_S", 6.0)  # what hangs does so for good
     fault_of, said = BREAKS[broken]
     plan = Plan((fault_of(undisturbed.census()),), broken=broken)
     played = ground.play("fedper", plan)
