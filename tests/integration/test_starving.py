@@ -27,7 +27,8 @@ from fedsrv.admission import Admission
 from fedsrv.cohort import Results, Trip
 from fedsrv.events import EventLog
 from fedsrv.remote import RemoteCohort
-from fedsrv.service import Service, start_server, stop_server
+from fedsrv.server import start_server, stop_server
+from fedsrv.service import Service
 from fedsrv.spool import Spool
 from tests.integration.harness import environment
 

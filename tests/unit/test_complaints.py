@@ -17,8 +17,10 @@ from fedpb import coordinator_pb2 as rpc
 from fedsrv.admission import Admission
 from fedsrv.complaints import EVERY_S, Complaints
 from fedsrv.events import EventLog
-from fedsrv.remote import RemoteCohort, client_id_of
-from fedsrv.service import SERVICE, Service, start_server, stop_server
+from fedsrv.remote import RemoteCohort
+from fedsrv.server import start_server, stop_server
+from fedsrv.service import SERVICE, Service
+from fedsrv.sessions import client_id_of
 from fedsrv.spool import Spool
 
 PROFILE = json.dumps({"format": 1, "input_shape": [4], "num_classes": 2, "tasks": []})
