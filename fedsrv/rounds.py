@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fedmodels.config import Experiment
@@ -108,7 +109,21 @@ class Engine:
             cohort,
             server_data=self.server_data,
             minority=tuple(self.groups["minority"]),
+            labels={c: self.profiles[c].labels(step.task) for c in cohort},
+            limits=next(iter(self.profiles.values())).limits,
+            ends_task=self._ends_task(step),
+            tell=partial(self._tell_work, step),
         )
+
+    def _ends_task(self, step: Step) -> bool:
+        """Tell whether the interaction after a step is on another task."""
+        following = self.steps[step.interaction + 1 : step.interaction + 2]
+        return any(other.task != step.task for other in following)
+
+    def _tell_work(self, step: Step, what: str, done: int, of: int, loss: float) -> None:
+        """Tell how far the server half is with long work of its own."""
+        place = {"interaction": step.interaction, "round": step.round}
+        self.events.tell("server", **place, work=what, step=done, of=of, loss=loss)
 
     def _take_up(self) -> None:
         """Go back to the last commit whose server and client states all still exist."""
