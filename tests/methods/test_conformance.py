@@ -44,6 +44,7 @@ SMALL: dict[str, dict[str, object]] = {
     "pfedgraph-replay": SMALL_GENERATORS,
     "creff": {"match_steps": 5, "crt_epochs": 2},
     "fedic": {"fine_tuning_steps": 5, "calibration_steps": 5, "distillation_steps": 5},
+    "af-fcl": {"flow_hidden": 8},
 }
 """Hyper-parameters that make a method fast enough for so many runs, by name."""
 

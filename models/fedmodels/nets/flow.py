@@ -123,10 +123,11 @@ class Flow(nn.Module):
 
     def log_density(self, h: Tensor, y: Tensor) -> Tensor:
         """Return log p(h | y) (B,)."""
-        z, log_det = self(h, y)
-        normal = -0.5 * (z.square().sum(1) + self.width * math.log(2 * math.pi))
-        density: Tensor = normal + log_det
-        return density
+        return self.log_density_of(*self(h, y))
+
+    def log_density_of(self, z: Tensor, log_det: Tensor) -> Tensor:
+        """Return log p(h | y) (B,) of what :meth:`forward` returned."""
+        return log_det - 0.5 * (z.square().sum(1) + self.width * math.log(2 * math.pi))
 
     @torch.no_grad()
     def sample(self, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
