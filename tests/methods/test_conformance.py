@@ -45,6 +45,7 @@ SMALL: dict[str, dict[str, object]] = {
     "creff": {"match_steps": 5, "crt_epochs": 2},
     "fedic": {"fine_tuning_steps": 5, "calibration_steps": 5, "distillation_steps": 5},
     "af-fcl": {"flow_hidden": 8},
+    "fedcil": {"iterations": 4, "md_iter": 3, "generator_width": 2, "replay_batch": 8},
 }
 """Hyper-parameters that make a method fast enough for so many runs, by name."""
 

@@ -37,6 +37,7 @@ _MODULES = {
     "pfedgraph": "pfedgraph",
     "pfedgraph-replay": "pfedgraph_replay",
     "fedem": "fedem",
+    "fedcil": "fedcil",
     "af-fcl": "af_fcl",
 }
 """Registered name -> module; a name is imported only when it is used."""

@@ -99,3 +99,33 @@ def latents(y: Tensor, num_classes: int, latent: int, noise: torch.Generator) ->
 def labels_of(z: Tensor, num_classes: int) -> Tensor:
     """Return the labels (B,) that z (B, latent) were made of."""
     return z[:, :num_classes].argmax(1)
+
+
+def critic_loss(
+    net: SplitNet, source: Source, real: Tensor, y: Tensor, fake: Tensor, fake_y: Tensor
+) -> Tensor:
+    """Return what the critic is wrong by: about real or fake, and about the class, of both.
+
+    Args:
+        net: embeddings and classes.
+        source: real or fake.
+        real: inputs (B, …); replayed ones count as real.
+        y: their labels (B,).
+        fake: generated inputs (m, …), constants here.
+        fake_y: their labels (m,).
+    """
+    loss = torch.zeros((), device=real.device)
+    for x, labels, is_real in ((real, y, 1.0), (fake.detach(), fake_y, 0.0)):
+        features = net.features(x)
+        judged = source(features)
+        loss = loss + F.binary_cross_entropy_with_logits(judged, torch.full_like(judged, is_real))
+        loss = loss + F.cross_entropy(net.head(features), labels)
+    return loss
+
+
+def generator_loss(net: SplitNet, source: Source, fake: Tensor, fake_y: Tensor) -> Tensor:
+    """Return what is lacking of fakes (m, …) that pass for real ones of their classes (m,)."""
+    features = net.features(fake)
+    judged = source(features)
+    passed = F.binary_cross_entropy_with_logits(judged, torch.ones_like(judged))
+    return passed + F.cross_entropy(net.head(features), fake_y)
