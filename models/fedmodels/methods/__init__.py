@@ -37,6 +37,8 @@ _MODULES = {
     "pfedgraph": "pfedgraph",
     "pfedgraph-replay": "pfedgraph_replay",
     "fedem": "fedem",
+    "mfcl": "mfcl",
+    "target": "target",
 }
 """Registered name -> module; a name is imported only when it is used."""
 
