@@ -106,6 +106,32 @@ def is_told(step: int, of: int) -> bool:
 def shuffled(n: int, size: int, draw: torch.Generator) -> Iterator[Tensor]:
     """Yield batches of positions without end, epoch by epoch; each of ``size``, or of all n."""
     while True:
-        for index in torch.randperm(n, generator=draw).split(size):
+        for index in torch.split(torch.randperm(n, generator=draw), size):
             if len(index) == min(n, size):
                 yield index
+
+
+def as_inputs(images: Tensor, limits: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Return images (B, C, H, W), in [0, 1] or uint8, as a classifier sees them."""
+    x = images.float() / 255 if images.dtype == torch.uint8 else images
+    if limits is None:
+        return x
+    low, high = (edge.to(x.device).view(-1, 1, 1) for edge in limits)
+    return low + (high - low) * x
+
+
+def quantised(images: Tensor) -> Tensor:
+    """Return images in [0, 1] as uint8."""
+    return (255 * images.detach()).round().clamp(0, 255).to(torch.uint8)
+
+
+def follow(net: nn.Module, adapted: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Move a net by the last gradient of its adapted copy, and take over the copy's statistics.
+
+    Finn et al., Model-Agnostic Meta-Learning, ICML 2017, section 5.2: the first-order form.
+    """
+    for own, moved in zip(net.parameters(), adapted.parameters(), strict=True):
+        own.grad = moved.grad
+    optimizer.step()
+    for kept, found in zip(net.buffers(), adapted.buffers(), strict=True):
+        kept.copy_(found)

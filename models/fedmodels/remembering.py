@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedmodels.continual import ClassMasks, announced, mask_of, masks_spec, remembered
 from fedmodels.datafree import frozen
+from fedmodels.errors import PayloadError
 from fedmodels.method import ClientContext, Metrics, Run, ServerContext, ServerState
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights
@@ -39,6 +40,17 @@ RENEWED = "renewed"
 """The interaction at whose end the memory was made."""
 SHOWN = 30
 """Remembered images in a picture."""
+
+
+def sent_generator(payload: Bundle, key: str) -> dict[str, Tensor]:
+    """Return the tensors of the generator that came with a memory.
+
+    Raises:
+        PayloadError: none came.
+    """
+    if key not in payload.generators:
+        raise PayloadError(f"the memory came without its generator {key!r}")
+    return dict(payload.generators[key].tensors)
 
 
 @dataclass(frozen=True)

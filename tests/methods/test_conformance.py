@@ -53,6 +53,7 @@ SMALL: dict[str, dict[str, object]] = {
         "g_steps": 3,
         "kd_steps": 3,
         "num_images": 24,
+        "kd": 1.0,
     },
     "fedic": {"fine_tuning_steps": 5, "calibration_steps": 5, "distillation_steps": 5},
 }

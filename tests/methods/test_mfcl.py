@@ -83,7 +83,7 @@ def test_generator_loss_is_what_numpy_says():
     draw = torch.Generator().manual_seed(0)
     x, logits = torch.randn(4, 1, 6, 6, generator=draw), torch.randn(4, 3, generator=draw)
     layer = LayerMoments(*(torch.rand(5, generator=draw) + 0.5 for _ in range(4)))
-    method = make("mfcl", t_c=3.0, w_div=0.5, w_bn=2.0, w_image=0.25)
+    method = make("mfcl", t_c=3.0, w_ie=0.5, w_bn=2.0, w_noise=0.25)
     found = float(method._generator_loss(x, logits, [layer]))
     z = logits.double().numpy()
     scaled = z / 3.0

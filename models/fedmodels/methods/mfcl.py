@@ -3,9 +3,9 @@ Class Incremental Learning for Vision Tasks, NeurIPS 2023. https://arxiv.org/abs
 
     paper                    here                         paper          here
     F^{t-1}, W^{t-1}         own.weights old/…            L_CE (server)  confidence
-    G                        own.generators["any"]        L_div          balance
+    G                        own.generators["any"]        L_IE           balance
     x_com, real + synthetic  _joined                      L_BN           statistics_distance
-    L_CE, L_FT, L_KD         loss                         L_image        smoothness
+    L_CE, L_FT, L_KD         loss                         L_noise        smoothness
 
 After a task the server trains a generator against the frozen mean model alone; clients mix its
 images into every batch of the tasks that follow.
@@ -37,7 +37,7 @@ from fedmodels.methods import register
 from fedmodels.nets.split import SplitNet
 from fedmodels.nets.upsampling import Upsampling
 from fedmodels.randomness import seeded
-from fedmodels.remembering import Refs, Remembering
+from fedmodels.remembering import Refs, Remembering, sent_generator
 from fedmodels.roles import tensors_of
 from fedmodels.training import run_phases
 from fedmodels.types import Bundle, BundleSpec, GeneratorState, TensorSpec
@@ -55,7 +55,7 @@ def confidence(logits: Tensor, t_c: float) -> Tensor:
 
 
 def balance(logits: Tensor) -> Tensor:
-    """Return L_div: 1 less the entropy of the mean prediction over log K; 0 where all are even."""
+    """Return L_IE: 1 less the entropy of the mean prediction over log K; 0 where all are even."""
     if logits.shape[1] == 1:
         return logits.sum() * 0.0
     mean = logits.softmax(1).mean(0)
@@ -75,7 +75,7 @@ def statistics_distance(layers: Sequence[LayerMoments]) -> Tensor:
 
 
 def smoothness(images: Tensor) -> Tensor:
-    """Return L_image: the mean square between images (B, C, H, W) and their 5x5 Gaussian blur."""
+    """Return L_noise: the mean square between images (B, C, H, W) and their 5x5 Gaussian blur."""
     bell = torch.exp(-0.5 * torch.arange(-2.0, 3.0, device=images.device).square())
     bell = bell / bell.sum()
     channels = images.shape[1]
@@ -104,12 +104,12 @@ class MFCL(Remembering):
     """Adam's learning rate; its moments begin afresh, the generator goes on."""
     t_c: float = 1e3
     """Temperature of L_CE, whose gradient it makes small."""
-    w_div: float = 1.0
-    """Weight of L_div, which spreads images over the known classes."""
+    w_ie: float = 1.0
+    """Weight of L_IE, which spreads images over the known classes."""
     w_bn: float = 50.0
     """Weight of L_BN."""
-    w_image: float = 1e-3
-    """Weight of L_image."""
+    w_noise: float = 1e-3
+    """Weight of L_noise."""
     latent: int = 1000
     """Coordinates of the generator's noise."""
     generator_width: int = 64
@@ -141,9 +141,9 @@ class MFCL(Remembering):
         return memory, {"generator_spread": spread}
 
     def _generator_loss(self, x: Tensor, logits: Tensor, layers: Sequence[LayerMoments]) -> Tensor:
-        loss = confidence(logits, self.t_c) + self.w_div * balance(logits)
+        loss = confidence(logits, self.t_c) + self.w_ie * balance(logits)
         loss = loss + self.w_bn * statistics_distance(layers).to(x.device)
-        return loss + self.w_image * smoothness(x)
+        return loss + self.w_noise * smoothness(x)
 
     def _generator(self, run: Run) -> Upsampling:
         return Upsampling(run.problem.input_shape, self.latent, self.generator_width)
@@ -160,7 +160,7 @@ class MFCL(Remembering):
             return None
         with seeded(0):
             generator = self._generator(ctx.run)
-        generator.load_state_dict(dict(payload.generators[ANY].tensors))
+        generator.load_state_dict(sent_generator(payload, ANY))
         generator.to(ctx.device).eval()
         noise = ctx.generator()
 

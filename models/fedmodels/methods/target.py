@@ -33,14 +33,23 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from fedmodels.continual import masked_cross_entropy
-from fedmodels.datafree import LayerMoments, Watch, descend, shuffled, watched
+from fedmodels.datafree import (
+    LayerMoments,
+    Watch,
+    as_inputs,
+    descend,
+    follow,
+    quantised,
+    shuffled,
+    watched,
+)
 from fedmodels.errors import PayloadError
 from fedmodels.method import Batch, ClientContext, Metrics, Output, Run, ServerContext
 from fedmodels.methods import register
 from fedmodels.nets.split import SplitNet
 from fedmodels.nets.upsampling import Upsampling
 from fedmodels.randomness import seeded
-from fedmodels.remembering import MEMORY, Refs, Remembering
+from fedmodels.remembering import MEMORY, Refs, Remembering, sent_generator
 from fedmodels.roles import tensors_of
 from fedmodels.training import augmented
 from fedmodels.types import Bundle, BundleSpec, GeneratorState, TensorSpec
@@ -207,7 +216,7 @@ class TARGET(Remembering):
             return payload.weights[IMAGES]
         with seeded(0):
             generator = self.fresh_generator(ctx.run)
-        generator.load_state_dict(dict(payload.generators[ANY].tensors))
+        generator.load_state_dict(sent_generator(payload, ANY))
         generator.to(ctx.device).eval()
         noise, count = ctx.generator(), min(self.num_images, self.batches * self.synthesis_batch)
         with torch.no_grad():
@@ -227,20 +236,6 @@ class TARGET(Remembering):
 
 
 # --- synthesis ------------------------------------------------------------------------------------
-
-
-def as_inputs(images: Tensor, limits: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return images (B, C, H, W), in [0, 1] or uint8, as a classifier sees them."""
-    x = images.float() / 255 if images.dtype == torch.uint8 else images
-    if limits is None:
-        return x
-    low, high = (edge.to(x.device).view(-1, 1, 1) for edge in limits)
-    return low + (high - low) * x
-
-
-def quantised(images: Tensor) -> Tensor:
-    """Return images in [0, 1] as uint8."""
-    return (255 * images.detach()).round().clamp(0, 255).to(torch.uint8)
 
 
 class Synthesis:
@@ -287,7 +282,7 @@ class Synthesis:
             if loss < lowest:
                 best, lowest = quantised(images), loss
         self.earlier = followed(self.watch.layers(), self.earlier, method.bn_momentum)
-        self._follow(fast)
+        follow(self.generator, fast, self.adam)
         self.wanted.append(y)
         return best, lowest
 
@@ -304,14 +299,6 @@ class Synthesis:
             student = self.student.eval()(x)[:, self.known]
             loss = loss + method.adv * disagreement(teacher[:, self.known], student)
         return loss
-
-    def _follow(self, fast: Upsampling) -> None:
-        """Move the generator by the last gradient of its adapted copy; take its statistics over."""
-        for own, adapted in zip(self.generator.parameters(), fast.parameters(), strict=True):
-            own.grad = adapted.grad
-        self.adam.step()
-        for kept, moved in zip(self.generator.buffers(), fast.buffers(), strict=True):
-            kept.copy_(moved)
 
     def _teach(self) -> None:
         """Distil the old model into the student on all images up to now."""
