@@ -39,6 +39,8 @@ _MODULES = {
     "fedem": "fedem",
     "fedcil": "fedcil",
     "af-fcl": "af_fcl",
+    "mfcl": "mfcl",
+    "target": "target",
 }
 """Registered name -> module; a name is imported only when it is used."""
 
