@@ -140,6 +140,9 @@ class AFFCL(FedAvg):
     density: Literal["arithmetic", "geometric"] = "arithmetic"
     """Which mean over the coordinates of a Gaussian's densities."""
 
+    def reported(self, run: Run) -> frozenset[str]:
+        return frozenset({"flow_loss", "flow_density", "credibility"})
+
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: Run) -> ServerState:

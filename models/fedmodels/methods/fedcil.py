@@ -150,6 +150,9 @@ class FedCIL(FedAvg):
     def _extra_spec(self, run: Run) -> BundleSpec:
         return BundleSpec.of(Bundle(weights=_extra(*self._fresh(run))))
 
+    def reported(self, run: Run) -> frozenset[str]:
+        return frozenset({"generator_loss"})
+
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: Run) -> ServerState:
