@@ -231,7 +231,7 @@ def test_what_is_replayed_changes_with_the_task(digits):
 def test_the_server_keeps_last_generators(digits):
     """What a client uploaded last on its previous task, and no other."""
     experiment = experiment_for(md_iter=0)
-    done = trained(experiment, digits, (0, 0, 1))
+    done = trained(experiment, digits, (0, 0, 1, 1))
     method, run = method_of(experiment), done[0][0].run
     state, uploaded = method.init_server(run), []
     for number, (ctx, _, result) in enumerate(done):
@@ -239,7 +239,7 @@ def test_the_server_keeps_last_generators(digits):
         state = method.aggregate(server, state, {0: result.upload})
         uploaded.append(part_of(result.upload.weights, "generator"))
     held = state.clients[0].generators
-    for name, expected in (("now", uploaded[2]), ("last", uploaded[1])):
+    for name, expected in (("now", uploaded[3]), ("last", uploaded[1])):
         assert held[name].tensors.keys() == expected.keys()
         assert all(torch.equal(held[name].tensors[k], t) for k, t in expected.items())
     assert held["last"].version == 1
