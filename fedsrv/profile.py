@@ -90,7 +90,7 @@ def _limits(facts: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]
 
 
 def common_limits(profiles: Iterable[Profile]) -> tuple[Tensor, Tensor]:
-    """Return the median over clients of each limit, so that one of many does not say what black is."""
+    """Return the median of each limit: one client of many does not say what black is."""
     low, high = (
         np.median(np.stack(np.broadcast_arrays(*edges)), axis=0).astype(np.float32)
         for edges in zip(*(profile.limits for profile in profiles), strict=True)
