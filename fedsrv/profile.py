@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,15 @@ def _limits(facts: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]
         low, high = -mean / std, (1 - mean) / std
     if not (np.isfinite([low, high]).all() and (std > 0).all()):
         raise ValueError("a normalisation that is none")
+    return torch.from_numpy(low), torch.from_numpy(high)
+
+
+def common_limits(profiles: Iterable[Profile]) -> tuple[Tensor, Tensor]:
+    """Return the median of each limit: one client of many does not say what black is."""
+    low, high = (
+        np.median(np.stack(np.broadcast_arrays(*edges)), axis=0).astype(np.float32)
+        for edges in zip(*(profile.limits for profile in profiles), strict=True)
+    )
     return torch.from_numpy(low), torch.from_numpy(high)
 
 

@@ -27,7 +27,7 @@ from fedpb import coordinator_pb2 as rpc
 from fedpb.heap import give_back_free_pages
 from fedsrv.cohort import Cohort, Results, StateLost, Trip
 from fedsrv.events import EventLog
-from fedsrv.profile import Profile
+from fedsrv.profile import Profile, common_limits
 from fedsrv.schedule import Step, steps
 from fedsrv.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.server_data import check_fits, check_given
@@ -110,7 +110,7 @@ class Engine:
             server_data=self.server_data,
             minority=tuple(self.groups["minority"]),
             labels={c: self.profiles[c].labels(step.task) for c in cohort},
-            limits=next(iter(self.profiles.values())).limits,
+            limits=common_limits(self.profiles.values()),
             ends_task=self._ends_task(step),
             tell=partial(self._tell_work, step),
         )

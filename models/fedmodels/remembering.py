@@ -38,7 +38,7 @@ from fedmodels.types import Bundle, BundleSpec, ClientId, TensorSpec
 OLD, MEMORY, KNOWN = "old", "memory", "memory/known"
 RENEWED = "renewed"
 """The interaction at whose end the memory was made."""
-SHOWN = 30
+SHOWN = 8
 """Remembered images in a picture."""
 
 
@@ -203,7 +203,5 @@ class Remembering(FedAvg):
         if draw is None:
             return {}
         low, high = (edge.to(ctx.device).view(-1, 1, 1) for edge in ctx.stream.limits())
-        inputs = draw()[:SHOWN]
-        said = ctx.net(inputs).argmax(1)
-        images = ((inputs - low) / (high - low)).clamp(0, 1).cpu()
-        return {"remembered": Gallery({str(c): images[said == c] for c in said.unique().tolist()})}
+        images = ((draw()[:SHOWN] - low) / (high - low)).clamp(0, 1).cpu()
+        return {"remembered": Gallery({"any": images})}

@@ -337,6 +337,21 @@ def test_noise_depends_on_the_client_and_the_interaction(digits):
     assert not torch.equal(first, later)
 
 
+def test_what_is_remembered_can_be_seen(digits):
+    course = Course(mfcl(), digits)
+    ctx = context_of(course.experiment, digits, 0, 1, 1)
+    payloads = [course.payload(course.server(0), 0)]
+    course.interact(0, ends_task=True)
+    payloads.append(course.payload(course.server(1, 1), 0))
+    nothing = torch.zeros(0)
+    found = [course.method.pictures(ctx, p, Bundle(), nothing, nothing) for p in payloads]
+    assert found[0] == {}
+    images = found[1]["remembered"].images["any"]
+    assert images.shape == (6, 1, 8, 8)
+    assert images.min() >= 0
+    assert images.max() <= 1
+
+
 def test_inputs_must_be_images():
     run = Run(mfcl(), Problem((128, 6), 3))
     with pytest.raises(ConfigError, match=r"makes images .* not inputs of shape \[128, 6\]"):

@@ -29,6 +29,7 @@ def experiment_of_a_stream(name, kind, **schedule):
         data={"name": "digits", "max_test_per_class": 4},
         scenario={"kind": kind, **STREAMS[kind]},
         method={"name": name, **SMALL[name]},
+        evaluate={"pictures": 0},
         schedule={"rounds": 1, "clients": 3, "order": "tasks_outer", **schedule},
     )
 

@@ -23,7 +23,7 @@ from fedmodels.moments import load_moments, moments_of
 from fedmodels.roles import part_of, tensors_of, under, without
 from fedmodels.types import Bundle, Problem
 from fedsrv.events import EventLog
-from fedsrv.profile import Profile
+from fedsrv.profile import Profile, common_limits
 from fedsrv.rounds import Engine
 from fedsrv.store import Store
 from tests.conftest import tiny_experiment
@@ -111,6 +111,14 @@ def test_a_description_says_labels_and_limits():
 def test_a_normalisation_that_is_none_is_refused(changes):
     with pytest.raises(PayloadError, match=r"client 0: client\.json is malformed"):
         Profile.parse(0, facts(**changes))
+
+
+def test_one_client_does_not_say_what_black_is():
+    """Of three clients one announces another normalisation; one has a number for all channels."""
+    said = [{"mean": [0.5] * 3}, {"mean": [-1e30]}, {"mean": [0.5]}]
+    low, high = common_limits(Profile.parse(c, facts(**s)) for c, s in enumerate(said))
+    assert low.tolist() == [-0.5] * 3
+    assert high.tolist() == [0.5] * 3
 
 
 def test_the_engine_tells_the_server_half(digits, tmp_path):
