@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
+PYTEST_BY_TWO := $(PYTEST) -n 2 --dist worksteal
 STAMP := $(VENV)/.set-up
 
 PROTOS := $(wildcard proto/fedpb/*.proto)
@@ -14,13 +15,18 @@ HTML ?= report.html
 STUDY ?= gldp
 SEEDS ?=
 JOBS ?= 1
+KILLS ?= 300
+SEED ?= 0
+METHODS ?=
+INPUTS ?= 100000
+TARGETS ?= headers codec archive directories config
 
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup proto proto-check format lint types test test-unit test-loopback test-gpu \
-	golden docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
+.PHONY: help setup proto proto-check format lint types test test-unit test-loopback test-gpu soak \
+	fuzz golden docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,16 +55,25 @@ lint: $(STAMP)  ## check form, imports, docstrings and spelling
 types: $(STAMP)  ## check types, strictly
 	$(BIN)/mypy
 
-test: test-unit test-loopback  ## run all tests: what needs one process, then what starts many
+test: $(STAMP)  ## run all tests but those that need a GPU
+	$(PYTEST_BY_TWO) -m "not gpu"
 
 test-unit: $(STAMP)  ## run the tests that need no port
-	$(PYTEST) -n 2 -m "not loopback and not gpu"
+	$(PYTEST_BY_TWO) -m "not loopback and not gpu"
 
 test-loopback: $(STAMP)  ## run the tests that talk gRPC over loopback
-	$(PYTEST) -m "loopback and not gpu"
+	$(PYTEST_BY_TWO) -m "loopback and not gpu"
 
 test-gpu: $(STAMP)  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
+
+soak: $(STAMP)  ## kill runs of every method KILLS=300 times, and compare (SEED=0 METHODS="fedavg ditto")
+	$(PYTHON) -m tests.faults.soak --kills $(KILLS) --seed $(SEED) --methods $(METHODS)
+
+fuzz: $(STAMP)  ## fuzz for a while: every lie of a client, then INPUTS=100000 for each target
+	$(PYTHON) -m pip install --quiet --editable '.[dev,fuzz]'
+	FEDTIDE_LIES=all $(PYTEST) --timeout 1200 tests/integration/test_liar.py
+	for target in $(TARGETS); do $(PYTHON) -m tests.fuzz $$target --runs $(INPUTS) || exit 1; done
 
 golden: $(STAMP)  ## write the golden traces anew; review the diff
 	FEDTIDE_REWRITE_GOLDEN=1 $(PYTEST) tests/golden

@@ -14,6 +14,7 @@ SMALL = (
     ["benchmarks.training", "--jobs", "digits-10", "digits-50"],
     ["benchmarks.aggregate", "--clients", "2", "10", "--prototypes", "128", "512"],
     ["benchmarks.scale", "--clients", "5", "10", "20", "--widths", "64", "512"],
+    ["benchmarks.load", "--clients", "100", "--light", "20", "--hosts", "4", "--rounds", "5"],
     ["benchmarks.aggregation_weights", "--clients", "10", "--examples", "128", "--epochs", "2"],
 )
 

@@ -46,6 +46,7 @@ from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.frames import FRAME_BYTES
 from fedpb.heap import keep_large_blocks
+from fedsrv.admission import Admission
 from fedsrv.certs import init_authority, issue
 
 SERVER = """
@@ -164,7 +165,6 @@ def serve(clients: int, size: int, place: Path, tls: bool) -> None:
     """Give the same order to all clients again and again, until standard input ends."""
     from fedsrv.cohort import Trip
     from fedsrv.events import EventLog
-    from fedsrv.profile import Admission
     from fedsrv.remote import RemoteCohort
     from fedsrv.service import Service, start_server, stop_server
     from fedsrv.spool import Spool

@@ -52,6 +52,12 @@ def join(
     give_up_after: Annotated[
         float | None, typer.Option(help="Seconds without the server; never unless given.")
     ] = None,
+    start_over: Annotated[
+        bool,
+        typer.Option(
+            help="Go on from the initial private state where the run cannot go back to a lost one."
+        ),
+    ] = False,
     tls_ca: Annotated[Path | None, typer.Option(help="Authority of the server.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
@@ -75,8 +81,8 @@ def join(
         from fedcli.tls import channel_credentials
 
         credentials = channel_credentials(tls_ca, tls_cert, tls_key)
-    host = Host(clients, Link(server, credentials, give_up_after), data, state_dir, _device(device))
-    host.run()
+    link = Link(server, credentials, give_up_after)
+    Host(clients, link, data, state_dir, _device(device), start_over=start_over).run()
 
 
 def clients_of(text: str) -> list[ClientId]:

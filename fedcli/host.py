@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from fedpb.heap import give_back_free_pages
 
 KEEP_BYTES = 256 << 20
 """Uploads that one process keeps until they are committed, all its clients together."""
+TOKEN_BYTES = 16
 log = logging.getLogger(__name__)
 
 
@@ -44,9 +46,11 @@ class Host:
         data: Path,
         states: Path,
         device: torch.device,
+        *,
+        start_over: bool = False,
     ) -> None:
         """Open every client's data and state, so that what is wrong with them shows at once."""
-        self.link, self.device = link, device
+        self.link, self.device, self.start_over = link, device, start_over
         self.data: dict[ClientId, ClientData] = {c: open_data(data, c) for c in clients}
         self.states = {c: StateDirectory(states / str(c)) for c in clients}
         self.members: dict[ClientId, Member] = {}
@@ -92,6 +96,9 @@ class Host:
     def _join(self, client: ClientId) -> rpc.JoinReply:
         states = self.states[client]
         session = states.session()
+        if not session.token:  # its own, and kept: a Join whose answer was lost can be repeated
+            session = Session(session.run_id, secrets.token_bytes(TOKEN_BYTES))
+            states.set_session(session)
         reply = self.link.join(
             rpc.JoinRequest(
                 client_id=str(client),
@@ -100,9 +107,12 @@ class Host:
                 token=session.token,
                 versions=states.versions(),
                 protocol=PROTOCOL,
+                start_over=self.start_over,
             )
         )
-        states.set_session(Session(reply.run_id, reply.token))
+        joined = Session(reply.run_id, reply.token)
+        if joined != session:
+            states.set_session(joined)
         self.members[client] = Member(client, reply.run_id, reply.token)
         return reply
 

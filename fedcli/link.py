@@ -20,6 +20,7 @@ from grpc.experimental import ChannelOptions
 
 from fedcli.worker import Progress, Result
 from fedmodels.errors import LinkError, PayloadError
+from fedmodels.printable import printable
 from fedmodels.types import Bundle, BundleSpec, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, frames_of, merged, messages, read_chunk
@@ -31,6 +32,8 @@ _RETRIED = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 )
+KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
+"""After so long without a byte a server is asked whether it is there, and has so long to answer."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -67,8 +70,10 @@ class Link:
     ) -> None:
         options = [
             ("grpc.max_receive_message_length", 4 << 20),
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+            ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # of pings that measure, too
+            ("grpc.http2.max_pings_without_data", 0),  # else once a minute, after two without data
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2_000),
             ("grpc.enable_retries", 0),
@@ -120,16 +125,16 @@ class Link:
             except grpc.RpcError as error:
                 code = error.code()
                 if code == grpc.StatusCode.UNAUTHENTICATED:
-                    raise SessionGone(error.details()) from None
+                    raise SessionGone(_said(error)) from None
                 if code == grpc.StatusCode.ABORTED:
-                    raise Superseded(error.details()) from None
+                    raise Superseded(_said(error)) from None
                 if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
-                    raise UploadRefused(f"{what}: {error.details()} ({code.name})") from None
+                    raise UploadRefused(f"{what}: {_said(error)} ({code.name})") from None
                 if code not in _RETRIED:
-                    raise LinkError(f"{what}: {error.details()} ({code.name})") from None
+                    raise LinkError(f"{what}: {_said(error)} ({code.name})") from None
                 if self._closed.is_set():
                     raise LinkError(f"{what}: the link is closed") from None
-                reason = self._explained(error.details() or "")
+                reason = self._explained(_said(error))
             now = time.monotonic()
             lost_since = lost_since or now
             if self._give_up_after_s is not None and now - lost_since > self._give_up_after_s:
@@ -297,7 +302,7 @@ class Link:
             if self._beat(request, timeout=5.0).superseded:
                 progress.superseded = True
         except grpc.RpcError as error:
-            log.debug("beat: %s", error.details())
+            log.debug("beat: %s", _said(error))
 
     def leave(self, member: Member, reason: str) -> None:
         """Give the session back, if the server is there."""
@@ -305,9 +310,14 @@ class Link:
         try:
             self._leave(request, timeout=2.0)
         except grpc.RpcError as error:
-            log.debug("leave: %s", error.details())
+            log.debug("leave: %s", _said(error))
 
     def close(self) -> None:
         """Close the channel; calls under way end."""
         self._closed.set()
         self._channel.close()
+
+
+def _said(error: Any) -> str:
+    """Return a server's line, fit to be printed."""
+    return printable(error.details() or "")

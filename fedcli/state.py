@@ -17,10 +17,12 @@ from pathlib import Path
 
 from fedmodels.archive import load, save
 from fedmodels.errors import ArchiveError
+from fedmodels.secrecy import SECRET_BYTES, Secret
 from fedmodels.types import Bundle
 
 _NAME = "state-{:08d}.safetensors"
 PERSONAL = "personal.safetensors"
+SECRET = "secret"
 log = logging.getLogger(__name__)
 
 
@@ -47,9 +49,12 @@ class StateDirectory:
         except OSError as error:
             raise ArchiveError(f"state directory {path}: {error.strerror}") from None
         self._cached: tuple[int, Bundle] | None = None
+        self._secret: Secret | None = None
         self._syncing: deque[int] = deque()
         self._sync_wanted = threading.Event()
         self._durable = -1
+        self._newest = max(self.versions(), default=-1)
+        """The last state that counts, or may; later ones are of commits that were rolled back."""
         self._syncing_one = threading.Lock()
         self._drop_unusable()
         self._syncing.extend(self.versions())  # an earlier process may have died before its sync
@@ -84,13 +89,54 @@ class StateDirectory:
             ) from None
 
     def set_session(self, session: Session) -> None:
-        """Store a session, readable by its owner only."""
-        temporary = self.path / "session.json.tmp"
-        temporary.unlink(missing_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            json.dump({"run_id": session.run_id, "token": session.token.hex()}, file)
-        temporary.replace(self.path / "session.json")
+        """Store a session, readable by its owner only, safely on the disk."""
+        facts = json.dumps({"run_id": session.run_id, "token": session.token.hex()})
+        self._write_private(self.path / "session.json", facts.encode(), sync=True)
+
+    # --- secret -----------------------------------------------------------------------------------
+
+    def secret(self) -> Secret:
+        """Return what only this client knows; draw it when it is first asked for.
+
+        It is safe on the disk before it is used, so that a crash changes no noise.
+
+        Raises:
+            ArchiveError: it is damaged, or cannot be stored.
+        """
+        path = self.path / SECRET
+        if self._secret is None:
+            try:
+                self._secret = Secret(path.read_bytes())
+            except FileNotFoundError:
+                fresh = Secret.fresh()
+                self._write_private(path, fresh.key, sync=True)
+                self._secret = fresh
+            except OSError as error:
+                raise ArchiveError(f"cannot read {path}: {error.strerror}") from None
+        if len(self._secret.key) != SECRET_BYTES:
+            raise ArchiveError(f"{path} is damaged; delete it to draw another")
+        return self._secret
+
+    def _write_private(self, path: Path, data: bytes, *, sync: bool = False) -> None:
+        """Write a small file, readable by its owner only, whole or not at all.
+
+        Raises:
+            ArchiveError: it cannot be written.
+        """
+        temporary = path.with_name(f"{path.name}.tmp")
+        try:
+            temporary.unlink(missing_ok=True)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                if sync:
+                    os.fsync(handle)
+            temporary.replace(path)
+            if sync:
+                _sync_path(path.parent)
+        except OSError as error:
+            raise ArchiveError(f"cannot write {path}: {error.strerror}") from None
 
     # --- private states ---------------------------------------------------------------------------
 
@@ -106,15 +152,11 @@ class StateDirectory:
     def load(self, base: int, initial: Bundle) -> Bundle:
         """Return the private state after interaction ``base``, or ``initial`` for -1.
 
-        Later states belong to interactions that did not count; they are deleted.
-
         Raises:
             ArchiveError: the state is gone or damaged.
         """
         with self._syncing_one:
-            for version in self.versions():
-                if version > base:
-                    (self.path / _NAME.format(version)).unlink()
+            self._newest = base
             self._durable = min(self._durable, base)
         if base < 0:
             return initial
@@ -126,8 +168,22 @@ class StateDirectory:
         """Write the private state after an interaction."""
         save(self.path / _NAME.format(interaction), state, {"interaction": str(interaction)})
         self._cached = (interaction, state)
+        self._newest = interaction
         self._syncing.append(interaction)
         self._sync_wanted.set()
+
+    def settle(self, base: int, committed: int) -> None:
+        """Delete states of interactions that did not count.
+
+        Those after the last commit stay: after a roll-back they may count again.
+
+        Args:
+            base: the last interaction of this client that counts.
+            committed: the last interaction that counts at all.
+        """
+        for version in self.versions():
+            if base < version <= committed:
+                (self.path / _NAME.format(version)).unlink(missing_ok=True)
 
     def prune(self, watermark: int) -> None:
         """Delete states that no roll-back to the watermark can ask for."""
@@ -148,18 +204,26 @@ class StateDirectory:
             while self._syncing:
                 version = self._syncing.popleft()
                 synced = self._sync(self.path / _NAME.format(version))
-                with self._syncing_one:  # it may have been deleted meanwhile
-                    if synced and (self.path / _NAME.format(version)).exists():
+                with self._syncing_one:  # the run may have been rolled back meanwhile
+                    if synced and version <= self._newest:
                         self._durable = version
 
     def _sync(self, path: Path) -> bool:
         try:
             for place in (path, self.path):
-                handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+                _sync_path(place)
         except FileNotFoundError:
             return False
+        except OSError as error:
+            log.error("%s is not safe on the disk: %s", path, error.strerror)
+            return False
         return True
+
+
+def _sync_path(path: Path) -> None:
+    """Fsync a file or a directory."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -96,6 +96,7 @@ class Worker:
         self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
         self.stateful = self.method.keeps_state(self.run)
         self._held: Result | None = None
+        self._committed = -1
         self._looked_at, self._peak = -math.inf, 0
 
     @cached_property
@@ -130,15 +131,18 @@ class Worker:
     def _forget(self, order: rpc.Order) -> None:
         """Drop what an order says is no longer needed."""
         if self.stateful:
+            self.states.settle(order.base, order.committed)
             self.states.prune(order.durable)
-        if self._held and self._held.order.interaction <= order.committed:
+        rolled_back = order.committed < self._committed
+        if rolled_back or (self._held and self._held.order.interaction <= order.committed):
             self._held = None
+        self._committed = order.committed
 
     def _context(self, order: rpc.Order, net: SplitNet | None = None) -> ClientContext:
         self.progress = Progress(order.interaction)
         return ClientContext(
             self.run, self.client, order.interaction, order.round, order.task,
-            net or self.net, self.stream, self.device, self._tick,
+            net or self.net, self.stream, self.device, self._tick, secret=self.states.secret,
         )  # fmt: skip
 
     def _tick(self, epoch: int, batch: int, loss: Tensor) -> None:
@@ -177,9 +181,9 @@ class Worker:
             place: among the clients that train at the same time; each has a net of its own.
         """
         self._forget(order)
-        held, number = self._held, order.interaction
-        state_is_there = not self.stateful or number in self.states.versions()
-        if held is not None and held.order.interaction == number and state_is_there:
+        held = self._held
+        state_is_there = not self.stateful or order.interaction in self.states.versions()
+        if held is not None and state_is_there and _same(held.order, order):
             return Result(order, held.upload, held.report)
         while len(self.nets) <= place:
             self.nets.append(self.net.copy())
@@ -294,6 +298,11 @@ class Worker:
             found = self.stream.global_test()
             if found is not None:
                 yield "global-test", found
+
+
+def _same(one: rpc.Order, other: rpc.Order) -> bool:
+    """Tell whether the result of one order to train answers another as well."""
+    return one.interaction == other.interaction and one.views == other.views
 
 
 class EvaluatorData(ClientData):

@@ -1,9 +1,11 @@
 """A certificate authority and one certificate per identity, for mutual TLS.
 
 An identity is a client id ``7``, a range ``0-24`` (one host process that owns several clients),
-``evaluator`` or ``server``. A certificate says whose it is by one URI among its alternative names::
+``evaluator``, ``monitor`` or ``server``. A certificate says whose it is by one URI among its
+alternative names::
 
-    fedtide:client:7    fedtide:clients:0-24    fedtide:evaluator    fedtide:server
+    fedtide:client:7    fedtide:clients:0-24
+    fedtide:evaluator    fedtide:monitor    fedtide:server
 
 which the coordinator compares with the ids that a client claims (:func:`covers`).
 """
@@ -33,6 +35,9 @@ CLOCK_SKEW = timedelta(hours=1)
 SERVER = "server"
 SERVER_URI = f"fedtide:{SERVER}"
 EVALUATOR_URI = f"fedtide:{EVALUATOR}"
+MONITOR = "monitor"
+MONITOR_URI = f"fedtide:{MONITOR}"
+"""Who may watch a run, and nothing else."""
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 _CLIENT = re.compile(r"fedtide:client:([0-9]{1,9})")
@@ -60,7 +65,7 @@ def issue(directory: Path, identity: str, hosts: Iterable[str] = ()) -> tuple[Pa
 
     Args:
         directory: where ``ca.pem`` and ``ca.key`` are, and where the new files go.
-        identity: a client id, a range of ids ``A-B``, ``evaluator`` or ``server``.
+        identity: a client id, a range of ids ``A-B``, ``evaluator``, ``monitor`` or ``server``.
         hosts: names and addresses by which clients reach the server, beside loopback's.
 
     Raises:
@@ -97,15 +102,15 @@ def identity_uri(identity: str) -> str:
     """Return the URI that stands for an identity in a certificate.
 
     Raises:
-        ConfigError: it is no client id, no range, and neither ``evaluator`` nor ``server``.
+        ConfigError: it is no client id, no range, and none of the other identities.
     """
-    if identity in (SERVER, EVALUATOR):
+    if identity in (SERVER, EVALUATOR, MONITOR):
         return f"fedtide:{identity}"
     match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", identity)
     if match is None:
         raise ConfigError(
             f"{identity!r} is no identity: give a client id (7), a range (0-24), "
-            f"'{EVALUATOR}' or '{SERVER}'"
+            f"'{EVALUATOR}', '{MONITOR}' or '{SERVER}'"
         )
     first, last = match.groups()
     if last is None:

@@ -134,6 +134,12 @@ def _listen(
     if client_ca is not None and cert is None:
         raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
     credentials = server_credentials(cert, key, client_ca) if cert and key else None
+    if credentials is not None and client_ca is None:
+        logging.getLogger("fedsrv").warning(
+            "--tls-cert without --tls-client-ca: whoever reaches %s may join as any client, and "
+            "watch; give --tls-client-ca (fedsrv certs makes certificates for clients)",
+            address,
+        )
     return Listen(address, credentials, client_ca is not None, insecure)
 
 
@@ -217,6 +223,14 @@ def report(
     report_command(runs, html)
 
 
+@app.command()
+def recover(run: Annotated[Path, typer.Argument(help="The run directory.")]) -> None:
+    """Make a new run.db of rounds.jsonl and the states, where it is damaged or gone."""
+    from fedsrv.recovery import recover as recover_run
+
+    recover_run(run, typer.echo)
+
+
 @certs_app.command("init")
 def certs_init(
     directory: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path("certs"),
@@ -230,7 +244,7 @@ def certs_init(
 @certs_app.command("issue")
 def certs_issue(
     identity: Annotated[
-        str, typer.Argument(help="A client id, a range 0-24, evaluator or server.")
+        str, typer.Argument(help="A client id, a range 0-24, evaluator, monitor or server.")
     ],
     directory: Annotated[Path, typer.Option("--dir", help="The authority's files.")] = Path(
         "certs"

@@ -23,6 +23,10 @@ class Trip:
     """Results it can be closed with when its deadline passes or clients fail; all unless given."""
     share_of: Callable[[Bundle], float | None] = lambda upload: None
     """What an upload's weights count in their mean, if the engine needs no more of them."""
+    check_report: Callable[[ClientId, rpc.Order, rpc.Report], None] = lambda *_: None
+    """Raises PayloadError for a report that says what it was not asked, or what cannot be."""
+    check_upload: Callable[[ClientId, Bundle], None] = lambda *_: None
+    """Raises PayloadError for an upload whose values cannot be."""
 
     @property
     def sample(self) -> rpc.Order:
@@ -61,8 +65,13 @@ class StateLost(Exception):
         self.client = client
 
 
+class LossTooLarge(Exception):
+    """A client lost a private state, and the run would have to go back too far for it."""
+
+
 HoldsState = Callable[[int, Sequence[int]], bool]
-"""Tells whether a client that has these private states has the one it must hold."""
+"""Tells whether a client that has these private states has the one it must hold; it raises
+:class:`LossTooLarge` where the run may not go back to what the client has."""
 
 
 class Cohort(Protocol):
@@ -81,7 +90,14 @@ class Cohort(Protocol):
         ...
 
     def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
-        """Say which private states suffice, and when clients last trained; they have some."""
+        """Say which private states suffice, and when clients last trained; they have some.
+
+        Who joined before with too great a loss has to join again, and is told what to do.
+        """
+        ...
+
+    def starting_over(self) -> Sequence[int]:
+        """Return the clients that want to go on from their initial state; each is told once."""
         ...
 
     def exchange(self, trip: Trip) -> Results:

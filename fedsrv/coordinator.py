@@ -20,14 +20,15 @@ import torch
 from fedmodels.config import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.pretrained import pinned
+from fedsrv.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort
 from fedsrv.rounds import Engine
+from fedsrv.run_directory import write_atomically, writing
 from fedsrv.server_data import server_data_for
 from fedsrv.service import Service, start_server, stop_server
 from fedsrv.spool import Spool
-from fedsrv.store import Store, write_atomically
+from fedsrv.store import Store
 from fedsrv.tls import Credentials, is_loopback
 from fedsrv.tracking import track
 
@@ -89,7 +90,8 @@ def serve(
     with ExitStack() as stack:
         store = Store(out, experiment, resume)
         stack.callback(store.close)
-        write_facts(out, experiment)
+        with writing(out):
+            write_facts(out, experiment)
         events = EventLog()
         if experiment.tracking.tensorboard:
             stack.callback(track(events, out / "tensorboard"))
@@ -99,7 +101,7 @@ def serve(
             spool,
             events,
             deadline_s=experiment.server.deadline_s,
-            admission=Admission(store.profiles()),
+            admission=Admission.of(experiment, store.profiles()),
             expects_evaluator=expects_evaluator,
             together=experiment.training.together,
         )
@@ -110,13 +112,15 @@ def serve(
             events,
             requires_identity=listen.requires_identity,
         )
+        stack.callback(service.complaints.close)
         server, port = start_server(service, listen.address, listen.credentials)
         stack.callback(stop_server, server)
         stack.callback(events.close)  # first of all, so that monitors see the end
         stack.callback(cohort.stop, "the server is shutting down")
         on_ready(f"{listen.address.rpartition(':')[0]}:{port}", events)
         summary = Engine(experiment, cohort, store, events, held).run()
-        write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+        with writing(out):
+            write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
 
 

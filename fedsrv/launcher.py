@@ -28,8 +28,8 @@ from fedsrv.processes import (
 from fedsrv.progress import Display
 from fedsrv.record import read_run
 from fedsrv.report import final_table, write_html
+from fedsrv.run_directory import refuse_existing
 from fedsrv.server_data import check_given
-from fedsrv.store import refuse_existing
 
 MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""

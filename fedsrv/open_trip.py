@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from fedmodels.types import Bundle, ClientId
+from fedmodels.errors import ClientFailed
+from fedmodels.types import EVALUATOR, Bundle, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, encode
 from fedsrv.cohort import Result, Trip
@@ -60,3 +61,16 @@ def answers(header: rpc.PushHeader, order: rpc.Order) -> bool:
     """Tell whether a result answers an order, also one issued again after a crash."""
     same = header.kind == order.kind and header.interaction == order.interaction
     return same and (order.kind == rpc.ORDER_TRAIN or header.trip == order.trip)
+
+
+def by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
+    """Sort clients ascending, the evaluator last."""
+    client = item[0]
+    return (True, 0) if client == EVALUATOR else (False, int(client))
+
+
+def why_failed(trip: Trip, failed: Mapping[ClientId, str]) -> str:
+    """Return the line that names the first client of a trip that failed."""
+    client, reason = next(iter(failed.items()))
+    others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
+    return str(ClientFailed(client, trip.sample.round, "upload", reason)) + others

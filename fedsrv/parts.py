@@ -10,14 +10,19 @@ file lives as long as a state file names it::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from fedmodels.archive import load, save
+from fedmodels.errors import ArchiveError
 from fedmodels.method import ServerState
+from fedmodels.printable import printable
 from fedmodels.types import Bundle, GeneratorState
 
+_PART = re.compile(r"clients/([0-9]{1,9})(?:/(?P<key>.+))?")
+_FILE = re.compile(r"part-[^/]+\.safetensors")
 Content = Bundle | GeneratorState
 Manifest = dict[str, str]
 """The file of each part: ``clients/3`` without its generators, ``clients/3/4`` a generator."""
@@ -58,16 +63,19 @@ class Parts:
         """Return what is kept of each client; its tensors are mapped from the files.
 
         Raises:
-            ArchiveError: a file is gone or damaged.
+            ArchiveError: a file is gone or damaged, or the manifest is none.
         """
+        _check(manifest)
         found = {part: load(self.directory / file)[0] for part, file in manifest.items()}
         clients: dict[int, Bundle] = {}
         for part in sorted(found):  # a client's own part comes before its generators'
             _, client, *key = part.split("/", 2)
             if not key:
                 clients[int(client)] = found[part]
-            else:
+            elif key[0] in found[part].generators:
                 clients[int(client)].generators[key[0]] = found[part].generators[key[0]]
+            else:
+                raise ArchiveError(f"{self.directory / manifest[part]} holds no generator {key[0]}")
         contents = _parts(ServerState(Bundle(), Bundle(), clients))
         self._held = {part: (contents[part], file) for part, file in manifest.items()}
         return clients
@@ -86,6 +94,19 @@ class Parts:
         for path in self.directory.glob("part-*.safetensors"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
+
+
+def _check(manifest: Manifest) -> None:
+    """Check that a manifest names files of this directory, and clients before their generators.
+
+    Raises:
+        ArchiveError: it was not written by :meth:`Parts.save`.
+    """
+    for part, file in manifest.items():
+        match = _PART.fullmatch(part)
+        owned = match is not None and (match["key"] is None or f"clients/{match[1]}" in manifest)
+        if not owned or not isinstance(file, str) or not _FILE.fullmatch(file):
+            raise ArchiveError(f"the manifest of parts is damaged at {printable(part, 60)!r}")
 
 
 def _parts(state: ServerState) -> dict[str, Content]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,10 @@ from fedmodels.errors import PayloadError
 from fedmodels.types import ClientId, Problem
 
 FORMAT = 1
+MOST_AXES, MOST_VALUES, MOST_CLASSES = 4, 2**24, 100_000
+"""Of one example's inputs, and of a problem: nets and arrays are built from these numbers."""
+MOST_EXAMPLES = 2**31
+"""Of one class in one task."""
 Counts = npt.NDArray[np.int64]
 
 
@@ -53,8 +57,8 @@ class Profile:
                 raise PayloadError(
                     f"client {client}: client.json has format {facts['format']}, expected {FORMAT}"
                 )
-            problem = Problem(tuple(map(int, facts["input_shape"])), int(facts["num_classes"]))
-            if min(problem.input_shape, default=0) < 1 or not 1 <= problem.num_classes <= 100_000:
+            problem = Problem(tuple(facts["input_shape"]), facts["num_classes"])
+            if not _is_possible(problem):
                 raise ValueError("an impossible problem")
             tasks = facts.get("tasks", [])
             train, test = (_counts(tasks, part, problem) for part in ("train", "test"))
@@ -64,13 +68,24 @@ class Profile:
         return cls(problem, train, test, limits)
 
 
+def _is_possible(problem: Problem) -> bool:
+    """Tell whether a problem consists of whole numbers that are neither too small nor too large."""
+    numbers = (*problem.input_shape, problem.num_classes)
+    return (
+        all(type(n) is int and n >= 1 for n in numbers)
+        and 1 <= len(problem.input_shape) <= MOST_AXES
+        and math.prod(problem.input_shape) <= MOST_VALUES
+        and problem.num_classes <= MOST_CLASSES
+    )
+
+
 def _counts(tasks: list[dict[str, list[int]]], part: str, problem: Problem) -> Counts:
     """Return the examples of each task and class (T, K)."""
     rows = [task[part] for task in tasks]
     for row in rows:
         if len(row) != problem.num_classes:
             raise ValueError(f"{part} counts of {len(row)} classes")
-        if not all(type(n) is int and 0 <= n < 2**40 for n in row):
+        if not all(type(n) is int and 0 <= n < MOST_EXAMPLES for n in row):
             raise ValueError(f"{part} counts that are none")
     return np.array(rows, dtype=np.int64).reshape(len(rows), problem.num_classes)
 
@@ -96,40 +111,3 @@ def common_limits(profiles: Iterable[Profile]) -> tuple[Tensor, Tensor]:
         for edges in zip(*(profile.limits for profile in profiles), strict=True)
     )
     return torch.from_numpy(low), torch.from_numpy(high)
-
-
-class Admission:
-    """Checks that everyone who joins has the run's problem; the first to join states it."""
-
-    def __init__(self, known: Mapping[int, str]) -> None:
-        """Start from the descriptions of an earlier part of the run, if there are any."""
-        self._lock = threading.Lock()
-        self._known = dict(known)
-        self._problem: Problem | None = None
-        for client, text in known.items():
-            self._problem = Profile.parse(client, text).problem
-
-    def check(self, client: ClientId, text: str) -> None:
-        """Check a description.
-
-        Raises:
-            PayloadError: it states another problem than the run's, or than the client's own before.
-        """
-        profile = Profile.parse(client, text)
-        with self._lock:
-            known = self._known.get(client) if isinstance(client, int) else None
-            if known is not None and json.loads(known) != json.loads(text):
-                raise PayloadError(f"client {client} had other data when it first joined this run")
-            if self._problem is None:
-                self._problem = profile.problem
-            if profile.problem != self._problem:
-                raise PayloadError(
-                    f"client {client} has inputs {list(profile.problem.input_shape)} and "
-                    f"{profile.problem.num_classes} classes; the run has "
-                    f"{list(self._problem.input_shape)} and {self._problem.num_classes}"
-                )
-
-    @property
-    def num_classes(self) -> int:
-        """Return the classes of the run's problem; 0 before anybody joined."""
-        return self._problem.num_classes if self._problem else 0

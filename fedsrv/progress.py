@@ -9,6 +9,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+
+from fedmodels.printable import printable
 
 MOST_CLIENTS = 16
 """Clients shown by name; the others are counted."""
@@ -55,12 +58,15 @@ class Display:
         elif kind == "order":
             self.clients[client] = {1: "trains", 2: "scores", 3: "finishes"}[detail["order"]]
         elif kind == "failed":
-            self.clients[client] = f"failed: {detail['reason']}"
-            self.say(f"client {client} failed: {detail['reason']}")
+            reason = printable(detail["reason"])
+            self.clients[client] = f"failed: {reason}"
+            self.say(f"client {client} failed: {reason}")
         elif kind == "server":
-            self.work = f"{detail['work']}, step {detail['step']} of {detail['of']}"
+            self.work = f"{printable(detail['work'])}, step {detail['step']} of {detail['of']}"
         elif kind == "rollback":
-            self.say(f"rolling back: {detail['reason']}")
+            self.say(f"rolling back: {printable(detail['reason'])}")
+        elif kind == "started-over":
+            self.say(f"client {client} goes on from its initial private state")
         elif kind == "commit":
             self.work = ""
             self._bar.update(self._task, total=detail["of"], completed=event["interaction"] + 1)
@@ -82,7 +88,7 @@ class Display:
     def _render(self) -> Group:
         table = Table.grid(padding=(0, 2))
         for client in sorted(self.clients, key=lambda c: (len(c), c))[:MOST_CLIENTS]:
-            table.add_row(f"client {client}", self.clients[client])
+            table.add_row(Text(f"client {client}"), Text(self.clients[client]))
         if len(self.clients) > MOST_CLIENTS:
             table.add_row(f"and {len(self.clients) - MOST_CLIENTS} more", "")
         if self.work:

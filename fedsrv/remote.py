@@ -6,20 +6,24 @@ engine's thread waits in it for the clients, the service's threads bring what th
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from fedmodels.errors import ClientFailed, PayloadError, RunFailed
+from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.printable import printable
 from fedmodels.types import EVALUATOR, ClientId
 from fedpb import coordinator_pb2 as rpc
-from fedsrv.cohort import HoldsState, Result, Results, StateLost, Trip
+from fedsrv.admission import Admission
+from fedsrv.cohort import HoldsState, LossTooLarge, Result, Results, StateLost, Trip
 from fedsrv.events import EventLog
-from fedsrv.open_trip import OpenTrip, answers
-from fedsrv.profile import Admission
+from fedsrv.open_trip import OpenTrip, answers, by_id, why_failed
 from fedsrv.sessions import AlreadyConnected, Caller, Member, UnknownSession
 from fedsrv.spool import Spool
+
+MOST_TOKEN_BYTES = 64
 
 
 class RemoteCohort:
@@ -57,6 +61,7 @@ class RemoteCohort:
         self._members: dict[ClientId, Member] = {}
         self._open: OpenTrip | None = None
         self._lost: int | None = None
+        self._starting_over: set[int] = set()
         self._required: HoldsState = lambda client, versions: True
         self._stateful = False
         self._stopped: str | None = None
@@ -67,13 +72,40 @@ class RemoteCohort:
     def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
         with self._changed:
             self._required, self._stateful = holds, True
-            for client, interaction in last_trained.items():
-                if client in self._members:
-                    self._members[client].trained = interaction
+            for client, member in list(self._members.items()):
+                member.trained = last_trained.get(client, -1) if isinstance(client, int) else -1
+                try:
+                    self._lacks_state(client, member.versions, member.start_over)
+                except LossTooLarge:  # it is told so when it joins again
+                    del self._members[client]
+            self.wake()
+
+    def starting_over(self) -> Sequence[int]:
+        with self._changed:
+            found, self._starting_over = sorted(self._starting_over), set()
+        return found
+
+    def _lacks_state(self, client: ClientId, versions: Sequence[int], start_over: bool) -> bool:
+        """Tell whether a client's states do not suffice; one that may, starts over.
+
+        Raises:
+            LossTooLarge: the run may not go back to what it has.
+        """
+        if not isinstance(client, int):
+            return False
+        try:
+            return not self._required(client, versions)
+        except LossTooLarge:
+            if not start_over:
+                raise
+            self._starting_over.add(client)
+            return True
 
     def gather(self) -> Mapping[int, str]:
         with self._changed:
             self._wait(lambda: all(c in self._members for c in self._expected))
+            while self._turn_away(self.admission.settle()):
+                self._wait(lambda: all(c in self._members for c in self._expected))
             found = {c: m.client_json for c, m in self._members.items() if isinstance(c, int)}
         return dict(sorted(found.items()))
 
@@ -109,10 +141,10 @@ class RemoteCohort:
             self._open = None
             if self._lost is not None:
                 raise StateLost(self._lost, self._members[self._lost].versions)
-            results = dict(sorted(open_trip.results.items(), key=_by_id))
-            failed = dict(sorted(open_trip.failed.items(), key=_by_id))
+            results = dict(sorted(open_trip.results.items(), key=by_id))
+            failed = dict(sorted(open_trip.failed.items(), key=by_id))
         if len(results) < needed:
-            raise RunFailed(_why(trip, failed))
+            raise RunFailed(why_failed(trip, failed))
         mean = open_trip.folding.finish(open_trip.results)
         wire_up = sum(r.wire_up for r in results.values())
         return Results(results, failed, open_trip.wire_down, wire_up, mean)
@@ -156,35 +188,56 @@ class RemoteCohort:
     # --- for the service --------------------------------------------------------------------------
 
     def join(
-        self, client: ClientId, client_json: str, token: bytes, versions: Sequence[int]
+        self,
+        client: ClientId,
+        client_json: str,
+        token: bytes,
+        versions: Sequence[int],
+        start_over: bool = False,
     ) -> bytes:
         """Admit a client and return its session token.
 
         Raises:
             AlreadyConnected: the id is connected, and the token is not its session's.
-            PayloadError: its description does not fit the run.
+            PayloadError: its description does not fit the run, or its token is too long.
+            LossTooLarge: it lost states, and the run may not go back so far.
         """
+        if len(token) > MOST_TOKEN_BYTES:
+            raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
         self.admission.check(client, client_json)
         with self._changed:
             known = self._members.get(client)
             takes_over = known is not None and secrets.compare_digest(token, known.token)
             if known and not takes_over and self._is_connected(known):
                 raise AlreadyConnected(f"client {client} is connected already")
+            lost = self._lacks_state(client, versions, start_over)
             member = Member(
-                token if takes_over or (token and not known) else secrets.token_bytes(16),
+                token or secrets.token_bytes(16),
                 client_json,
                 tuple(versions),
                 time.monotonic(),
                 trained=known.trained if known else -1,
+                start_over=start_over,
             )
             self._members[client] = member
-            if isinstance(client, int) and not self._required(client, versions):
+            self._turn_away(self.admission.admit(client, client_json))
+            if lost and isinstance(client, int):
                 self._lost = client
             self._changed.notify_all()
             if known:
                 self.wake()  # whoever waited for this client does so no longer
         self.events.tell("joined", client)
         return member.token
+
+    def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
+        """End the sessions of clients whose problem is not the run's: joining again is refused."""
+        for client in clients:
+            self._members.pop(client, None)
+            reason = "turned away: most clients describe another problem"
+            self.events.tell("failed", client, reason=reason)
+        if clients:
+            self.wake()
+        return clients
 
     def _is_connected(self, member: Member) -> bool:
         return member.waiting > 0 or time.monotonic() - member.seen < self.LEASE_S
@@ -332,18 +385,6 @@ class Superseded(Exception):
     """The order a result answers is no longer wanted."""
 
 
-def _by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
-    """Sort clients ascending, the evaluator last."""
-    client = item[0]
-    return (True, 0) if client == EVALUATOR else (False, int(client))
-
-
-def _why(trip: Trip, failed: Mapping[ClientId, str]) -> str:
-    client, reason = next(iter(failed.items()))
-    others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
-    return str(ClientFailed(client, trip.sample.round, "upload", reason)) + others
-
-
 def client_id_of(text: str, num_clients: int) -> ClientId:
     """Read a client id off the wire.
 
@@ -352,6 +393,7 @@ def client_id_of(text: str, num_clients: int) -> ClientId:
     """
     if text == EVALUATOR:
         return EVALUATOR
-    if text.isascii() and text.isdigit() and int(text) < num_clients:
+    if re.fullmatch(r"0|[1-9][0-9]{0,8}", text) and int(text) < num_clients:
         return int(text)
-    raise PayloadError(f"client id {text!r} is none of this run's: 0 to {num_clients - 1}")
+    said = printable(text, 60)
+    raise PayloadError(f"client id {said!r} is none of this run's: 0 to {num_clients - 1}")

@@ -7,7 +7,6 @@ written while they train for the next interaction, whose own commit waits for it
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,17 +21,24 @@ from fedmodels.metrics import frequency_groups, minority_classes
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.prototypes import drift
 from fedmodels.stack import check_stacks
-from fedmodels.types import EVALUATOR, BundleSpec, ClientId, state_digest
+from fedmodels.types import EVALUATOR, Bundle, ClientId, state_digest
 from fedpb import coordinator_pb2 as rpc
 from fedpb.heap import give_back_free_pages
 from fedsrv.cohort import Cohort, Results, StateLost, Trip
 from fedsrv.events import EventLog
+from fedsrv.history import History
+from fedsrv.ledger import Record
 from fedsrv.profile import Profile, common_limits
+from fedsrv.reduction import reduced
+from fedsrv.rows import record_of
 from fedsrv.schedule import Step, steps
 from fedsrv.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.server_data import check_fits, check_given
-from fedsrv.store import Record, Store, Syncer
+from fedsrv.store import Store
 from fedsrv.summary import summarise
+from fedsrv.syncer import Syncer
+from fedsrv.taking_up import take_up
+from fedsrv.terms import Terms
 
 STAGE, ROUND = 1, 2
 """Numbers of the evaluation trips of one interaction."""
@@ -55,6 +61,9 @@ class Engine:
         self.method = make(experiment.method.name, **experiment.method.hyper_parameters())
         self.last_trained: dict[int, int] = {}
         """Interaction of each client's last upload that counts: the private state it must hold."""
+        self.history = History()
+        self._lost: StateLost | None = None
+        """Why the run is taken up anew while it goes on."""
         self._committing: Future[None] | None = None
 
     def run(self) -> dict[str, Any]:
@@ -70,12 +79,13 @@ class Engine:
                 while True:
                     try:
                         self._take_up()
+                        syncer.want(self.store.committed)  # what comes after is not safe yet
                         self.run_facts.forget_initial_weights()  # few methods need them again
                         give_back_free_pages()
                         return self._go_on(committer, syncer)
                     except StateLost as lost:
-                        self.events.tell("rollback", lost.client, reason=str(lost))
                         self._settle()
+                        self._lost = lost
         finally:
             syncer.close()
 
@@ -96,8 +106,13 @@ class Engine:
         self.groups = {"minority": minority_classes(examples), **frequency_groups(examples)}
         self.stateful = self.method.keeps_state(self.run_facts)
         self.upload_spec = self.method.upload_spec(self.run_facts)
+        self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
+        if self.stateful:  # whoever lost too much must join again, and is told what to do
+            self._remember(self.store.committed)
+            self.cohort.require(self._holds_state, self.last_trained)
+            self.cohort.gather()
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return where the server half is at a step."""
@@ -126,38 +141,33 @@ class Engine:
         self.events.tell("server", **place, work=what, step=done, of=of, loss=loss)
 
     def _take_up(self) -> None:
-        """Go back to the last commit whose server and client states all still exist."""
-        target = self.store.committed
-        versions = self.cohort.versions()
-        while not self._can_take_up(target, versions):
-            target -= 1  # at -1 everything is derived from the seed: the run begins anew
-        if target < self.store.committed:
-            self.store.roll_back(target)
+        """Go to the last commit whose server and client states all still exist.
+
+        Raises:
+            RunFailed: it lies further back than the run may go.
+        """
+        target = take_up(self.store, self.cohort, self.events, self._lost, stateful=self.stateful)
+        self._lost = None
         self.state = self.store.state(target) if target >= 0 else self._initial_state()
-        self.last_trained = self._trained_up_to(target)
+        self._remember(target)
         self.cohort.commit(target, -1)
         if self.stateful:
             self.cohort.require(self._holds_state, self.last_trained)
 
+    def _remember(self, interaction: int) -> None:
+        """Look up who trained when, as far as an interaction."""
+        self.history = self.store.history()
+        self.last_trained = self.history.last_trained(interaction)
+
     def _initial_state(self) -> ServerState:
         return self.method.init_server(self.run_facts)
 
-    def _can_take_up(self, target: int, versions: Mapping[int, Sequence[int]]) -> bool:
-        if not self.store.has_state(target):
-            return False
-        trained = self._trained_up_to(target).items() if self.stateful else ()
-        return all(k in versions[c] for c, k in trained if c in versions)
-
-    def _trained_up_to(self, interaction: int) -> dict[int, int]:
-        """Return each client's last committed upload up to an interaction."""
-        found: dict[int, int] = {}
-        for record, _ in self.store.records():
-            if record["interaction"] <= interaction:
-                found |= dict.fromkeys(record["cohort"], record["interaction"])
-        return found
-
     def _holds_state(self, client: int, versions: Sequence[int]) -> bool:
-        return client not in self.last_trained or self.last_trained[client] in versions
+        """Tell whether a client holds the private state it must; called from any thread."""
+        if self.last_trained.get(client, -1) in (-1, *versions):
+            return True
+        self.history.check(client, versions)
+        return False
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -179,16 +189,10 @@ class Engine:
         results = self._train(ctx, due)
         ctx = replace(ctx, mean=results.mean)
         trained = time.monotonic()
-        uploads = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
-        state = self.method.aggregate(ctx, self.state, uploads)
-        before = self.state.common.prototypes.get("class")
-        self.state, metrics = self.method.finish(ctx, state, uploads)
-        moved = drift(before, self.state.common.prototypes.get("class"))
-        if moved is not None:
-            metrics = {**metrics, "prototype_drift": moved}
-        record = self._record(step, results, metrics)
-        if ctx.series:
-            record["series"] = ctx.series
+        self.state, metrics, series = self._reduce(ctx, results)
+        record = record_of(step, results, metrics)
+        if series:
+            record["series"] = series
         record["seconds"]["server"] = time.monotonic() - trained
         self._settle()
         record["seconds"]["wall"] = time.monotonic() - begun
@@ -204,12 +208,32 @@ class Engine:
             self._settle()
             self._score(step, record, scores)
 
+    def _reduce(
+        self, ctx: ServerContext, results: Results
+    ) -> tuple[ServerState, Metrics, Mapping[str, Any]]:
+        """Return what the uploads come to; clients that spoil it have failed."""
+        uploads = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
+        found = reduced(self.method, ctx, self.state, uploads, self._needed(ctx.cohort))
+        for client, reason in found.left_out.items():
+            del results.by_client[client]
+            results.failed[client] = reason
+            facts = {"interaction": ctx.interaction, "round": ctx.round, "reason": reason}
+            self.events.tell("failed", client, **facts)
+        before, after = (s.common.prototypes.get("class") for s in (self.state, found.state))
+        moved = drift(before, after)
+        more = {} if moved is None else {"prototype_drift": moved}
+        return found.state, {**found.metrics, **more}, found.series
+
+    def _needed(self, clients: Sequence[ClientId]) -> int:
+        """Return how many of these clients a trip needs at least."""
+        return min(self.experiment.min_clients, len(clients))
+
     def _commit(
         self, step: Step, record: Record, state: ServerState, counts: str | None, syncer: Syncer
     ) -> None:
         """Make an interaction count, and tell so."""
         self.store.commit(record, state, counts)
-        self._advance_watermark(step.interaction, syncer)
+        self._advance_watermark(record, syncer)
         self.events.tell(
             "commit", interaction=step.interaction, round=step.round, task=step.task,
             loss=record["metrics"].get("loss"), of=len(self.steps),
@@ -230,9 +254,17 @@ class Engine:
             if due and v == "after_local" and v in self.experiment.evaluate.views
         ]
         orders = self._orders(ctx, rpc.ORDER_TRAIN, ctx.cohort, views, ctx.task + 1)
-        needed = min(self.experiment.min_clients, len(ctx.cohort))
-        trip = Trip(orders, common, personal, self.upload_spec, needed, self.method.share_of)
+        trip = Trip(
+            orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
+            self.method.share_of, self.terms.check_report, partial(self._check_upload, ctx),
+        )  # fmt: skip
         return self.cohort.exchange(trip)
+
+    def _check_upload(self, ctx: ServerContext, client: ClientId, upload: Bundle) -> None:
+        """Check an upload's values; many threads do so while the state stays as it was sent."""
+        assert isinstance(client, int), "the evaluator trains nothing"
+        told = self.terms.announced(client, self.steps[ctx.interaction])
+        self.method.check_upload(ctx, self.state, upload, told)
 
     def _orders(
         self,
@@ -259,60 +291,14 @@ class Engine:
             for client in clients
         }
 
-    def _record(self, step: Step, results: Results, metrics: Metrics) -> Record:
-        """Return the record of an interaction, without its scores."""
-        clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
-        reports = {c: r.report for c, r in clients.items()}
-        trained = [r for r in reports.values() if r.num_examples and math.isfinite(r.loss)]
-        examples = sum(r.num_examples for r in trained)
-        loss = sum(r.loss * r.num_examples for r in trained)
-        per_client = {
-            str(c): {
-                "down": r.logical_down,
-                "up": r.logical_up,
-                **({"eval_up": extra} if (extra := r.upload.num_evaluation_bytes()) else {}),
-            }
-            for c, r in clients.items()
-        }
-        return {
-            "round": step.round,
-            "interaction": step.interaction,
-            "task": step.task,
-            "cohort": sorted(clients),
-            "metrics": _finite({"loss": loss / examples if examples else math.nan, **metrics}),
-            "bytes": {
-                "down": sum(b["down"] for b in per_client.values()),
-                "up": sum(b["up"] for b in per_client.values()),
-                "wire_down": results.wire_down,
-                "wire_up": results.wire_up,
-                "per_client": per_client,
-            },
-            "seconds": {"train": max((r.seconds for r in reports.values()), default=0.0)},
-            "clients": {
-                str(c): _finite(
-                    {
-                        "loss": r.loss,
-                        "seconds": r.seconds,
-                        "num_examples": r.num_examples,
-                        "peak_rss_bytes": r.peak_rss_bytes,
-                        **dict(r.extra),
-                    }
-                )
-                for c, r in reports.items()
-            },
-            **(
-                {"failed": {str(c): why for c, why in results.failed.items()}}
-                if results.failed
-                else {}
-            ),
-        }
-
-    def _advance_watermark(self, committed: int, syncer: Syncer) -> None:
+    def _advance_watermark(self, record: Record, syncer: Syncer) -> None:
+        committed = record["interaction"]
         syncer.want(committed)
         clients = self.cohort.durable()
         watermark = min(syncer.durable, committed if clients is None else clients)
-        self.cohort.commit(committed, watermark)
-        self.store.prune(watermark)
+        floor = self.store.advance(watermark)
+        self.history = self.history.after(committed, record["cohort"], floor)
+        self.cohort.commit(committed, floor)
 
     # --- scoring ----------------------------------------------------------------------------------
 
@@ -335,11 +321,12 @@ class Engine:
         clients: list[ClientId] = list(self.profiles) if step.ends_round else list(record["cohort"])
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
-        trip = ROUND if step.ends_round else STAGE
-        seen = self._tasks_seen(step)
-        orders = self._orders(ctx, rpc.ORDER_EVALUATE, clients, self._views(step), seen, trip)
-        needed = min(self.experiment.min_clients, len(clients))
-        results = self.cohort.exchange(Trip(orders, common, personal, BundleSpec(), needed))
+        kind, views = rpc.ORDER_EVALUATE, self._views(step)
+        number = ROUND if step.ends_round else STAGE
+        orders = self._orders(ctx, kind, clients, views, self._tasks_seen(step), number)
+        needed, check = self._needed(clients), self.terms.check_report
+        trip = Trip(orders, common, personal, needed=needed, check_report=check)
+        results = self.cohort.exchange(trip)
         scores.add(results.by_client)
         record["bytes"]["wire_down"] += results.wire_down
         record["bytes"]["wire_up"] += results.wire_up
@@ -348,6 +335,9 @@ class Engine:
 
     def _fill_in(self, step: Step, record: Record, scores: Scores) -> None:
         """Put scores into a record."""
+        for other in scores.settle_global_test():
+            reason = "its global test set is not what most others scored on: its scores are dropped"
+            self.events.tell("failed", other, interaction=step.interaction, reason=reason)
         view = self.method.local_view
         own = scores.of(view)
         a_sel = accuracy_over(own_test(own[c]) for c in record["cohort"] if c in own)
@@ -357,7 +347,7 @@ class Engine:
             seen = self._tasks_seen(step)
             found = round_metrics(scores, view, self.groups, self.profiles, seen)
             record["metrics"] |= found
-        for client, row in client_rows(scores).items():
+        for client, row in client_rows(scores, self._tasks_seen(step)).items():
             record["clients"].setdefault(client, {}).update(row)
         self.events.tell(
             "scores", interaction=step.interaction, round=step.round, metrics=record["metrics"]
@@ -379,8 +369,9 @@ class Engine:
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)
         orders = self._orders(ctx, rpc.ORDER_FINISH, everyone, (), 0)
-        needed = min(self.experiment.min_clients, len(everyone))
-        results = self.cohort.exchange(Trip(orders, common, personal, BundleSpec(), needed))
+        needed, check = self._needed(everyone), self.terms.check_report
+        ends = Trip(orders, common, personal, needed=needed, check_report=check)
+        results = self.cohort.exchange(ends)
         digests = [r.report.state_sha256 for c, r in results.by_client.items() if c != EVALUATOR]
         digest = state_digest(self.state.named(), digests)
         records = [record for record, _ in self.store.records()]
@@ -389,10 +380,7 @@ class Engine:
         missing = sorted(str(c) for c in everyone if c not in results.by_client)
         if missing:
             summary["clients_missing"] = missing
+        if self.history.started_over:
+            summary["clients_started_over"] = sorted(self.history.started_over)
         self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)
         return summary
-
-
-def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return the numbers JSON can hold; a client that made no step has no loss."""
-    return {key: value for key, value in numbers.items() if math.isfinite(value)}

@@ -10,38 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedmodels.errors import PayloadError
 from fedmodels.metrics import Counts, iaa, mean_accuracy, mean_and_std
 from fedmodels.types import EVALUATOR, ClientId
-from fedpb import coordinator_pb2 as rpc
 from fedsrv.cohort import Result
 from fedsrv.profile import Profile
-
-GLOBAL_TEST = "global-test"
-VIEWS = ("global", "after_local", "after_downlink")
-MAX_COUNTS = 100_000
-
-
-def check_report(report: rpc.Report, num_classes: int) -> None:
-    """Check what a client reports beside its upload.
-
-    Raises:
-        PayloadError: counts of unknown views, of another number of classes, or impossible ones.
-    """
-    if len(report.counts) > MAX_COUNTS or len(report.extra) > 1000:
-        raise PayloadError("the report holds too many entries")
-    if report.num_examples < 0 or not 0 <= report.seconds < math.inf:
-        raise PayloadError("the report holds impossible numbers")
-    for counts in report.counts:
-        if counts.view not in VIEWS:
-            raise PayloadError(f"the report scores an unknown view {counts.view!r}")
-        arrays = (counts.support, counts.predicted, counts.correct)
-        if any(len(values) != num_classes for values in arrays):
-            raise PayloadError(f"the report counts other than {num_classes} classes")
-        total = sum(counts.support)
-        sane = all(0 <= c <= min(s, p) for s, p, c in zip(*arrays, strict=True))
-        if not sane or sum(counts.predicted) != total or total > 2**40:
-            raise PayloadError("the report's counts contradict each other")
+from fedsrv.terms import GLOBAL_TEST
 
 
 @dataclass
@@ -58,6 +31,28 @@ class Scores:
                     np.array(c.support), np.array(c.predicted), np.array(c.correct), c.loss_sum
                 )
                 self.counts.setdefault((client, c.view, c.rule), {})[c.test_set] = found
+
+    def settle_global_test(self) -> list[ClientId]:
+        """Drop scores on other global test sets than the one most score on; return whose they were.
+
+        Nobody announces that set. Where as many say otherwise, the evaluator's counts, then that of
+        the first client.
+        """
+        said: dict[tuple[int, ...], set[ClientId]] = {}
+        for (client, _, _), sets in self.counts.items():
+            if GLOBAL_TEST in sets:
+                said.setdefault(tuple(sets[GLOBAL_TEST].support.tolist()), set()).add(client)
+
+        def weight(support: tuple[int, ...]) -> tuple[int, bool, int]:
+            whose = said[support]
+            numbers = [c for c in whose if isinstance(c, int)]
+            return len(whose), EVALUATOR in whose, -min(numbers, default=0)
+
+        agreed = max(said, key=weight, default=())
+        for sets in self.counts.values():
+            if GLOBAL_TEST in sets and tuple(sets[GLOBAL_TEST].support.tolist()) != agreed:
+                del sets[GLOBAL_TEST]
+        return sorted({c for support in said if support != agreed for c in said[support]}, key=str)
 
     def to_json(self) -> str:
         """Return everything as text that a crash does not lose."""
@@ -188,8 +183,11 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
     return out
 
 
-def client_rows(scores: Scores) -> dict[str, dict[str, Any]]:
-    """Return every client's accuracies by view: overall, per task and per class."""
+def client_rows(scores: Scores, tasks_seen: int) -> dict[str, dict[str, Any]]:
+    """Return every client's accuracies by view: overall, per task and per class.
+
+    However the scores came in, a row is no longer than the tasks that were seen.
+    """
     out: dict[str, dict[str, Any]] = {}
     for (client, view, rule), sets in scores.counts.items():
         views = out.setdefault(str(client), {}).setdefault("views", {})
@@ -197,11 +195,11 @@ def client_rows(scores: Scores) -> dict[str, dict[str, Any]]:
         total = own_test(sets) or sets.get(GLOBAL_TEST)
         if total is None:
             continue
-        last = max((int(n.partition("/")[2]) for n in sets if n.startswith("task/")), default=-1)
+        tasks = max((t + 1 for t in range(tasks_seen) if f"task/{t}" in sets), default=0)
         views[name] = {
             "accuracy": total.accuracy(),
             "loss": total.loss() if math.isfinite(total.loss()) else None,
-            "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(last + 1)],
+            "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(tasks)],
             "classes": [None if math.isnan(a) else float(a) for a in total.per_class()],
         }
     return out

@@ -16,20 +16,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from fedmodels.errors import PayloadError, PayloadTooLarge, RunFailed
+from fedmodels.printable import printable
 from fedmodels.types import ClientId
 from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
-from fedsrv.certs import covers
-from fedsrv.cohort import Result
+from fedsrv.certs import MONITOR_URI, covers
+from fedsrv.cohort import LossTooLarge, Result
+from fedsrv.complaints import Complaints
 from fedsrv.events import EventLog
 from fedsrv.open_trip import OpenTrip
 from fedsrv.remote import RemoteCohort, Superseded, client_id_of
-from fedsrv.scores import check_report
 from fedsrv.sessions import AlreadyConnected, Member, UnknownSession
 from fedsrv.tls import peer_identity
 
@@ -52,6 +54,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     PayloadTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PayloadError: grpc.StatusCode.INVALID_ARGUMENT,
     WrongRun: grpc.StatusCode.FAILED_PRECONDITION,
+    LossTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
     NotYours: grpc.StatusCode.PERMISSION_DENIED,
     UnknownSession: grpc.StatusCode.UNAUTHENTICATED,
     AlreadyConnected: grpc.StatusCode.ALREADY_EXISTS,
@@ -59,14 +62,6 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
 }
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _refuse(context: grpc.ServicerContext, error: Exception) -> None:
-    """End a call with the code and the line of an error."""
-    code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-    line = str(error)[:1000]  # it travels in a header, and may quote the caller
-    log.warning("%s: %s", code.name, line)
-    context.abort(code, line)
 
 
 def _coded(call: F) -> F:
@@ -77,7 +72,7 @@ def _coded(call: F) -> F:
         try:
             return call(self, request, context)
         except tuple(_CODES) as error:
-            return _refuse(context, error)
+            return self.refuse(context, error)
 
     return answered  # type: ignore[return-value]
 
@@ -97,7 +92,15 @@ class Service:
         self.run_id, self.experiment_json = run_id, experiment_json
         self.cohort, self.events = cohort, events
         self.requires_identity = requires_identity
+        self.complaints = Complaints(log)
         self._watchers = threading.BoundedSemaphore(MOST_WATCHERS)
+
+    def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
+        """End a call with the code and the line of an error."""
+        code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+        line = printable(str(error))  # it travels in a header, and may quote the caller
+        self.complaints.tell(code.name, line)
+        context.abort(code, line)
 
     # --- who calls --------------------------------------------------------------------------------
 
@@ -128,7 +131,9 @@ class Service:
                 f"client {client}'s state directory belongs to run {request.run_id[:8]}, this is "
                 f"run {self.run_id[:8]}; give it another --state-dir"
             )
-        token = self.cohort.join(client, request.client_json, request.token, request.versions)
+        token = self.cohort.join(
+            client, request.client_json, request.token, request.versions, request.start_over
+        )
         return rpc.JoinReply(
             run_id=self.run_id,
             token=token,
@@ -155,7 +160,7 @@ class Service:
             while found := self.cohort.next_order(caller, context.is_active):
                 yield from self._order(*found, held)
         except tuple(_CODES) as error:
-            _refuse(context, error)
+            self.refuse(context, error)
 
     def _order(self, order: rpc.Order, trip: OpenTrip, held: set[bytes]) -> Iterator[bytes]:
         """Stream an order and the parts of its payload the caller does not hold."""
@@ -194,7 +199,7 @@ class Service:
                 self._receive(client, trip, header, frame, stream, len(data))
             return rpc.PushReply(repeated_upload=trip is None)
         except tuple(_CODES) as error:
-            _refuse(context, error)
+            self.refuse(context, error)
             raise AssertionError("abort raises") from error
 
     def _receive(
@@ -210,19 +215,20 @@ class Service:
 
         A connection that breaks leaves no outcome: the client will push again.
         """
-        outcome: Result | str = header.failure
+        outcome: Result | str = printable(header.failure)
         if not header.failure:
             try:
-                check_report(header.report, self.cohort.admission.num_classes)
+                trip.trip.check_report(client, trip.trip.orders[client], header.report)
                 receiver = Receiver(header.bundle, trip.trip.spec, self.cohort.spool.allocate)
                 if frame is not None:
                     receiver.feed(frame)
                 if not receiver.is_complete:  # else it came whole, and nothing is to follow
                     wire += _feed(receiver, stream)
                 upload = receiver.finish()
+                trip.trip.check_upload(client, upload)
                 outcome = Result(upload, header.report, upload.num_bytes(), 0, wire)
             except PayloadError as error:
-                self.cohort.end_result(client, trip, f"its upload was refused: {error}")
+                self.cohort.end_result(client, trip, printable(f"its upload was refused: {error}"))
                 raise
         taken = self.cohort.end_result(client, trip, outcome)
         if isinstance(outcome, Result) and not taken:
@@ -242,13 +248,16 @@ class Service:
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveReply:
         """Give a session back."""
         client, _ = self._session(request.client_id, request.token, context)
-        self.cohort.leave(client, request.reason)
+        self.cohort.leave(client, printable(request.reason))
         return rpc.LeaveReply()
 
     def watch(
         self, request: rpc.WatchRequest, context: grpc.ServicerContext
     ) -> Iterator[rpc.Event]:
-        """Stream what happens in the run."""
+        """Stream what happens in the run; over mutual TLS, to the certificate of a monitor."""
+        identity = peer_identity(context)
+        if self.requires_identity and identity != MONITOR_URI:
+            self.refuse(context, NotYours(f"{identity or 'nobody'} may not watch this run"))
         if not self._watchers.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many monitors watch this run")
         try:
@@ -285,11 +294,22 @@ def _feed(receiver: Receiver, stream: Iterator[bytes]) -> int:
 
 
 def _handlers(service: Service) -> grpc.GenericRpcHandler:
-    """Return the service's handlers; payload streams pass raw bytes."""
+    """Return the service's handlers; requests pass as raw bytes and are parsed where errors are."""
+
+    def parsed(call: Any, kind: Any) -> Any:
+        def answered(data: bytes, context: grpc.ServicerContext) -> Any:
+            try:
+                request = kind.FromString(data)
+            except DecodeError:
+                error = PayloadError(f"the {kind.DESCRIPTOR.name} cannot be parsed")
+                return service.refuse(context, error)
+            return call(request, context)
+
+        return answered
 
     def unary(call: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(
-            call, request.FromString, reply.SerializeToString
+            parsed(call, request), None, reply.SerializeToString
         )
 
     return grpc.method_handlers_generic_handler(
@@ -298,12 +318,12 @@ def _handlers(service: Service) -> grpc.GenericRpcHandler:
             "Join": unary(service.join, rpc.JoinRequest, rpc.JoinReply),
             "Beat": unary(service.beat, rpc.BeatRequest, rpc.BeatReply),
             "Leave": unary(service.leave, rpc.LeaveRequest, rpc.LeaveReply),
-            "Pull": grpc.unary_stream_rpc_method_handler(service.pull, rpc.PullRequest.FromString),
+            "Pull": grpc.unary_stream_rpc_method_handler(parsed(service.pull, rpc.PullRequest)),
             "Push": grpc.stream_unary_rpc_method_handler(
                 service.push, None, rpc.PushReply.SerializeToString
             ),
             "Watch": grpc.unary_stream_rpc_method_handler(
-                service.watch, rpc.WatchRequest.FromString, rpc.Event.SerializeToString
+                parsed(service.watch, rpc.WatchRequest), None, rpc.Event.SerializeToString
             ),
         },
     )
@@ -331,6 +351,7 @@ def start_server(
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
         ],
     )
+    service.complaints.open()
     server.add_generic_rpc_handlers((_handlers(service),))
     checks = health.HealthServicer(experimental_non_blocking=False)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

@@ -34,6 +34,8 @@ class Member:
     """Issue of the last order it was sent, or says it got."""
     trained: int = -1
     """Last interaction it brought an upload for."""
+    start_over: bool = False
+    """Whether it would rather go on from its initial private state than not at all."""
     caller: Caller | None = None
     """The last Pull that waits for it; one before that gets nothing more."""
 

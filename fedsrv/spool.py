@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmodels.blocks import Block, leased
+from fedmodels.errors import PayloadTooLarge
 
 
 class Spool:
@@ -29,7 +31,11 @@ class Spool:
         self._lock = threading.RLock()  # a block may come back while this thread holds the lock
 
     def allocate(self, size: int) -> memoryview:
-        """Return a writable buffer of ``size`` bytes, mapped from disk beyond the budget."""
+        """Return a writable buffer of ``size`` bytes, mapped from disk beyond the budget.
+
+        Raises:
+            PayloadTooLarge: the disk is full.
+        """
         with self._lock:
             kept = self._free.get(size)
             block = kept.pop() if kept else self._fresh(size)
@@ -54,5 +60,10 @@ class Spool:
     def _mapped(self, size: int) -> Block:
         self._directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._directory) as file:  # gone with its last mapping
-            file.truncate(max(size, 1))
+            try:
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))  # a full disk shows here
+            except OSError as error:
+                raise PayloadTooLarge(
+                    f"the coordinator has no room for it in {self._directory}: {error.strerror}"
+                ) from None
             return np.frombuffer(mmap.mmap(file.fileno(), max(size, 1)), np.uint8)[:size]

@@ -1,42 +1,40 @@
 """The run directory: what is committed, and how a run is taken up again.
 
-An interaction is committed by one rename (the new server state) and one SQLite record; the record
-is the commit. Scores of the committed models are added to the record when they are known. A state
-file without a record, or the other way round, is no commit and is computed again. What the server
-keeps of single clients lies in files of its own (:mod:`fedsrv.parts`), written before the state
-file that names them.
+An interaction is committed by one rename (the new server state) and one record in the database
+(:mod:`fedsrv.ledger`); the record is the commit. Scores of the committed models are added to the
+record when they are known. A state file without a record, or the other way round, is no commit and
+is computed again. What the server keeps of single clients lies in files of its own
+(:mod:`fedsrv.parts`), written before the state file that names them.
+
+A roll-back deletes nothing: what it undid stays until the replay has passed it, and is taken up
+again where everybody still has it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
+import logging
 import os
-import sqlite3
-import threading
-import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from fedmodels.archive import load_named, save_named
 from fedmodels.config import Experiment, difference
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.method import ServerState
-from fedmodels.types import Bundle
-from fedsrv.parts import Manifest, Parts
+from fedmodels.types import state_digest
+from fedsrv.history import History
+from fedsrv.ledger import Ledger, Record
+from fedsrv.run_directory import (
+    holds_commits,
+    lock,
+    may_hold_a_run,
+    refuse_existing,
+    sync_path,
+    write_atomically,
+    writing,
+)
+from fedsrv.state_files import StateFiles
 
-FORMAT = 1
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS clients (id INTEGER PRIMARY KEY, client_json TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS interactions (
-    interaction INTEGER PRIMARY KEY, scored INTEGER NOT NULL, record TEXT NOT NULL,
-    counts TEXT NOT NULL);
-"""
-
-Record = dict[str, Any]
+log = logging.getLogger(__name__)
 
 
 class Store:
@@ -48,14 +46,15 @@ class Store:
         Raises:
             ConfigError: it exists and ``resume`` was not asked for, holds another experiment, or
                 cannot be written.
-            RunFailed: another process uses it.
+            ArchiveError: its database is damaged; nothing was changed.
+            RunFailed: another process uses it, or too many of its states are damaged.
         """
         self.path = path
         self.experiment = experiment
         self.strict = experiment.server.durability == "strict"
         if not resume:
             refuse_existing(path)
-        elif path.is_dir() and any(path.iterdir()) and not _may_hold_a_run(path):
+        elif path.is_dir() and any(path.iterdir()) and not may_hold_a_run(path):
             raise ConfigError(
                 f"{path} holds no run to resume; leave --resume out, or name its --out"
             )
@@ -64,64 +63,54 @@ class Store:
             self.states.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--out {path} cannot be used: {error.strerror}") from None
-        self._lock_file = self._lock()
-        self._db = sqlite3.connect(
-            path / "run.db", isolation_level=None, check_same_thread=False
-        )  # one thread at a time all the same
+        self._lock_file = lock(path)
         try:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute(f"PRAGMA synchronous={'FULL' if self.strict else 'NORMAL'}")
-            self._db.executescript(_SCHEMA)
-            self.run_id = self._identity()
-            self._parts = Parts(self.states)
-            self._manifests: dict[int, Manifest] = {}
-            self._stored: set[int] = set()
-            """Interactions after which the state is kept."""
-            self._synced: set[str] = set()
-            """Part files that are safe on the disk; written by the syncing thread alone."""
-            self._drop_unusable()
-            self.rewrite_lines()
+            self._ledger = Ledger(path / "run.db", strict=self.strict, new=not holds_commits(path))
+        except BaseException:
+            os.close(self._lock_file)
+            raise
+        self._db = self._ledger.db
+        self.run_id = self._ledger.run_id
+        self._files = StateFiles(self.states, self.run_id, strict=self.strict)
+        try:
+            self._compare_experiment()
+            self._sync_log()  # before a client stores whose it is
+            with writing(path):
+                self._take_up_files()
+                self.rewrite_lines()
         except BaseException:
             self.close()
             raise
 
-    def _lock(self) -> int:
-        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise RunFailed(f"{self.path} is in use by another process") from None
-        return handle
-
-    def _identity(self) -> str:
-        """Return the run's id; compare the stored experiment with this one."""
+    def _compare_experiment(self) -> None:
+        """Compare the stored experiment with this one, and remember this one."""
         from fedmodels.config import experiment_of
 
-        text = json.dumps(self.experiment.to_dict(), sort_keys=True)
-        stored = dict(self._db.execute("SELECT key, value FROM meta"))
+        stored = self._ledger.facts()
+        self._highest = int(stored.get("highest", -1))
+        self.watermark = int(stored.get("watermark", -1))
+        """The interaction up to which everybody's states are safe, as far as was ever known."""
         if "experiment" in stored:
             before = experiment_of(json.loads(stored["experiment"]), str(self.path / "run.db"))
             changed = [
                 key
                 for key in difference(before, self.experiment)
-                if not self._may_grow(key, before)
+                if not self._may_change(key, before)
             ]
             if changed:
                 raise ConfigError(
                     f"{self.path} was begun with another config; it differs in "
                     f"{', '.join(changed)}. Resume with the config in {self.path / 'config.toml'}"
                 )
-        run_id = str(stored.get("run_id", uuid.uuid4().hex))
-        values = {"experiment": text, "run_id": run_id}
-        self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
-        return run_id
+        text = json.dumps(self.experiment.to_dict(), sort_keys=True)
+        with writing(self.path):
+            self._ledger.set_facts(experiment=text)
 
-    def _may_grow(self, key: str, before: Experiment) -> bool:
-        """Only more rounds may be asked for, and only where they come after all others."""
+    def _may_change(self, key: str, before: Experiment) -> bool:
+        """Only more rounds may be asked for, and where all others come before; and ways back."""
         now, scenario = self.experiment.schedule, self.experiment.scenario
         one_task = scenario.tasks == 1 and not scenario.fixes_tasks
-        return (
+        return key == "server.max_rollback" or (
             key == "schedule.rounds"
             and now.rounds >= before.schedule.rounds
             and (now.order == "rounds_outer" or one_task)
@@ -132,137 +121,193 @@ class Store:
     @property
     def committed(self) -> int:
         """Return the last committed interaction; -1 before the first."""
-        found = self._db.execute("SELECT MAX(interaction) FROM interactions").fetchone()[0]
-        return -1 if found is None else int(found)
+        return self._ledger.committed
+
+    @property
+    def newest(self) -> int:
+        """Return the last interaction that is committed, or undone and not passed again."""
+        return max((self.committed, *self._ledger.undone()))
 
     def records(self) -> list[tuple[Record, bool]]:
         """Return every committed record and whether its scores are in."""
-        rows = self._db.execute("SELECT record, scored FROM interactions ORDER BY interaction")
-        return [(json.loads(record), bool(scored)) for record, scored in rows]
+        return self._ledger.records()
+
+    def pending(self) -> tuple[Record, str] | None:
+        """Return the record that waits for scores, and the counts its training trip brought."""
+        return self._ledger.pending()
 
     def state(self, interaction: int) -> ServerState:
         """Return the committed state after an interaction.
 
         Raises:
-            ArchiveError: a file of it is gone or damaged.
+            ArchiveError: a file of it is gone, damaged or of another run.
         """
-        named, _ = load_named(self._file(interaction))
-        clients = self._parts.load(self._manifest(interaction))
-        return ServerState(named.get("common", Bundle()), named.get("own", Bundle()), clients)
+        return self._files.read(interaction)
 
     def has_state(self, interaction: int) -> bool:
         """Tell whether the state after an interaction can be taken up; -1 always can."""
-        if interaction == -1 or not self._file(interaction).exists():
-            return interaction == -1
-        try:
-            return self._parts.exist(self._manifest(interaction))
-        except ArchiveError:
-            return False
-
-    def pending(self) -> tuple[Record, str] | None:
-        """Return the record that waits for scores, and the counts its training trip brought."""
-        rows = self._db.execute("SELECT record, counts FROM interactions WHERE scored = 0")
-        found = rows.fetchone()
-        return (json.loads(found[0]), found[1]) if found else None
+        return interaction == -1 or self._files.exists(interaction)
 
     def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
-        """Make an interaction count; with ``counts``, its scores are still to come."""
-        number = record["interaction"]
-        header = {"run": self.run_id}
-        parts = self._parts.save(number, state, header, fsync=self.strict)
-        bundles = {"common": state.common, "own": state.own}
-        save_named(self._file(number), bundles, {**header, "parts": parts}, fsync=self.strict)
-        self._stored.add(number)
-        self._manifests[number] = parts
-        self._db.execute(
-            "INSERT INTO interactions VALUES (?, ?, ?, ?)",
-            (number, counts is None, json.dumps(record), counts or ""),
-        )
-        if counts is None:
-            self._append(record)
-
-    def add_scores(self, record: Record) -> None:
-        """Complete a committed record with its scores."""
-        self._db.execute(
-            "UPDATE interactions SET scored = 1, counts = '', record = ? WHERE interaction = ?",
-            (json.dumps(record), record["interaction"]),
-        )
-        self._append(record)
-
-    def roll_back(self, interaction: int) -> None:
-        """Forget every commit after an interaction."""
-        self._db.execute("DELETE FROM interactions WHERE interaction > ?", (interaction,))
-        self._stored = set()
-        for file in self.states.glob("state-*.safetensors"):
-            number = int(file.stem.partition("-")[2])
-            if number > interaction:
-                file.unlink()
-            else:
-                self._stored.add(number)
-        self._parts.forget()
-        self._synced = set()
-        self._drop_parts()
-        self.rewrite_lines()
-
-    def prune(self, watermark: int) -> None:
-        """Delete states that no power loss can roll back to any more."""
-        keep = min(watermark, self.committed)
-        old = [number for number in self._stored if number < keep]
-        for number in old:
-            self._file(number).unlink(missing_ok=True)
-        self._stored.difference_update(old)
-        gone = [self._manifests.pop(number, None) for number in old]
-        if any(gone):
-            self._drop_parts()
-
-    def _drop_parts(self) -> None:
-        """Delete the parts that no state file names any more."""
-        manifests: dict[int, Manifest] = {}
-        for interaction in sorted(self._stored):
-            with contextlib.suppress(ArchiveError):
-                manifests[interaction] = self._manifest(interaction)
-        self._manifests = manifests
-        self._parts.drop(manifests.values())
-
-    def _manifest(self, interaction: int) -> Manifest:
-        """Return the file of each part of the state after an interaction.
+        """Make an interaction count; with ``counts``, its scores are still to come.
 
         Raises:
-            ArchiveError: the state file is gone or damaged.
+            ArchiveError, RunFailed: it cannot be written.
         """
-        if interaction not in self._manifests:
-            _, header = load_named(self._file(interaction), verify=False)
-            self._manifests[interaction] = dict(header.get("parts", {}))
-        return self._manifests[interaction]
+        with writing(self.path):
+            self._compare_replay(record, state)
+            self._files.write(record["interaction"], state)
+            self._ledger.append(record, counts)
+            if counts is None:
+                self._append(record)
+
+    def add_scores(self, record: Record) -> None:
+        """Complete the last committed record with its scores.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
+        with writing(self.path):
+            self._ledger.complete(record)
+            self._append(record)
+
+    # --- roll-back --------------------------------------------------------------------------------
+
+    def history(self) -> History:
+        """Return who trained when, and how far the run may go back."""
+        committed = {record["interaction"]: record["cohort"] for record, _ in self.records()}
+        undone = {number: record["cohort"] for number, record in self._ledger.undone().items()}
+        return History(
+            cohorts=undone | committed,
+            started_over=self._ledger.started_over(),
+            highest=max(self._highest, self.committed),
+            floor=self.floor,
+            max_rollback=self.experiment.server.max_rollback,
+        )
+
+    @property
+    def floor(self) -> int:
+        """Return the earliest interaction the run may be rolled back to."""
+        behind = max(self._highest, self.committed) - self.experiment.server.max_rollback
+        return max(-1, min(self.watermark, behind))
+
+    def go_to(self, interaction: int) -> None:
+        """Make an interaction the last committed one: roll back, or take up what was undone."""
+        if interaction < self.committed:
+            self.roll_back(interaction)
+        elif interaction > self.committed:
+            log.warning("interactions up to %d are all there again", interaction)
+            with writing(self.path):
+                self._ledger.redo(interaction)
+                self._files.forget()
+                self.rewrite_lines()
+
+    def roll_back(self, interaction: int) -> None:
+        """Undo every commit after an interaction; the states stay until the replay passed them."""
+        log.warning("interactions after %d are computed again", interaction)
+        self._highest = max(self._highest, self.committed)
+        self.watermark = min(self.watermark, interaction)  # what is written again is not safe yet
+        facts = {"highest": str(self._highest), "watermark": str(self.watermark)}
+        with writing(self.path):
+            self._ledger.set_facts(**facts)
+            self._ledger.undo(interaction)
+            self._files.forget()
+            self.rewrite_lines()
+
+    def _compare_replay(self, record: Record, state: ServerState) -> None:
+        """Forget what was undone where the replay comes to another result: it cannot serve."""
+        number = record["interaction"]
+        undone = self._ledger.undone()
+        if number not in undone:
+            return
+        try:
+            before = state_digest(self._files.read(number, aside=True).named())
+        except ArchiveError:
+            before = ""
+        if before == state_digest(state.named()) and undone[number]["cohort"] == record["cohort"]:
+            return
+        log.warning("the replay differs from what was undone from interaction %d on", number)
+        self._ledger.forget_undone(number)
+        self._files.drop(n for n in undone if n >= number)
+
+    def start_over(self, client: int) -> None:
+        """Remember that a client goes on from its initial private state."""
+        with writing(self.path):
+            self._ledger.start_over(client)
+
+    def advance(self, watermark: int) -> int:
+        """Take in what is safe everywhere; return up to where nobody needs older states."""
+        if watermark > self.watermark:
+            self.watermark = watermark
+            with writing(self.path):
+                self._ledger.set_facts(watermark=str(watermark))
+        floor = self.floor
+        self.prune(floor)
+        return floor
+
+    def prune(self, watermark: int) -> None:
+        """Delete states that nothing can roll back to any more."""
+        keep = min(watermark, self.committed)
+        self._files.drop(number for number in self._files.kept if number < keep)
 
     # --- clients ----------------------------------------------------------------------------------
 
     def profiles(self) -> dict[int, str]:
         """Return the description every client gave when it first joined."""
-        rows = self._db.execute("SELECT id, client_json FROM clients ORDER BY id")
-        return {int(client): text for client, text in rows}
+        return self._ledger.profiles()
 
     def add_profile(self, client: int, client_json: str) -> None:
         """Remember a client's description."""
-        self._db.execute("INSERT OR REPLACE INTO clients VALUES (?, ?)", (client, client_json))
+        with writing(self.path):
+            self._ledger.add_profile(client, client_json)
 
     # --- files ------------------------------------------------------------------------------------
 
-    def _file(self, interaction: int) -> Path:
-        return self.states / f"state-{interaction:08d}.safetensors"
+    def _take_up_files(self) -> None:
+        """After a crash: go back to the newest state that is whole; drop what has no record.
 
-    def _drop_unusable(self) -> None:
-        """After a crash: forget records whose state is damaged or gone, and states without one."""
+        Nothing is deleted before it is clear that the records are all there, and that the run may
+        go back so far.
+        """
+        files = self._files
+        oldest = min(files.kept, default=0)
+        if oldest > max(0, self.newest):  # older ones were pruned: later records were safe by then
+            raise self._ledger.damaged(
+                f"it ends with interaction {self.newest}, and the states begin with {oldest}"
+            )
+        last, unusable = self._last_usable()
         for leftover in self.states.glob(".*.safetensors.*"):  # a write that a crash cut short
             leftover.unlink()
-        last = self.committed
-        while last >= 0:
-            try:
-                self.state(last)
-                break
-            except ArchiveError:
-                last -= 1
-        self.roll_back(last)
+        undone = self._ledger.undone().keys()
+        unusable |= {number for number in undone if files.why_unusable(number)}
+        known = {*range(last + 1), *undone, *unusable}
+        if last < self.committed:
+            self.roll_back(last)
+        for number in sorted(files.kept - known):
+            log.warning("the state after interaction %d has no record; dropped", number)
+        files.drop((files.kept - known) | unusable)
+        files.drop_parts()
+
+    def _last_usable(self) -> tuple[int, set[int]]:
+        """Return the last committed interaction whose state is whole, and those that are not.
+
+        Raises:
+            RunFailed: the run may not go back to it.
+        """
+        last, reasons = self.committed, dict[int, str]()
+        while last >= 0 and (reason := self._files.why_unusable(last)):
+            reasons[last] = reason
+            last -= 1
+        if reasons and last < self.floor:
+            raise RunFailed(
+                f"no state after interaction {self.floor} or later can be read "
+                f"({next(iter(reasons.values()))}); put a copy back, or have everything after "
+                f"interaction {last} computed again: --resume --set server.max_rollback="
+                f"{max(self._highest, self.committed) - last}"
+            )
+        for reason in reasons.values():
+            log.warning("%s; it is computed again", reason)
+        return last, set(reasons)
 
     def rewrite_lines(self) -> None:
         """Write ``rounds.jsonl`` anew from what is committed."""
@@ -275,87 +320,15 @@ class Store:
 
     def sync(self, interaction: int) -> None:
         """Put the state after an interaction, and its record, safely on the disk."""
-        files = self._manifests.get(interaction, {}).values()
-        parts = [self.states / name for name in files if name not in self._synced]
-        for path in (*parts, self._file(interaction), self.states, self.path / "run.db-wal"):
-            if path.exists():
-                sync_path(path)
-        self._synced = set(files)
+        self._files.sync(interaction)
+        self._sync_log()
+
+    def _sync_log(self) -> None:
+        """Put the database's log safely on the disk, with its name, which SQLite does not sync."""
+        for path in (self.path / "run.db-wal", self.path):
+            sync_path(path)
 
     def close(self) -> None:
         """Give the directory back."""
-        self._db.close()
+        self._ledger.close()
         os.close(self._lock_file)
-
-
-class Syncer:
-    """Syncs committed states in the background and knows the newest one that is safe."""
-
-    def __init__(self, sync: Callable[[int], None]) -> None:
-        self._sync = sync
-        self._wanted = -1
-        self.durable = -1
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name="syncer", daemon=True)
-        self._thread.start()
-
-    def want(self, interaction: int) -> None:
-        """Ask for everything up to an interaction to be made safe."""
-        with self._changed:
-            self._wanted = interaction
-            self.durable = min(self.durable, interaction)
-            self._changed.notify()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._wanted > self.durable)
-                if self._closed:
-                    return
-                target = self._wanted
-            self._sync(target)
-            with self._changed:
-                self.durable = min(target, self._wanted)
-
-    def close(self) -> None:
-        """Stop after the sync under way."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
-
-
-def sync_path(path: Path) -> None:
-    """Fsync a file or a directory; one that is gone meanwhile is no loss."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file so that a reader sees the old or the new one, never half of one."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
-def _may_hold_a_run(path: Path) -> bool:
-    """Tell a run directory, or what the launcher lays out for one, from a stranger's directory."""
-    return any((path / name).exists() for name in ("run.db", "logs", "clients"))
-
-
-def refuse_existing(path: Path) -> None:
-    """Refuse an output directory that holds something already.
-
-    Raises:
-        ConfigError: says how to go on.
-    """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        what = "already holds a run" if (path / "run.db").exists() else "exists and is not empty"
-        raise ConfigError(f"{path} {what}; give --resume to go on with it, or another --out")

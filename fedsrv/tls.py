@@ -37,7 +37,9 @@ def peer_identity(context: grpc.ServicerContext) -> str | None:
     A certificate that names several identities names none.
     """
     uris = context.auth_context().get("peer_uri", ())
-    identities = {uri.decode() for uri in uris if uri.startswith(IDENTITY_SCHEME.encode())}
+    identities = {
+        uri.decode(errors="replace") for uri in uris if uri.startswith(IDENTITY_SCHEME.encode())
+    }
     return identities.pop() if len(identities) == 1 else None
 
 

@@ -73,6 +73,9 @@ class InProcessCohort:
     def require(self, *_: object) -> None:
         """Nobody loses a state here while the engine runs."""
 
+    def starting_over(self) -> Sequence[int]:
+        return ()
+
     def exchange(self, trip: Trip) -> Results:
         found: dict[ClientId, Result] = {}
         failed: dict[ClientId, str] = {}
@@ -90,6 +93,8 @@ class InProcessCohort:
                 failed[client] = done.failure
                 continue
             upload = transported(done.upload, trip.spec)
+            trip.check_report(client, order, done.report)  # honest clients are not refused
+            trip.check_upload(client, upload)
             down = sum(b.num_bytes() for b in parts.values())
             found[client] = Result(upload, done.report, upload.num_bytes(), down)
         assert not failed, failed

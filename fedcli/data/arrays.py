@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
 
@@ -12,7 +14,11 @@ from numpy.typing import NDArray
 
 from fedmodels.errors import DataError
 
-DAMAGED = (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error)
+DAMAGED = (
+    OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error, TypeError, OverflowError,
+    SyntaxError, TokenError, RecursionError, MemoryError, IndexError, struct.error,
+)  # fmt: skip
+"""What numpy and Pillow raise for a damaged file; numpy parses a header as Python's expressions."""
 
 
 def read_array(path: Path, mmap: bool = False) -> NDArray[Any]:
@@ -41,5 +47,5 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
             return {key: arrays[key] for key in arrays.files}
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
-    except (*DAMAGED, AttributeError, TypeError) as error:  # an .npy under that name
+    except (*DAMAGED, AttributeError) as error:  # an .npy under that name
         raise DataError(f"{path} cannot be read: {error}") from None

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import read_array
+from fedcli.data.arrays import DAMAGED, read_array
 from fedcli.data.datasets import Dataset, Inputs, Source
 from fedcli.data.longtail import IntArray
 from fedmodels.errors import DataError, suggestion
@@ -177,6 +177,6 @@ def _read_image(path: Path) -> NDArray[np.uint8]:
         with Image.open(path) as image:
             grey = image.mode in ("L", "1", "I;16")
             array = np.asarray(image.convert("L" if grey else "RGB"), dtype=np.uint8)
-    except (OSError, UnidentifiedImageError, ValueError) as error:
+    except (*DAMAGED, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     return array[None] if grey else np.ascontiguousarray(array.transpose(2, 0, 1))

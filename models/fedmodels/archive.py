@@ -25,11 +25,17 @@ from zlib_ng import zlib_ng
 
 from fedmodels.errors import ArchiveError, PayloadError
 from fedmodels.packed import Packed
+from fedmodels.printable import printable
 from fedmodels.types import DTYPE_NAMES, Bundle, tensor_bytes
 
 FORMAT = 1
 _KEY = "fedtide"
 _FIELDS = {field.name for field in fields(Bundle)}
+_UNUSABLE = (
+    OSError, SafetensorError, PayloadError, KeyError, TypeError, ValueError, OverflowError,
+    RecursionError, RuntimeError,
+)  # fmt: skip
+"""What reading a file raises that is damaged, crafted, or none of ours."""
 
 
 def save(
@@ -111,22 +117,35 @@ def load_named(
     if not source.is_file():
         raise ArchiveError(f"{source} is missing")
     try:
-        with safe_open(source, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})[_KEY])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        kind, header, checksum = facts["format"], facts["header"], facts["crc32"]
+        facts, tensors = _read(source)
         parts: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             name, flat_key = _split(key)
             parts.setdefault(name, {})[flat_key] = tensor
         bundles = {name: Bundle.from_flat(flat) for name, flat in parts.items()}
-    except (OSError, SafetensorError, PayloadError, KeyError, TypeError, ValueError) as error:
+    except _UNUSABLE as error:
         raise ArchiveError(f"{source} is damaged, or no archive: {_line(error)}") from None
-    if kind != FORMAT:
+    if facts["format"] != FORMAT:
+        kind = printable(str(facts["format"]), 40)
         raise ArchiveError(f"{source} has format {kind}; this version reads format {FORMAT}")
-    if verify and checksum != _checksum({key: tensor_bytes(t) for key, t in tensors.items()}):
+    if verify and facts["crc32"] != _checksum({k: tensor_bytes(t) for k, t in tensors.items()}):
         raise ArchiveError(f"{source} is damaged: its checksum does not match")
-    return bundles, header
+    return bundles, facts["header"]
+
+
+def _read(source: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the facts of a file and its tensors; raise one of ``_UNUSABLE`` for a strange file."""
+    with safe_open(source, framework="pt") as file:
+        facts = json.loads((file.metadata() or {})[_KEY])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    if not isinstance(facts, dict) or not isinstance(facts["header"], dict):
+        raise ValueError("its header is no JSON object")
+    if not isinstance(facts["crc32"], int) or not isinstance(facts["format"], int | str):
+        raise ValueError("its format or checksum is no number")
+    for key, tensor in tensors.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise ValueError(f"tensor {key!r} is {tensor.dtype}, which may not travel")
+    return facts, tensors
 
 
 def _split(key: str) -> tuple[str, str]:
@@ -188,4 +207,4 @@ def _sync(path: Path) -> None:
 def _line(error: BaseException) -> str:
     """Return an error's message on one line."""
     text = f"no {error}" if isinstance(error, KeyError) else str(error)
-    return " ".join(text.split()) or type(error).__name__
+    return printable(" ".join(text.split())) or type(error).__name__

@@ -134,6 +134,9 @@ class Server(Table):
     """Seconds after which an interaction closes with those that answered; none waits for all."""
     durability: Literal["watermark", "strict"] = "watermark"
     """``strict`` syncs every commit to the disk before it counts."""
+    max_rollback: Annotated[int, Field(ge=0)] = 2
+    """Interactions that are done again at most for private states a client lost, beyond what a
+    power failure explains; states of so many are kept in any case. ``--resume`` may change it."""
     threads: Annotated[int, Field(ge=1)] = 1
     upload_memory_mb: Annotated[int, Field(ge=0)] = 256
     """Uploads of a round beyond this many MiB are added up as they come, where the method allows

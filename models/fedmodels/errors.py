@@ -16,6 +16,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST_LETTERS = 200
+"""Of a word that may be meant for a known one."""
+
 
 class FedtideError(Exception):
     """One clear line for the user: what is wrong, where, and what to do."""
@@ -63,5 +66,7 @@ class LinkError(FedtideError):
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the known word nearest to ``word``, or nothing."""
+    if len(word) > MOST_LETTERS:
+        return ""  # to compare it would take minutes
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""

@@ -11,70 +11,27 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from fedmodels.config import Experiment
-from fedmodels.nets import make_net
-from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.announced import Announced
+from fedmodels.nets.split import SplitNet
 from fedmodels.pictures import Picture, PrototypeMap
-from fedmodels.pretrained import pretrained
 from fedmodels.prototypes import embeddings
-from fedmodels.randomness import derive_seed, seeded
-from fedmodels.types import Bundle, BundleSpec, ClientId, Problem, Weights
+from fedmodels.randomness import derive_seed
+from fedmodels.run import Run as Run
+from fedmodels.secrecy import Secret
+from fedmodels.types import Bundle, BundleSpec, ClientId, Weights
 
 Metrics = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Run:
-    """What both halves know of a run."""
-
-    experiment: Experiment
-    problem: Problem
-
-    def make_net(self, purpose: str = "init", role: str = "server") -> SplitNet:
-        """Build the run's net; its initial weights depend on the run's seed, purpose and role."""
-        table = self.experiment.net
-        with seeded(derive_seed(self.experiment.seed, role, 0, purpose)):
-            net = make_net(
-                table.name,
-                num_classes=self.problem.num_classes,
-                input_shape=self.problem.input_shape,
-                **table.options(),
-            )
-        net.mixed_precision = self.experiment.training.mixed_precision
-        return net
-
-    @cached_property
-    def initial_weights(self) -> Weights:
-        """Return the weights everybody starts from.
-
-        Raises:
-            ConfigError: ``[net] weights`` is no file of such weights.
-        """
-        fresh, net = weights_of(self.make_net()), self.experiment.net
-        return pretrained(net.weights, fresh, net.weights_sha256) if net.weights else fresh
-
-    def forget_initial_weights(self) -> None:
-        """Free them; whoever asks for them again has them built again."""
-        self.__dict__.pop("initial_weights", None)
-
-    @cached_property
-    def forms(self) -> Weights:
-        """Return tensors like the net's without values, on torch's meta device.
-
-        They tell names, shapes and dtypes without a copy of the net that stays in memory.
-        """
-        return {key: t.detach().to("meta") for key, t in self.make_net().tensors().items()}
-
-    @cached_property
-    def width(self) -> int:
-        """Return d, the number of coordinates of an embedding."""
-        return self.make_net().width
+def _secret_of_its_own() -> Callable[[], Secret]:
+    """Return what always gives the same fresh secret, drawn when it is first asked for."""
+    return cache(Secret.fresh)
 
 
 @dataclass(frozen=True)
@@ -174,6 +131,8 @@ class ClientContext:
     """Numbers of the method's own for the run's records; put in by any function."""
     view: str = ""
     """Which of the method's views is being loaded and scored; empty while it trains."""
+    secret: Callable[[], Secret] = field(default_factory=_secret_of_its_own)
+    """Gives what only this client knows; a worker's is kept in its state directory."""
 
     def seed(self, purpose: str) -> int:
         """Return the seed of (run, client, interaction, purpose)."""
@@ -182,6 +141,10 @@ class ClientContext:
     def generator(self, purpose: str = "method") -> torch.Generator:
         """Return a fresh CPU generator for one purpose."""
         return torch.Generator().manual_seed(self.seed(purpose))
+
+    def secret_normal(self, content: Tensor, purpose: str) -> Tensor:
+        """Return N(0, 1) numbers that blur ``content``, which nobody else can draw again."""
+        return self.secret().normal(content, f"{self.interaction}/{purpose}")
 
 
 @dataclass(frozen=True)
@@ -234,6 +197,8 @@ class Method(ABC):
     citation: ClassVar[str]
     keeps_history: ClassVar[bool] = False
     """Whether clients may look at the training data of earlier tasks."""
+    replays: ClassVar[bool] = False
+    """Whether clients train on generated examples too, of no class more than of the largest one."""
     needs_server_data: ClassVar[bool] = False
     """Whether the server half trains on examples of its own."""
 
@@ -241,6 +206,15 @@ class Method(ABC):
     def views(self) -> tuple[str, ...]:
         """Return the models it has; ``after_downlink`` only where clients hold their own."""
         return ("global", "after_local")
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Return the rules that ``predict`` answers with, or with the first of, in this order."""
+        return ("classifier",)
+
+    def reported(self, run: Run) -> frozenset[str]:
+        """Return the names that clients may put into ``ctx.metrics``."""
+        return frozenset()
 
     @property
     def local_view(self) -> str:
@@ -290,6 +264,12 @@ class Method(ABC):
     @abstractmethod
     def upload_spec(self, run: Run) -> BundleSpec:
         """Return what an upload must hold."""
+
+    @abstractmethod
+    def check_upload(
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+    ) -> None:
+        """Check the values of an upload whose shapes are right; raise PayloadError if one lies."""
 
     @abstractmethod
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
@@ -379,10 +359,9 @@ class Method(ABC):
         are all its test data. Nothing of it is sent. Where there are prototypes of embeddings, the
         default shows them among the embeddings.
         """
-        sources = {"everyone's": payload, "own": state}
         known = {
             f"{whose} {name}": found
-            for whose, bundle in sources.items()
+            for whose, bundle in (("everyone's", payload), ("own", state))
             for name, found in bundle.prototypes.items()
             if len(found.vectors) and found.vectors.shape[1] == ctx.net.width
         }

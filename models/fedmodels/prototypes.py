@@ -5,7 +5,7 @@ Shapes: B batch, K classes, P rows, d coordinates of an embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -146,7 +146,7 @@ def only(prototypes: Prototypes, like: Prototypes) -> Prototypes:
 
 def released(
     prototypes: Prototypes,
-    generator: torch.Generator,
+    normal: Callable[[Tensor, str], Tensor],
     *,
     clip_norm: float = 0.0,
     noise_std: float = 0.0,
@@ -156,7 +156,8 @@ def released(
 
     Args:
         prototypes: the client's, counted.
-        generator: where the noise is drawn from, in order of the class.
+        normal: gives N(0, 1) numbers to blur a vector, whose class is named beside it; such as
+            ``ctx.secret_normal``.
         clip_norm: longer vectors are scaled to this Euclidean norm; 0 leaves all as they are.
         noise_std: standard deviation of Gaussian noise on every coordinate, after clipping.
         min_count: classes of fewer examples are left out.
@@ -169,7 +170,7 @@ def released(
             norm = float(vector.double().norm())
             vector = vector * (clip_norm / norm) if norm > clip_norm else vector
         if noise_std > 0:
-            vector = vector + noise_std * torch.randn(vector.shape, generator=generator)
+            vector = vector + noise_std * normal(vector, f"class/{label}")
         rows[label] = (vector, count)
     return Prototypes.of(rows, prototypes.vectors.shape[1])
 

@@ -30,6 +30,11 @@ Seeds = Callable[[str], int]
 
 SHOWN = 10
 """Images of each class in a picture."""
+METRICS = (
+    "replay_acceptance", "replay_examples", "replay_shortage",
+    "generators_trained", "generator_trainings",
+)  # fmt: skip
+"""What a client says of its replay, beside ``generator_ratio_K`` of each generator it judged."""
 ALL = "all"
 """Key of the generator that draws any class."""
 

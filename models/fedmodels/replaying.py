@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,13 +16,15 @@ from fedmodels.generators import Arch, Family
 from fedmodels.method import ClientContext, Run
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.pictures import Picture
-from fedmodels.replay import ClassReplay, Rehearsal
+from fedmodels.replay import METRICS, ClassReplay, Rehearsal
 from fedmodels.types import Bundle, Histogram
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replaying(FedAvg):
     """FedAvg whose clients replay the classes they met; its switches are those of the replay."""
+
+    replays: ClassVar[bool] = True
 
     cap: Literal["total", "generated"] = "total"
     """What the largest real class bounds: real and replayed examples together, or replayed ones."""
@@ -85,6 +87,10 @@ class Replaying(FedAvg):
             cap=self.cap,
             batch=self.generator_batch,
         )
+
+    def reported(self, run: Run) -> frozenset[str]:
+        ratios = (f"generator_ratio_{k}" for k in range(run.problem.num_classes))
+        return frozenset((*METRICS, *ratios))
 
     def keeps_state(self, run: Run) -> bool:
         return True

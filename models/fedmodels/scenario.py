@@ -47,6 +47,10 @@ class Data(Table):
     """Set apart so many training examples of each class for the server; no client holds them."""
     server_unlabelled: Positive | None = None
     """And so many more of each class without their labels; as many unless given."""
+    input_shape: Annotated[tuple[Positive, ...] | None, Field(strict=False)] = None
+    """Shape of one input, if clients are not to be believed: more than half of them decide else."""
+    num_classes: Positive | None = None
+    """And the number of classes."""
     labels: Literal["fine", "coarse"] = "fine"
     """CIFAR-100 alone has coarse labels: its 20 superclasses."""
     legacy_windows: bool = False
@@ -56,6 +60,12 @@ class Data(Table):
     def _check_server(self) -> Data:
         if self.server_unlabelled is not None and self.server_examples is None:
             raise ConfigError("[data] server_unlabelled needs server_examples")
+        return self
+
+    @model_validator(mode="after")
+    def _check_problem(self) -> Data:
+        if (self.input_shape is None) != (self.num_classes is None):
+            raise ConfigError("[data] input_shape and num_classes need each other")
         return self
 
 

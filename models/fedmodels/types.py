@@ -241,7 +241,7 @@ class TensorSpec:
 class BundleSpec:
     """What a receiver expects, over the flat keys of a bundle.
 
-    A key of ``required`` must come, a key of ``optional`` may; no other may.
+    A key of ``required`` must come, a key of ``optional`` may; no other may. Generators come whole.
     """
 
     required: Mapping[str, TensorSpec] = field(default_factory=dict)
@@ -289,9 +289,14 @@ class BundleSpec:
                     f"tensor {key!r} is {DTYPE_NAMES.get(dtype, dtype)} {list(shape)}; "
                     f"expected {DTYPE_NAMES[spec.dtype]} {list(spec.shape)}"
                 )
-        for key in self.required:
+        begun = {_generator_of(key) for key in facts} - {""}
+        for key in (*self.required, *(k for k in self.optional if _generator_of(k) in begun)):
             if key not in facts:
                 raise PayloadError(f"tensor {key!r} is missing")
+
+
+def _generator_of(key: str) -> str:
+    return "/".join(key.split("/", 2)[:2]) if key.startswith("generators/") else ""
 
 
 def prototype_spec(level: str, width: int, max_rows: int, *, counted: bool = True) -> BundleSpec:

@@ -30,7 +30,8 @@ from fedmodels.types import (
 )
 from fedpb import bundle_pb2 as pb
 from fedpb.frames import FRAME_BYTES, WHOLE_BYTES, Frame, RawFrame, messages, read_chunk
-from fedpb.headers import header_of, plan_of
+from fedpb.headers import header_of
+from fedpb.plans import plan_of
 
 _PAD = bytes(ALIGNMENT)
 _HALF = frozenset({torch.float16, torch.bfloat16})
@@ -136,7 +137,7 @@ class Receiver:
             allocate: gives a writable buffer of so many bytes; plain memory unless given.
         """
         wire = header.SerializeToString(deterministic=True)
-        self._plan = plan_of(wire, header, spec)
+        self._plan = plan_of(header, spec)
         self.header = header
         self.received = 0
         self._sha = hashlib.sha256(wire)

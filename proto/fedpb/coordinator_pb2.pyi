@@ -20,20 +20,22 @@ ORDER_EVALUATE: OrderKind
 ORDER_FINISH: OrderKind
 
 class JoinRequest(_message.Message):
-    __slots__ = ("client_id", "client_json", "run_id", "token", "versions", "protocol")
+    __slots__ = ("client_id", "client_json", "run_id", "token", "versions", "protocol", "start_over")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_JSON_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    START_OVER_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     client_json: str
     run_id: str
     token: bytes
     versions: _containers.RepeatedScalarFieldContainer[int]
     protocol: int
-    def __init__(self, client_id: _Optional[str] = ..., client_json: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ...) -> None: ...
+    start_over: bool
+    def __init__(self, client_id: _Optional[str] = ..., client_json: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("run_id", "token", "experiment_json", "committed", "beat_every_s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -198,18 +197,3 @@ class Plan:
         others = tuple(place.key for place in places[len(names) :])
         weights, rest = layout_of(facts[: len(names)]), layout_of(facts[len(names) :])
         return cls(spec, places, names, weights, others, rest)
-
-
-_checked: OrderedDict[bytes, Plan] = OrderedDict()
-_CHECKED_MOST = 256
-"""Headers that are remembered: a net of a hundred tensors takes longer to check than to receive."""
-
-
-def plan_of(wire: bytes, header: pb.BundleHeader, spec: BundleSpec) -> Plan:
-    """Return the plan of a header; one seen before with the same spec was checked then."""
-    found = _checked.get(wire)
-    if found is None or found.spec is not spec:
-        found = _checked[wire] = Plan.of(header, spec)
-        while len(_checked) > _CHECKED_MOST:
-            _checked.popitem(last=False)
-    return found

@@ -65,7 +65,7 @@ def steer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory, steer: Path) -> Iterator[ForkServer]:
-    server = ForkServer(tmp_path_factory.mktemp("hosts") / "hosts.log", HELD_DIR=str(steer))
+    server = ForkServer(tmp_path_factory.mktemp("forks") / "forks.log", HELD_DIR=str(steer))
     yield server
     server.close()
 
@@ -92,7 +92,7 @@ class Loopback:
         """Start the coordinator, again on its port after the first time."""
         resume = ["--resume"] if self.out.exists() and "--resume" not in more else []
         self.coordinator = Coordinator(
-            self.config, self.out, *resume, *more, port=self.port, HELD_DIR=str(self.steer)
+            self.config, self.out, *resume, *more, port=self.port, forks=self.fork_server
         )
         self.coordinator.listening()
         self.port = self.coordinator.port

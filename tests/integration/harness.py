@@ -10,15 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import tomli_w
 
 from fedmodels.config import Experiment
 
 PLUGINS = Path(__file__).parent.parent / "plugins"
+ROOT = PLUGINS.parent.parent
 TIMEOUT_S = 60.0
 
 
@@ -28,14 +30,14 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class ForkServer:
-    """``python -m fedcli.hosts``, started once for many tests."""
+    """``python -m tests.integration.forks``, or a module that does more, started once for many."""
 
-    def __init__(self, log: Path, **env: str) -> None:
+    def __init__(self, log: Path, module: str = "tests.integration.forks", **env: str) -> None:
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fedcli.hosts"],
+                [sys.executable, "-m", module],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                env=environment(**env), start_new_session=True,
+                env=environment(**env), start_new_session=True, cwd=ROOT,
             )  # fmt: skip
         self._told: dict[str, dict[str, int]] = {}
         self._changed = threading.Condition()
@@ -58,13 +60,31 @@ class ForkServer:
 
     def start(self, argv: list[str], log: Path) -> Client:
         """Fork one ``fedcli`` with these arguments."""
+        key, pid = self._forked({"argv": argv, "log": str(log)})
+        return Client(self, key, pid, log)
+
+    def start_fedsrv(self, argv: Sequence[str], log: Path | None = None) -> ForkedServer:
+        """Fork one ``fedsrv`` with these arguments; errors go to its output unless to a log."""
+        (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
+        files = {"stdin": theirs_in, "stdout": theirs_out}
+        order = {name: f"/proc/{os.getpid()}/fd/{file}" for name, file in files.items()}
+        order["log"] = str(log or order["stdout"])
+        try:
+            key, pid = self._forked({"argv": [*argv], **order})
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        ours = os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb")
+        return ForkedServer(self, key, pid, *ours)
+
+    def _forked(self, order: dict[str, Any]) -> tuple[str, int]:
+        """Send an order; return its key and the process id of the fork."""
         key = str(self._next)
         self._next += 1
         assert self.process.stdin is not None
-        order = {"id": key, "argv": argv, "log": str(log)}
-        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.write(json.dumps({"id": key, **order}).encode() + b"\n")
         self.process.stdin.flush()
-        return Client(self, key, self._fact(key, "pid"), log)
+        return key, self._fact(key, "pid")
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -92,19 +112,73 @@ class Client:
         return self.log.read_text(errors="replace")
 
 
-class Coordinator:
-    """``fedsrv serve --events``."""
+@dataclass
+class ForkedServer:
+    """One forked ``fedsrv``; the part of Popen that tests use."""
 
-    def __init__(self, config: Path, out: Path, *more: str, port: int = 0, **env: str) -> None:
+    server: ForkServer
+    key: str
+    pid: int
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
+    @property
+    def returncode(self) -> int | None:
+        return self.server._told[self.key].get("status")
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self.server._fact(self.key, "status", timeout or TIMEOUT_S)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Return what it prints until its end."""
+        said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=lambda: said.put(self.stdout.read()), daemon=True).start()
+        self.wait(timeout)
+        return said.get(timeout=TIMEOUT_S).decode(), None
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it if it still runs, and close its pipes."""
+        self.kill()
+        self.wait()
+        self.stdin.close()
+        self.stdout.close()
+
+
+class Coordinator:
+    """``fedsrv serve --events``: a process of its own, or a fork where there is a fork server."""
+
+    def __init__(
+        self,
+        config: Path,
+        out: Path,
+        *more: str,
+        port: int = 0,
+        forks: ForkServer | None = None,
+        **env: str,
+    ) -> None:
         self.out, self.log = out, out.parent / f"{out.name}-server.log"
-        command = [sys.executable, "-m", "fedsrv", "serve", str(config), "--out", str(out)]
         listen = [] if "--listen" in more else ["--listen", f"127.0.0.1:{port}"]
-        with self.log.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [*command, *listen, "--events", *more],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                env=environment(**env), start_new_session=True,
-            )  # fmt: skip
+        arguments = ["serve", str(config), "--out", str(out), *listen, "--events", *more]
+        self.process: subprocess.Popen[bytes] | ForkedServer
+        if forks is not None:
+            self.process = forks.start_fedsrv(arguments, self.log)
+        else:
+            with self.log.open("ab") as errors:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "fedsrv", *arguments],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                    env=environment(**env), start_new_session=True,
+                )  # fmt: skip
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.events: list[dict[str, Any]] = []
         self.address = ""

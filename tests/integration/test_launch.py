@@ -21,7 +21,15 @@ from fedmodels.config import experiment_of
 from fedmodels.types import Bundle
 from tests.inprocess import run_in_process
 from tests.integration.conftest import tables
-from tests.integration.harness import TIMEOUT_S, environment, reached, summary_of, write_config
+from tests.integration.harness import (
+    TIMEOUT_S,
+    ForkedServer,
+    ForkServer,
+    environment,
+    reached,
+    summary_of,
+    write_config,
+)
 
 pytestmark = pytest.mark.loopback
 
@@ -30,45 +38,57 @@ LONG = tables("held", schedule={"rounds": 3, "clients": 3})
 
 
 class Launched:
-    """``fedsrv launch`` in a session of its own."""
+    """``fedsrv launch`` in a session of its own: a fork, or a process as users start it."""
 
-    def __init__(self, config: Path, out: Path, *more: str, **env: str) -> None:
+    def __init__(
+        self, config: Path, out: Path, *more: str, forks: ForkServer | None = None, **env: str
+    ) -> None:
         self.out = out
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out), *more],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(**env),
-            start_new_session=True,
-        )
+        arguments = ["launch", str(config), "--out", str(out), *more]
+        self.process: subprocess.Popen[str] | ForkedServer
+        if forks is not None:
+            self.process = forks.start_fedsrv(arguments)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fedsrv", *arguments],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env=environment(**env), start_new_session=True,
+            )  # fmt: skip
 
     def end(self, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
         output, _ = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, output
+        return int(self.process.returncode or 0), output
 
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def close(self) -> None:
+        if isinstance(self.process, ForkedServer):
+            return self.process.close()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
 
 @pytest.fixture
-def launch(tmp_path: Path, steer: Path) -> Iterator[Any]:
+def launch(tmp_path: Path, steer: Path, fork_server: ForkServer) -> Iterator[Any]:
     made: list[Launched] = []
 
-    def start(experiment: dict[str, Any], *more: str) -> Launched:
+    def start(
+        experiment: dict[str, Any], *more: str, out: str = "run", forked: bool = True
+    ) -> Launched:
         config = write_config(tmp_path / "config.toml", experiment_of(experiment))
-        made.append(Launched(config, tmp_path / "run", *more, HELD_DIR=str(steer)))
+        forks = fork_server if forked else None
+        made.append(Launched(config, tmp_path / out, *more, forks=forks, HELD_DIR=str(steer)))
         return made[-1]
 
     for leftover in steer.iterdir():
         leftover.unlink()
     yield start
     for one in made:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.wait()
-        assert one.process.stdout is not None
-        one.process.stdout.close()
+        one.close()
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -78,7 +98,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Path) -> None:
-    run = launch(SHORT, "--hosts", "2")
+    run = launch(SHORT, "--hosts", "2", forked=False)
     status, output = run.end()
     assert status == 0, output
     assert "round 1: loss" in output
@@ -213,10 +233,7 @@ def test_a_process_that_dies_again_and_again_ends_the_run(launch: Any, tmp_path:
     run.end()
     broken = tmp_path / "broken"
     (broken / "0").mkdir(parents=True)
-    second = Launched(tmp_path / "config.toml", tmp_path / "run2", "--data", str(broken))
-    status, output = second.end()
-    assert second.process.stdout is not None
-    second.process.stdout.close()
+    status, output = launch(SHORT, "--data", str(broken), out="run2").end()
     assert status == 1
     assert "died 4 times without progress" in output.splitlines()[-1]
     assert "client.json is missing" in output or "is not there" in output

@@ -13,7 +13,7 @@ import pytest
 
 from fedmodels.config import experiment_of
 from tests.integration.conftest import tables
-from tests.integration.harness import environment, summary_of, write_config
+from tests.integration.harness import ForkServer, summary_of, write_config
 
 pytestmark = [
     pytest.mark.loopback,
@@ -43,20 +43,18 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_fedavg_learns_from_the_files_on_disk(name: str, tmp_path: Path) -> None:
+def test_fedavg_learns_from_the_files_on_disk(
+    name: str, tmp_path: Path, fork_server: ForkServer
+) -> None:
     schedule = {"rounds": 2, "clients": 4}
     config = write_config(
         tmp_path / "config.toml", experiment_of(tables("fedavg", **RUNS[name], schedule=schedule))
     )
     out = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    launched = fork_server.start_fedsrv(["launch", str(config), "--out", str(out)])
+    output, _ = launched.communicate(timeout=100)
+    launched.close()
+    assert launched.returncode == 0, output
     metrics = summary_of(out)["metrics"]
     assert metrics["a_glo"] > 0.1
     assert metrics["global_acc"] > 0.1

@@ -219,6 +219,7 @@ def test_another_problem_and_a_wrong_token(
     run = loopback(tables("fedavg"))
     run.serve()
     plain(run, "0").join()
+    plain(run, "2").join()  # two of three say what the problem is
     other = plain(run, "1")
     facts = {**json.loads(other.description), "input_shape": [3, 9, 9]}
     with pytest.raises(grpc.RpcError) as refused:
@@ -277,7 +278,7 @@ def test_directories_ports_and_addresses(loopback: Sites) -> None:
     run.serve()
 
     def refused(out: Path, *more: str, port: int = 0) -> tuple[int, str]:
-        other = Coordinator(run.config, out, *more, port=port)
+        other = Coordinator(run.config, out, *more, port=port, forks=run.fork_server)
         try:
             return other.wait(), other.error()
         finally:
@@ -344,3 +345,75 @@ def test_the_address_must_be_free(loopback: Sites) -> None:
         assert other.wait() == 1
         assert "the port is busy" in other.error()
         other.close()
+
+
+def test_the_first_to_join_does_not_say_what_the_problem_is(
+    loopback: Sites, plain: Callable[..., PlainClient]
+) -> None:
+    """It is turned away when the others agree on another, and the run is that of honest clients."""
+    run = loopback(tables("fedavg"))
+    server = run.serve()
+    first = plain(run)
+    facts = json.loads(first.description)
+    facts["tasks"] = [{part: row[:3] for part, row in task.items()} for task in facts["tasks"]]
+    first.join(client_json=json.dumps({**facts, "input_shape": [3, 9, 9], "num_classes": 3}))
+    clients = [run.join("0"), run.join("1")]
+    turned = server.wait_kind("failed")
+    assert turned["client"] == "2"
+    assert turned["detail"]["reason"] == "turned away: most clients describe another problem"
+    with pytest.raises(grpc.RpcError) as refused:
+        first.pull()
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    first.description = json.dumps({**facts, "tasks": facts["tasks"] * 2000})
+    with pytest.raises(grpc.RpcError) as refused:
+        first.join()
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    run.finish(server, *clients, run.join("2"))
+
+
+def test_a_liar_among_honest_clients(loopback: Sites, plain: Callable[..., PlainClient]) -> None:
+    """It lies in its upload and in its report; the run is the one in which it says nothing."""
+
+    def ended_with(name: str, answer: Callable[..., None]) -> tuple[str, list[Any]]:
+        run = loopback(TOLERANT, name)
+        server = run.serve()
+        clients = [run.join("0"), run.join("1")]
+        third = plain(run)
+        third.join()
+        while True:
+            order = third.pull()[0].order
+            answer(run, third, order)
+            if order.kind == rpc.ORDER_FINISH:
+                break
+        digest = run.finish(server, *clients)["state_sha256"]
+        text = (run.out / "rounds.jsonl").read_text()
+        assert len(text) < 50_000
+        records = [json.loads(line) for line in text.splitlines()]
+        assert all("2" in record["failed"] for record in records)
+        return digest, records
+
+    def lies(run: Loopback, client: PlainClient, order: rpc.Order) -> None:
+        zeros = [0] * 10
+        far = rpc.Counts(
+            view="global", rule="classifier", test_set="task/30000000",
+            support=zeros, predicted=zeros, correct=zeros,
+        )  # fmt: skip
+        report, upload = rpc.Report(counts=[far], extra={"views": 1.0}), Bundle()
+        if order.kind == rpc.ORDER_TRAIN:
+            weights = {
+                k: torch.full_like(t, 1e30) if t.is_floating_point() else t
+                for k, t in upload_of(run).weights.items()
+            }
+            upload = Bundle(weights=weights, scalars={"num_examples": 1e300})
+            report = rpc.Report(num_examples=5) if order.interaction else report
+        with pytest.raises(grpc.RpcError) as refused:
+            client.push(order, upload, report=report)
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+    def silence(run: Loopback, client: PlainClient, order: rpc.Order) -> None:
+        client.push(order, Bundle(), failure="no")
+
+    lied, honest = ended_with("lied", lies), ended_with("silent", silence)
+    assert lied[0] == honest[0]
+    metrics = ([r["metrics"] for r in records] for _, records in (lied, honest))
+    assert next(metrics) == next(metrics)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
+from fedpb import coordinator_pb2 as rpc
+from fedpb import coordinator_pb2_grpc
 from fedsrv.certs import init_authority, issue
-from tests.integration.conftest import Sites, tables
+from tests.integration.conftest import Loopback, Sites, tables
 
 pytestmark = pytest.mark.loopback
 
@@ -17,7 +21,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an authority's directory with the server's and three clients' certificates."""
     root = tmp_path_factory.mktemp("certs")
     init_authority(root)
-    for identity in ("server", "0-1", "2"):
+    for identity in ("server", "0-1", "2", "evaluator", "monitor"):
         issue(root, identity)
     other = root / "other"
     init_authority(other)
@@ -39,6 +43,45 @@ def client_options(certs: Path, name: str, ca: Path | None = None) -> list[str]:
     ]  # fmt: skip
 
 
+def watch(run: Loopback, certs: Path, name: str) -> Any:
+    """Watch a run with a certificate, from its start."""
+    pem = [(certs / file).read_bytes() for file in ("ca.pem", f"{name}.key", f"{name}.pem")]
+    credentials = grpc.ssl_channel_credentials(*pem)
+    channel = grpc.secure_channel(f"127.0.0.1:{run.port}", credentials)
+    stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+    return channel, stub.Watch(rpc.WatchRequest(from_start=True), timeout=30)
+
+
+def test_only_a_monitor_may_watch(loopback: Sites, certs: Path) -> None:
+    run = loopback(tables("fedavg"))
+    server = run.serve(*server_options(certs))
+    first = run.join("0-1", *client_options(certs, "clients-0-1"))
+    server.wait_kind("joined")
+    for name in ("clients-0-1", "client-2", "evaluator", "server"):
+        channel, events = watch(run, certs, name)
+        with channel, pytest.raises(grpc.RpcError) as refused:
+            next(events)
+        if name != "server":  # whose certificate is none of a client
+            assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+            assert "may not watch this run" in refused.value.details()
+    channel, events = watch(run, certs, "monitor")
+    with channel:
+        assert next(events).kind == "joined"
+        stranger = run.join("2", *client_options(certs, "monitor"), states=run.root / "stranger")
+        assert stranger.wait() == 1
+        assert "fedtide:monitor does not cover 2 (PERMISSION_DENIED)" in stranger.output()
+        run.finish(server, first, run.join("2", *client_options(certs, "client-2")))
+        assert {event.kind for event in events} >= {"upload", "commit", "finished"}
+
+
+def test_tls_without_an_authority_of_clients_is_warned_of(loopback: Sites, certs: Path) -> None:
+    run = loopback(tables("fedavg"))
+    server = run.serve(*server_options(certs)[:4])
+    log = server.log.read_text()
+    assert log.count("--tls-cert without --tls-client-ca: whoever reaches 127.0.0.1") == 1
+    assert "may join as any client" in log
+
+
 def test_certificates_admit_their_clients_and_nobody_else(loopback: Sites, certs: Path) -> None:
     run = loopback(tables("fedavg"))
     server = run.serve(*server_options(certs))
@@ -46,6 +89,7 @@ def test_certificates_admit_their_clients_and_nobody_else(loopback: Sites, certs
     stranger = run.join("2", *client_options(certs, "clients-0-1"), states=run.root / "stranger")
     assert stranger.wait() == 1
     assert "does not cover 2 (PERMISSION_DENIED)" in stranger.output()
+    assert "--tls-client-ca" not in server.log.read_text()
     for wrong in (
         client_options(certs / "other", "client-2", certs / "ca.pem"),  # a certificate of others
         client_options(certs, "client-2", certs / "other" / "ca.pem"),  # another server expected

@@ -206,7 +206,7 @@ def test_the_global_model_predicts_with_the_re_trained_head(digits):
 
 def test_head_must_be_linear(monkeypatch):
     deep = SplitNet(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4)), 64)
-    monkeypatch.setattr("fedmodels.method.make_net", lambda *_, **__: deep)
+    monkeypatch.setattr("fedmodels.run.make_net", lambda *_, **__: deep)
     method, ctx = server("creff")
     with pytest.raises(ConfigError, match="one linear layer; 'mlp' has not"):
         method.init_server(ctx.run)

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from fedcli.data.commands import run_partition
+from fedmodels.errors import PayloadError
 from fedmodels.generators import public
 from fedmodels.method import Batch, Output, Run, ServerContext
 from fedmodels.methods import make
@@ -18,7 +19,7 @@ from fedmodels.replaying import Replaying
 from fedmodels.training import train_locally
 from fedmodels.types import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import InProcessCohort, run_in_process
+from tests.inprocess import InProcessCohort, run_in_process, transported
 
 SMALL = {
     "generator_width": 4,
@@ -231,15 +232,14 @@ def test_the_server_caches_what_the_client_holds(digits):
     assert kept
 
 
-def test_an_incomplete_generator_is_not_taken(digits):
+def test_an_incomplete_generator_is_refused(digits):
     method, run, results = trained(digits, clients=(0,))
     upload = results[0].upload
     key, generator = next(iter(upload.generators.items()))
     half = GeneratorState(generator.version, dict(list(generator.tensors.items())[:2]))
     upload = Bundle(upload.weights, {}, {key: half}, upload.histogram, upload.scalars)
-    ctx = ServerContext(run, 0, 0, 0, (0,))
-    state = method.aggregate(ctx, method.init_server(run), {0: upload})
-    assert not state.clients[0].generators
+    with pytest.raises(PayloadError, match=f"'generators/{key}/tensors/.*' is missing"):
+        transported(upload, method.upload_spec(run))
 
 
 # --- the server -----------------------------------------------------------------------------------

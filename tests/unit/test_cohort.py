@@ -10,9 +10,9 @@ import torch
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.types import EVALUATOR, Bundle
 from fedpb import coordinator_pb2 as rpc
+from fedsrv.admission import Admission
 from fedsrv.cohort import Result, StateLost, Trip
 from fedsrv.events import EventLog
-from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort, Superseded, client_id_of
 from fedsrv.sessions import AlreadyConnected, UnknownSession
 from fedsrv.spool import Spool

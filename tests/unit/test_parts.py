@@ -98,8 +98,11 @@ def test_parts_live_as_long_as_a_state_names_them(opened):
     ]
     assert digest(store.state(3)) == digest(state({0: kept, 1: client(3)}))
     store.roll_back(2)
+    assert "part-clients-1-00000003.safetensors" in parts(store)  # it may serve again
+    commit(store, 3, state({0: kept}))  # the replay came to something else
     assert "part-clients-1-00000003.safetensors" not in parts(store)
     store.roll_back(-1)
+    commit(store, 0, state({}))
     assert parts(store) == []
 
 
@@ -148,7 +151,7 @@ def test_parts_of_a_commit_that_never_was(opened):
 def test_sync_reaches_parts_of_skipped_interactions(opened, monkeypatch):
     """The syncing thread asks for the newest interaction only."""
     store, synced = opened(resume=False), []
-    monkeypatch.setattr("fedsrv.store.sync_path", lambda path: synced.append(path.name))
+    monkeypatch.setattr("fedsrv.state_files.sync_path", lambda path: synced.append(path.name))
     kept = client(1, g3=1)
     commit(store, 0, state({0: kept}))
     commit(store, 1, state({0: kept, 1: client(3)}))

@@ -12,6 +12,7 @@ from fedmodels.prototypes import (
     released,
     uncounted,
 )
+from fedmodels.secrecy import Secret
 from fedmodels.types import Bundle, BundleSpec, Prototypes, prototype_spec
 from tests.inprocess import transported
 
@@ -24,8 +25,8 @@ def prototypes(rows):
 SOME = prototypes({1: ((3.0, 4.0), 5), 4: ((0.3, 0.4), 1)})
 
 
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
+def normal(key=0):
+    return Secret(bytes([key] * 32)).normal
 
 
 def vectors(found):
@@ -33,30 +34,30 @@ def vectors(found):
 
 
 def test_release_changes_nothing_unless_asked():
-    found = released(SOME, rng())
+    found = released(SOME, normal())
     assert torch.equal(found.vectors, SOME.vectors)
     assert torch.equal(found.labels, SOME.labels)
     assert torch.equal(found.counts, SOME.counts)
 
 
 def test_clipping_scales_what_is_longer():
-    found = vectors(released(SOME, rng(), clip_norm=1.0))
+    found = vectors(released(SOME, normal(), clip_norm=1.0))
     assert found[1] == pytest.approx([0.6, 0.8])
     assert found[4] == pytest.approx([0.3, 0.4])
 
 
 def test_rare_classes_stay():
-    assert vectors(released(SOME, rng(), min_count=2)).keys() == {1}
-    nothing = released(SOME, rng(), min_count=6)
+    assert vectors(released(SOME, normal(), min_count=2)).keys() == {1}
+    nothing = released(SOME, normal(), min_count=6)
     assert nothing.vectors.shape == (0, 2)
 
 
-def test_noise_has_its_deviation_and_its_seed():
+def test_noise_has_its_deviation_and_its_secret():
     wide = prototypes({0: ((0.0,) * 20_000, 3)})
-    found = released(wide, rng(), noise_std=0.5, clip_norm=1.0).vectors
+    found = released(wide, normal(), noise_std=0.5, clip_norm=1.0).vectors
     assert found.std().item() == pytest.approx(0.5, rel=0.05)
-    assert torch.equal(found, released(wide, rng(), noise_std=0.5).vectors)
-    assert not torch.equal(found, released(wide, rng(1), noise_std=0.5).vectors)
+    assert torch.equal(found, released(wide, normal(), noise_std=0.5).vectors)
+    assert not torch.equal(found, released(wide, normal(1), noise_std=0.5).vectors)
 
 
 def test_moving_average():

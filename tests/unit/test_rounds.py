@@ -83,9 +83,11 @@ def test_scores_come_when_they_are_due(digits, tmp_path):
     assert scored == [1, 3, 4]
 
 
-def test_a_client_that_lost_everything_makes_the_run_begin_anew(tmp_path, digits):
+def test_a_client_that_lost_everything_makes_the_run_begin_anew_where_that_is_wanted(
+    tmp_path, digits
+):
     """Older server states are pruned, so there is no way back but to the beginning."""
-    experiment = tiny_experiment(method="local")
+    experiment = tiny_experiment(method="local", server={"max_rollback": 4})
     run_in_process(experiment, digits, tmp_path / "run")
     for state in (tmp_path / "run" / "clients" / "1").glob("state-*"):
         state.unlink()

@@ -4,13 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmodels.errors import DataError, PayloadError
+from fedmodels.errors import DataError
 from fedmodels.metrics import Counts
 from fedmodels.types import EVALUATOR, Bundle
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.cohort import Result
 from fedsrv.profile import Profile
-from fedsrv.scores import Scores, check_report, client_rows, own_test, round_metrics
+from fedsrv.scores import Scores, client_rows, own_test, round_metrics
 from fedsrv.summary import iaa_series, run_metrics, stage_matrix, summarise
 from tests.conftest import tiny_experiment
 
@@ -42,44 +42,6 @@ PROFILES = {0: profile([50, 50], [100, 100]), 1: profile([25, 75], [0, 0])}
 
 def metrics_of(scores, local_view="after_local", minority=(1,), profiles=PROFILES, tasks_seen=1):
     return round_metrics(scores, local_view, {"minority": list(minority)}, profiles, tasks_seen)
-
-
-# --- what is refused ------------------------------------------------------------------------------
-
-
-def report(*given, **facts):
-    return rpc.Report(counts=given or [counts([1, 2], [3, 4])], **facts)
-
-
-def test_a_report_as_it_should_be():
-    check_report(report(), 2)
-    check_report(report(counts([0, 0], [0, 0])), 2)
-    check_report(rpc.Report(), 0)
-    check_report(rpc.Report(loss=float("nan")), 2)  # no step was made
-
-
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        (report(counts([1, 2], [3, 4], view="local")), "unknown view 'local'"),
-        (report(counts([1], [3])), "other than 2 classes"),
-        (report(counts([1, 2, 3], [3, 4, 5])), "other than 2 classes"),
-        (report(counts([1, 2], [3, 4], predicted=[7])), "other than 2 classes"),
-        (report(counts([4, 2], [3, 4], predicted=[4, 3])), "contradict"),
-        (report(counts([-1, 2], [3, 4], predicted=[3, 4])), "contradict"),
-        (report(counts([1, 2], [3, 4], predicted=[3, 3])), "contradict"),
-        (report(counts([3, 0], [3, 4], predicted=[2, 5])), "contradict"),
-        (report(counts([0, 0], [2**50, 0], predicted=[2**50, 0])), "contradict"),
-        (report(num_examples=-1), "impossible numbers"),
-        (report(seconds=-1.0), "impossible numbers"),
-        (report(seconds=float("nan")), "impossible numbers"),
-        (report(seconds=float("inf")), "impossible numbers"),
-        (report(extra={str(n): 1.0 for n in range(1001)}), "too many entries"),
-    ],
-)
-def test_reports_that_are_refused(given, match):
-    with pytest.raises(PayloadError, match=match):
-        check_report(given, 2)
 
 
 # --- one round ------------------------------------------------------------------------------------
@@ -206,7 +168,7 @@ def test_scores_survive_as_text():
     again = Scores.from_json(scores.to_json())
     assert again.counts.keys() == scores.counts.keys()
     assert metrics_of(again) == metrics_of(scores)
-    assert client_rows(again) == client_rows(scores)
+    assert client_rows(again, 3) == client_rows(scores, 3)
     assert again.to_json() == scores.to_json()
 
 
@@ -217,7 +179,7 @@ def test_rows_of_clients():
             EVALUATOR: [counts([1, 1], [5, 5], test_set="global-test")],
         }
     )
-    rows = client_rows(scores)
+    rows = client_rows(scores, 3)
     assert rows["0"]["views"]["global"] == {
         "accuracy": pytest.approx(4 / 6),
         "loss": 1.0,
@@ -231,7 +193,7 @@ def test_rows_of_clients():
 def test_a_loss_that_overflowed_is_no_number():
     given = counts([1, 1], [2, 2])
     given.loss_sum = float("inf")
-    assert client_rows(scores_of({0: [given]}))["0"]["views"]["global"]["loss"] is None
+    assert client_rows(scores_of({0: [given]}), 3)["0"]["views"]["global"]["loss"] is None
 
 
 def test_own_test_leaves_the_global_test_set_out():
@@ -375,3 +337,24 @@ def test_summary():
     assert [found[key] for key in facts] == [
         1, "fedavg", "digits", "per_class_shards", 0, 4, "digest",
     ]  # fmt: skip
+
+
+def test_the_global_test_set_is_what_most_scored_on():
+    """Nobody announces it: whoever scored on another one has no score on it."""
+
+    def on(*support):
+        return [counts([1, 1], support, "after_local", "global-test")]
+
+    scores = scores_of({0: on(9, 9), 1: on(4, 4), 2: on(4, 4)})
+    assert scores.settle_global_test() == [0]
+    assert metrics_of(scores)["generalization_acc"] == pytest.approx(2 / 8)
+    assert scores.settle_global_test() == []
+    scores = scores_of({0: on(9, 9), EVALUATOR: on(4, 4)})
+    assert scores.settle_global_test() == [0], "the evaluator's counts where as many say otherwise"
+    assert Scores().settle_global_test() == []
+
+
+def test_a_row_is_as_long_as_what_was_scored():
+    """However it came in, no number of a record says how much memory to take."""
+    scores = scores_of({0: [counts([1], [2]), counts([1], [1], test_set="task/30000000000")]})
+    assert client_rows(scores, 3)["0"]["views"]["global"]["tasks"] == [0.5]

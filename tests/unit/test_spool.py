@@ -1,8 +1,10 @@
 import os
 from pathlib import Path
 
+import pytest
 import torch
 
+from fedmodels.errors import PayloadTooLarge
 from fedsrv.spool import Spool
 
 
@@ -101,3 +103,14 @@ def open_files_below(directory):
 def test_empty_uploads(tmp_path):
     assert len(Spool(tmp_path, 100).allocate(0)) == 0
     assert len(Spool(tmp_path, -1).allocate(0)) == 0
+
+
+def test_a_full_disk_refuses_the_upload(tmp_path, monkeypatch):
+    """Else the process would die where it writes into the mapping."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(PayloadTooLarge, match=r"no room for it in .*: No space left on device"):
+        Spool(tmp_path, 0).allocate(100)

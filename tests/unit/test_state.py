@@ -1,5 +1,6 @@
 import json
 import stat
+import threading
 import time
 
 import pytest
@@ -80,16 +81,61 @@ def test_never_trained(tmp_path):
     assert StateDirectory(tmp_path).durable == -1
 
 
-def test_later_states_did_not_count(tmp_path):
-    """The run rolled back to interaction 3: what came after is deleted, here and on the disk."""
+def test_later_states_stay_until_the_run_has_passed_them(tmp_path):
+    """The run rolled back to interaction 3: what came after may serve again, but is not safe."""
     states = saved(tmp_path, 0, 3, 7)
     wait_for(lambda: states.durable == 7)
+    states.settle(3, 3)
     assert value_of(states.load(3, INITIAL)) == 3
-    assert states.versions() == [0, 3]
+    assert states.versions() == [0, 3, 7]
     assert states.durable == 3
+    states.save(7, private(7.5))
+    assert value_of(states.load(7, INITIAL)) == 7.5
     assert states.load(-1, INITIAL) is INITIAL
-    assert states.versions() == []
+    assert states.versions() == [0, 3, 7]
     assert states.durable == -1
+
+
+def test_states_that_did_not_count_are_deleted(tmp_path):
+    """Commits went on without this client's upload of interaction 3."""
+    states = saved(tmp_path, 0, 3, 7)
+    states.settle(0, 5)
+    assert states.versions() == [0, 7]
+    states.settle(-1, 7)
+    assert states.versions() == []
+
+
+def test_a_sync_that_ends_after_a_roll_back_makes_nothing_safe(tmp_path, monkeypatch):
+    """The state of interaction 7 is of commits that were undone; 3 is the last that counts."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(self, path):
+        if "7" in path.name:
+            begun.set()
+            go_on.wait(5)
+        return True
+
+    monkeypatch.setattr(StateDirectory, "_sync", slow)
+    states = saved(tmp_path, 0, 3, 7)
+    begun.wait(5)
+    states.load(3, INITIAL)
+    go_on.set()
+    states.save(4, private(4))
+    wait_for(lambda: states.durable == 4)
+    assert states.load(4, INITIAL) is not INITIAL
+
+
+def test_a_disk_that_fails_to_sync_makes_nothing_safe(tmp_path, monkeypatch, caplog):
+    def fails(handle):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("os.fsync", fails)
+        states = saved(tmp_path, 0)
+        wait_for(lambda: "not safe on the disk: Input/output error" in caplog.text)
+    assert states.durable == -1
+    states.save(1, private(1))
+    wait_for(lambda: states.durable == 1)
 
 
 def test_a_state_that_is_gone(tmp_path):
@@ -212,20 +258,30 @@ def test_a_worker_that_comes_back_computes_the_same(worker, digits):
 
 
 def test_a_kept_result_whose_state_was_dropped_is_computed_again(worker):
-    """The run rolled back, a round without this client was scored, and now it is its turn again.
+    """A round without this client was scored, and now it is its turn again.
 
-    Scoring from the older state dropped the newer one, but not the result kept in memory: sending
-    that alone would leave the client without the state its upload belongs to.
+    Sending the result kept in memory alone would leave the client without the state its upload
+    belongs to.
     """
     trained(worker, 0, -1)
     trained(worker, 5, 0, committed=0)
     expected = bytes_of(worker.states, 5)
     score = order_of(rpc.ORDER_EVALUATE, 4, 0, committed=4, views=["after_downlink"])
     assert worker.execute(score, Bundle()).failure == ""
-    assert worker.states.versions() == [0]
+    assert worker.states.versions() == [0, 5]
+    (worker.states.path / "state-00000005.safetensors").unlink()
     trained(worker, 5, 0, committed=4)
     assert bytes_of(worker.states, 5) == expected
     trained(worker, 6, 5, committed=5)
+
+
+def test_after_a_roll_back_nothing_kept_in_memory_is_sent(worker, monkeypatch):
+    """The replay may come to another payload, from which the same interaction gives another."""
+    trained(worker, 0, -1)
+    trained(worker, 1, 0, committed=0)
+    trained(worker, 2, 1, committed=1)
+    monkeypatch.setattr("fedcli.worker.train_locally", None)  # computed again: it is called
+    assert "NoneType" in worker.execute(order_of(rpc.ORDER_TRAIN, 2, 0, 0), Bundle()).failure
 
 
 def test_what_goes_wrong_fails_one_order(worker):

@@ -8,7 +8,9 @@ import torch
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.method import ServerState
 from fedmodels.types import Bundle, state_digest
-from fedsrv.store import Store, Syncer, refuse_existing, write_atomically
+from fedsrv.run_directory import refuse_existing, write_atomically
+from fedsrv.store import Store
+from fedsrv.syncer import Syncer
 from tests.conftest import tiny_experiment
 
 
@@ -168,15 +170,17 @@ def test_what_a_write_left_behind_is_removed(opened):
 
 
 def test_roll_back(opened):
+    """What was undone stays until it is passed again."""
     store = committed(opened(resume=False), 0, 1, 2, 3)
     store.roll_back(1)
-    assert store.committed == 1
+    assert (store.committed, store.newest) == (1, 3)
     assert lines(store) == [0, 1]
-    assert len(files(store)) == 2
+    assert len(files(store)) == 4
     committed(store, 2)
     store.roll_back(-1)
-    assert store.committed == -1
-    assert files(store) == []
+    assert (store.committed, store.newest) == (-1, 3)
+    assert len(files(store)) == 4
+    assert lines(store) == []
 
 
 def test_prune_keeps_what_may_be_rolled_back_to(opened):

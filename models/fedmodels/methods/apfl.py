@@ -74,6 +74,9 @@ class Apfl(FedAvg):
     def views(self) -> tuple[str, ...]:
         return ("global", "after_local", "after_downlink")
 
+    def reported(self, run: Run) -> frozenset[str]:
+        return frozenset({"alpha"})
+
     def keeps_state(self, run: Run) -> bool:
         return True
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedmodels.algebra import weighted_mean
+from fedmodels.announced import Announced, check_upload
 from fedmodels.method import (
     Batch,
     ClientContext,
@@ -84,6 +85,12 @@ class FedAvg(Method):
     def upload_spec(self, run: Run) -> BundleSpec:
         shared = Bundle(weights=self.shared(run.forms))
         return BundleSpec.of(shared) | scalar_spec("num_examples")
+
+    def check_upload(
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+    ) -> None:
+        most = told.most_examples(history=self.keeps_history, replay=self.replays)
+        check_upload(upload, told, most)
 
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
         return BundleSpec.of(Bundle(weights=self.shared(run.forms))), BundleSpec()

@@ -163,6 +163,10 @@ class FedMLP(FedAvg):
         return ("global", *PRIVATE_VIEWS) if self.eval_upload_head else PRIVATE_VIEWS
 
     @property
+    def rules(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.inference, "classifier", "prototype")))
+
+    @property
     def local_view(self) -> str:
         return "after_local" if self.eval_base == "local" else super().local_view
 
@@ -232,10 +236,7 @@ class FedMLP(FedAvg):
     ) -> ServerState:
         mean = super().aggregate(ctx, state, uploads).common.weights
         reported = {client: upload.prototypes["class"] for client, upload in uploads.items()}
-        counts = {
-            f"counts/{client}/{ctx.task}": _counts(rows, ctx.run)
-            for client, rows in reported.items()
-        }
+        counts = {f"counts/{c}/{ctx.task}": _counts(rows, ctx.run) for c, rows in reported.items()}
         clients = state.clients
         if self.proto_agg == "all_latest":
             clients = {**clients, **_with_latest(clients, reported)}
@@ -363,8 +364,8 @@ class FedMLP(FedAvg):
         current = set(ctx.stream.train(ctx.task)[1].tolist())
         rows = {k: row for k, row in state.prototypes["class"].rows().items() if k in current}
         limits = {"clip_norm": self.clip_norm, "noise_std": self.noise_std}
-        found, draw = Prototypes.of(rows, ctx.net.width), ctx.generator("method")
-        sent = released(found, draw, min_count=self.min_count, **limits)
+        found = Prototypes.of(rows, ctx.net.width)
+        sent = released(found, ctx.secret_normal, min_count=self.min_count, **limits)
         return replace(upload, prototypes={"class": sent})  # eq. 2
 
     def predict(
@@ -372,8 +373,7 @@ class FedMLP(FedAvg):
     ) -> Mapping[str, Tensor]:
         z, g = ctx.net.features(x), self._table(ctx, payload.prototypes["class"])
         by_rule = {"classifier": ctx.net.head(z), "prototype": nearest_scores(z, g, g.known)}
-        other = "prototype" if self.inference == "classifier" else "classifier"
-        return {rule: by_rule[rule] for rule in (self.inference, other)}
+        return {rule: by_rule[rule] for rule in self.rules}
 
 
 def _with_latest(

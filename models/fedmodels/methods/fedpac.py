@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedmodels.algebra import class_means, nnls_simplex, weighted_mean
+from fedmodels.announced import Announced
 from fedmodels.errors import PayloadError
 from fedmodels.method import (
     Batch,
@@ -112,6 +113,13 @@ class FedPAC(FedAvg):
             | prototype_spec("statistics", run.width, classes)
             | scalar_spec("num_examples", "variance")
         )
+
+    def check_upload(
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+    ) -> None:
+        super().check_upload(ctx, state, upload, told)
+        if upload.scalars["variance"] < 0:
+            raise PayloadError("tensor 'scalars/variance' is below zero")
 
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
         weights, classes = run.initial_weights, run.problem.num_classes

@@ -73,6 +73,11 @@ class FedProto(FedAvg):
         return ("after_local", "after_downlink")
 
     @property
+    def rules(self) -> tuple[str, ...]:
+        other = "classifier" if self.inference == "nearest" else "nearest"
+        return (self.inference, other)
+
+    @property
     def trains_together(self) -> bool:
         return True
 
@@ -123,7 +128,7 @@ class FedProto(FedAvg):
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
         sent = released(
             refs.fresh,
-            ctx.generator("method"),
+            ctx.secret_normal,
             clip_norm=self.clip_norm,
             noise_std=self.noise_std,
             min_count=self.min_count,

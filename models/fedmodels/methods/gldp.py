@@ -137,6 +137,10 @@ class Gldp(FedAvg):
         return own if headless or self.bn == "local" else ("global", *own)
 
     @property
+    def rules(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.inference, "gldp_gp", "gldp_lp", "classifier")))
+
+    @property
     def trains_together(self) -> bool:
         return self.proto_pass != "running"  # there the loss keeps embeddings
 
@@ -302,7 +306,7 @@ class Gldp(FedAvg):
         ema = self.uplink_proto == "ema"
         sent = released(
             only(state.prototypes["class"], like=refs.fresh) if ema else refs.fresh,
-            ctx.generator("method"),
+            ctx.secret_normal,
             clip_norm=self.clip_norm,
             noise_std=self.noise_std,
             min_count=self.min_count,

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedmodels.announced import Announced, check_versions
 from fedmodels.collaboration import (
     collaboration_graph,
     distances,
@@ -30,12 +31,13 @@ from fedmodels.collaboration import (
     parameter_keys,
     shares_of,
 )
+from fedmodels.errors import PayloadError
 from fedmodels.method import Batch, ClientContext, Metrics, Output, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.mixing import Examples, Mixer, Problem, Search, find_all
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.randomness import derive_seed
-from fedmodels.replay import ClassReplay, Judge, Rehearsal, Replayed, published
+from fedmodels.replay import ALL, ClassReplay, Judge, Rehearsal, Replayed, published
 from fedmodels.replaying import Replaying
 from fedmodels.training import run_phases
 from fedmodels.types import (
@@ -49,6 +51,7 @@ from fedmodels.types import (
 )
 
 PERSONAL = "personal/"
+PARTS = 10**6
 _DRAWING = Lock()
 """Held while examples are drawn: building a generator's net touches torch's global generator."""
 
@@ -147,6 +150,20 @@ class PFedGRP(Replaying):
             BundleSpec.of(Bundle(histogram=told)).required, optional
         )
 
+    def check_upload(
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+    ) -> None:
+        in_parts = self.label_dist == "freq"  # S over its sum
+        most = torch.full_like(told.trained, PARTS) if in_parts else told.trained
+        super().check_upload(ctx, state, upload, replace(told, trained=most))
+        held = state.clients.get(told.client, Bundle()).generators
+        before = {key: generator.version for key, generator in held.items()}
+        new = {key: generator.version for key, generator in upload.generators.items()}
+        check_versions(new, before, ctx.interaction + 1)
+        for key in new:
+            if key != ALL and not told.now[int(key)]:
+                raise PayloadError(f"generator {key!r} is of a class that was not announced")
+
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
         personal = _prefixed(run.initial_weights)
         return super().payload_spec(run)[0], BundleSpec.of(Bundle(weights=personal))
@@ -156,11 +173,9 @@ class PFedGRP(Replaying):
     ) -> ServerState:
         mean = super().aggregate(ctx, state, uploads)  # C_g
         clients = dict(state.clients)
-        expected = self.replay(ctx.run).family.public_shapes().keys()
         for client, upload in uploads.items():
-            before = clients.get(client, Bundle())
-            whole = {k: g for k, g in upload.generators.items() if g.tensors.keys() == expected}
-            new = {k: GeneratorState(g.version, _copied(g.tensors)) for k, g in whole.items()}
+            before, sent = clients.get(client, Bundle()), upload.generators.items()
+            new = {k: GeneratorState(g.version, _copied(g.tensors)) for k, g in sent}
             assert upload.histogram is not None
             told = Histogram(*(t.clone() for t in (upload.histogram.round, upload.histogram.total)))
             clients[client] = Bundle(
@@ -326,7 +341,7 @@ class PFedGRP(Replaying):
         assert state.histogram is not None
         total = state.histogram.total
         if self.label_dist == "freq":
-            parts = 1e6 * total.double() / total.sum().clamp_min(1)
+            parts = PARTS * total.double() / total.sum().clamp_min(1)
             total = parts.round().to(torch.int32)
         new = {k: g for k, g in state.generators.items() if k in refs.trained}
         return Bundle(

@@ -1,0 +1,87 @@
+"""What is wrong with calls, told once a minute: whoever calls badly must not fill the log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedmodels.printable import printable
+
+EVERY_S = 60.0
+_GRPC = ("grpc._common", "grpc._server")
+"""Loggers of gRPC that write a traceback for each call that goes wrong."""
+
+
+@dataclass
+class _Kind:
+    """Complaints of one kind since the last line about it."""
+
+    told: float
+    untold: int = 0
+
+
+class Complaints(logging.Filter):
+    """Logs the first complaint of a kind and counts the others, a line a minute for each kind.
+
+    As a filter of gRPC's loggers it treats what gRPC complains about in the same way: a request
+    that cannot be parsed is its sender's fault and has no traceback. An exception of our own keeps
+    its traceback, the first time in a minute.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._log, self._clock = log, clock
+        self._kinds: dict[str, _Kind] = {}
+        self._lock = threading.Lock()
+
+    def tell(self, kind: str, line: str) -> None:
+        """Complain about one call; ``kind`` is one of a few words, such as a status code."""
+        untold = self._due(kind)
+        if untold is not None:
+            self._log.warning("%s: %s%s", kind, printable(line), _and_more(untold))
+
+    def _due(self, kind: str) -> int | None:
+        """Return how many complaints a line about this kind stands for beside the present one.
+
+        ``None`` means that there was a line within the last minute; the complaint is counted.
+        """
+        now = self._clock()
+        with self._lock:
+            known = self._kinds.get(kind)
+            if known is not None and now - known.told < EVERY_S:
+                known.untold += 1
+                return None
+            self._kinds[kind] = _Kind(now)
+            return known.untold if known else 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Take over a record of gRPC's loggers; tell whether it may pass as it is."""
+        if not record.exc_info:
+            return True
+        error = record.exc_info[1]
+        if record.name == "grpc._common":
+            self.tell("UNPARSABLE", f"a message cannot be parsed: {error}")
+            return False
+        return self._due(f"{record.name} {type(error).__name__}") is not None
+
+    def open(self) -> None:
+        """Begin to look after gRPC's loggers."""
+        for name in _GRPC:
+            logging.getLogger(name).addFilter(self)
+
+    def close(self) -> None:
+        """Leave gRPC's loggers alone, and say what has been counted but not told."""
+        for name in _GRPC:
+            logging.getLogger(name).removeFilter(self)
+        with self._lock:
+            untold = {kind: found.untold for kind, found in self._kinds.items() if found.untold}
+            self._kinds.clear()
+        for kind, count in untold.items():
+            self._log.warning("%s: %d more such calls", kind, count)
+
+
+def _and_more(untold: int) -> str:
+    return f" (and {untold} more such calls since the last line)" if untold else ""

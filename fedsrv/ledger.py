@@ -1,0 +1,269 @@
+"""``run.db``: what a run has committed, and how it is known to be what was written.
+
+Every record carries the sha256 of its content and of the record before it, so that a record which
+was changed, or left out, is noticed. Scores come to the last record only; its link is written anew
+with them. Records that a roll-back undid wait in a table of their own until the replay passed them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedmodels.errors import ArchiveError, RunFailed
+
+FORMAT = 2
+_ROW = """interaction INTEGER PRIMARY KEY, scored INTEGER NOT NULL, record TEXT NOT NULL,
+    counts TEXT NOT NULL, link TEXT NOT NULL"""
+_TABLES = {
+    "meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
+    "clients": "id INTEGER PRIMARY KEY, client_json TEXT NOT NULL",
+    "started_over": "client INTEGER PRIMARY KEY, after INTEGER NOT NULL",
+    "interactions": _ROW,
+    "undone": f"{_ROW}, before TEXT NOT NULL",
+}
+
+Record = dict[str, Any]
+
+
+class Ledger:
+    """The database of one run; used by one thread at a time."""
+
+    def __init__(self, path: Path, *, strict: bool, new: bool, run_id: str = "") -> None:
+        """Open ``run.db``, or make it.
+
+        Args:
+            path: the file.
+            strict: sync every commit.
+            new: nothing of a run is there yet, so that an empty or missing file may be filled.
+            run_id: of a run that is made; a random one unless given.
+
+        Raises:
+            ArchiveError: it is damaged, or of another format; says how to go on.
+            RunFailed: it cannot be used at this moment.
+        """
+        self.path = path
+        if not new and (not path.is_file() or not path.stat().st_size):
+            raise self.damaged("it is empty" if path.is_file() else "it is gone")
+        _make_private(path)
+        self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self.db.execute("PRAGMA journal_mode=WAL")
+            self.db.execute(f"PRAGMA synchronous={'FULL' if strict else 'NORMAL'}")
+            self._check_format()
+            if new and not self._tables():
+                self._create(run_id or uuid.uuid4().hex)
+            self._check()
+        except sqlite3.OperationalError as error:
+            self.db.close()
+            raise RunFailed(f"{path} cannot be used: {error}") from None
+        except sqlite3.DatabaseError as error:
+            self.db.close()
+            raise self.damaged(str(error)) from None
+        except BaseException:
+            self.db.close()
+            raise
+
+    def damaged(self, reason: str) -> ArchiveError:
+        """Return the error that says what is wrong with the file, and how to go on."""
+        return ArchiveError(
+            f"{self.path} is damaged ({reason}); nothing was changed. Put a copy of it back, or "
+            f"make a new one of rounds.jsonl and the states: fedsrv recover {self.path.parent}"
+        )
+
+    # --- checks -----------------------------------------------------------------------------------
+
+    def _tables(self) -> set[str]:
+        rows = self.db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return {str(name) for (name,) in rows}
+
+    def _create(self, run_id: str) -> None:
+        with self.transaction():
+            for name, columns in _TABLES.items():
+                self.db.execute(f"CREATE TABLE {name} ({columns})")
+            self.set_facts(run_id=run_id)
+            self.db.execute(f"PRAGMA user_version = {FORMAT}")
+
+    def _check_format(self) -> None:
+        found = int(self.db.execute("PRAGMA user_version").fetchone()[0])
+        if found == FORMAT or not self._tables():
+            return
+        age = "an earlier" if found < FORMAT else "a later"
+        raise ArchiveError(
+            f"{self.path} was written by {age} version of fedtide; finish the run with that one, "
+            "or make a new file of rounds.jsonl and the states: "
+            f"fedsrv recover {self.path.parent}"
+        )
+
+    def _check(self) -> None:
+        """Look whether the file is whole and every record the one that was written."""
+        found = str(self.db.execute("PRAGMA integrity_check(1)").fetchone()[0])
+        if found != "ok":
+            raise self.damaged(" ".join(found.split()))
+        missing = sorted(_TABLES.keys() - self._tables())
+        if missing:
+            raise self.damaged(f"it has no table {missing[0]!r}")
+        self.run_id = self.facts().get("run_id", "")
+        if not self.run_id:
+            raise self.damaged("it names no run")
+        before = self.run_id
+        query = "SELECT interaction, scored, record, counts, link FROM interactions ORDER BY 1"
+        for number, *content, link in self.db.execute(query):
+            if link != _link(before, number, *content):
+                raise self.damaged(
+                    f"the record of interaction {number} is not the one that was written, or one "
+                    "before it is missing"
+                )
+            before = link
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, str]:
+        """Return what is known of the run as a whole."""
+        return {str(k): str(v) for k, v in self.db.execute("SELECT key, value FROM meta")}
+
+    def set_facts(self, **values: str) -> None:
+        """Remember facts by name."""
+        self.db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Do all that is inside, or nothing."""
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self.db.execute("ROLLBACK")
+            raise
+        self.db.execute("COMMIT")
+
+    # --- records ----------------------------------------------------------------------------------
+
+    @property
+    def committed(self) -> int:
+        """Return the last committed interaction; -1 before the first."""
+        found = self.db.execute("SELECT MAX(interaction) FROM interactions").fetchone()[0]
+        return -1 if found is None else int(found)
+
+    def records(self) -> list[tuple[Record, bool]]:
+        """Return every committed record and whether its scores are in."""
+        rows = self.db.execute("SELECT record, scored FROM interactions ORDER BY interaction")
+        return [(json.loads(record), bool(scored)) for record, scored in rows]
+
+    def pending(self) -> tuple[Record, str] | None:
+        """Return the record that waits for scores, and the counts its training trip brought."""
+        rows = self.db.execute("SELECT record, counts FROM interactions WHERE scored = 0")
+        found = rows.fetchone()
+        return (json.loads(found[0]), found[1]) if found else None
+
+    def append(self, record: Record, counts: str | None) -> None:
+        """Commit a record; with ``counts``, its scores are still to come."""
+        number = record["interaction"]
+        content = (int(counts is None), json.dumps(record), counts or "")
+        with self.transaction():
+            row = (number, *content, _link(self._last_link(), number, *content))
+            self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?, ?)", row)
+            self.db.execute("DELETE FROM undone WHERE interaction = ?", (number,))
+
+    def complete(self, record: Record) -> None:
+        """Complete the last record with its scores."""
+        number, content = record["interaction"], (1, json.dumps(record), "")
+        link = _link(self._last_link(below=number), number, *content)
+        self.db.execute(
+            "UPDATE interactions SET scored = ?, record = ?, counts = ?, link = ? "
+            "WHERE interaction = ?",
+            (*content, link, number),
+        )
+
+    def _last_link(self, below: int = 2**62) -> str:
+        query = "SELECT link FROM interactions WHERE interaction < ? ORDER BY interaction DESC"
+        found = self.db.execute(f"{query} LIMIT 1", (below,)).fetchone()
+        return str(found[0]) if found else self.run_id
+
+    # --- roll-back --------------------------------------------------------------------------------
+
+    def undone(self) -> dict[int, Record]:
+        """Return the records that were undone and not passed again, by interaction."""
+        rows = self.db.execute("SELECT interaction, record FROM undone ORDER BY interaction")
+        return {int(number): json.loads(record) for number, record in rows}
+
+    def undo(self, interaction: int) -> None:
+        """Undo every commit after an interaction; the records stay until they are passed again."""
+        later = "SELECT interaction, scored, record, counts, link FROM interactions WHERE "
+        with self.transaction():
+            before = self._last_link(below=interaction + 1)
+            rows = self.db.execute(f"{later} interaction > ? ORDER BY 1", (interaction,)).fetchall()
+            for row in rows:
+                self.db.execute(
+                    "INSERT OR REPLACE INTO undone VALUES (?, ?, ?, ?, ?, ?)", (*row, before)
+                )
+                before = row[-1]
+            self.db.execute("DELETE FROM interactions WHERE interaction > ?", (interaction,))
+            self.db.execute("UPDATE started_over SET after = MIN(after, ?)", (interaction,))
+
+    def redo(self, interaction: int) -> None:
+        """Commit again what was undone, up to an interaction.
+
+        Raises:
+            ArchiveError: a record is not the one that was undone.
+        """
+        query = "SELECT * FROM undone WHERE interaction > ? AND interaction <= ? ORDER BY 1"
+        with self.transaction():
+            link = self._last_link()
+            rows = self.db.execute(query, (self.committed, interaction)).fetchall()
+            for number, *content, old_link, before in rows:
+                if old_link != _link(before, number, *content):
+                    raise self.damaged(f"the undone record of interaction {number} was changed")
+                link = _link(link, number, *content)
+                row = (number, *content, link)
+                self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?, ?)", row)
+            self.db.execute("DELETE FROM undone WHERE interaction <= ?", (interaction,))
+
+    def forget_undone(self, first: int) -> None:
+        """Forget what was undone from an interaction on: the replay took another way."""
+        self.db.execute("DELETE FROM undone WHERE interaction >= ?", (first,))
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def profiles(self) -> dict[int, str]:
+        """Return the description every client gave when it first joined."""
+        rows = self.db.execute("SELECT id, client_json FROM clients ORDER BY id")
+        return {int(client): text for client, text in rows}
+
+    def add_profile(self, client: int, client_json: str) -> None:
+        """Remember a client's description."""
+        self.db.execute("INSERT OR REPLACE INTO clients VALUES (?, ?)", (client, client_json))
+
+    def started_over(self) -> dict[int, int]:
+        """Return after which interaction clients began anew from their initial private state."""
+        rows = self.db.execute("SELECT client, after FROM started_over")
+        return {int(client): int(after) for client, after in rows}
+
+    def start_over(self, client: int) -> None:
+        """Remember that a client begins anew from its initial private state."""
+        row = (client, self.committed)
+        self.db.execute("INSERT OR REPLACE INTO started_over VALUES (?, ?)", row)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.db.close()
+
+
+def _make_private(database: Path) -> None:
+    """Let nobody but its owner read a database; SQLite gives its other files the same mode."""
+    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for path in (database, *database.parent.glob(f"{database.name}-*")):
+        path.chmod(0o600)
+
+
+def _link(before: str, number: object, *content: object) -> str:
+    """Return the hash that ties a row to the one before it."""
+    text = json.dumps([before, number, *content], default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()

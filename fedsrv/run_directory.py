@@ -1,0 +1,94 @@
+"""A run directory as such: who may use it, whether it holds a run, how to write there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedmodels.errors import ConfigError, RunFailed
+
+
+def lock(path: Path) -> int:
+    """Return the lock of a run directory, which is held until it is closed.
+
+    Raises:
+        RunFailed: another process has it.
+    """
+    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise RunFailed(f"{path} is in use by another process") from None
+    return handle
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one line what keeps a run directory from being written.
+
+    Raises:
+        RunFailed: the disk is full, or fails.
+    """
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RunFailed(
+            f"{path} cannot be written: {reason}; what is committed is kept: make room, and go on "
+            "with --resume"
+        ) from None
+
+
+def state_numbers(states: Path) -> set[int]:
+    """Return the interactions whose states lie in a directory."""
+    names = (file.stem.partition("-")[2] for file in states.glob("state-*.safetensors"))
+    return {int(name) for name in names if name.isascii() and name.isdigit()}
+
+
+def holds_commits(path: Path) -> bool:
+    """Tell whether a run directory holds what only a committed interaction leaves."""
+    lines = path / "rounds.jsonl"
+    written = lines.is_file() and lines.stat().st_size > 0
+    return written or bool(state_numbers(path / "server"))
+
+
+def sync_path(path: Path) -> None:
+    """Fsync a file or a directory; one that is gone meanwhile is no loss."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small text file so that a reader sees the old or the new one, never half of one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def may_hold_a_run(path: Path) -> bool:
+    """Tell a run directory, or what the launcher lays out for one, from a stranger's directory."""
+    return holds_commits(path) or any(
+        (path / name).exists() for name in ("run.db", "logs", "clients")
+    )
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse an output directory that holds something already.
+
+    Raises:
+        ConfigError: says how to go on.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        what = "already holds a run" if (path / "run.db").exists() else "exists and is not empty"
+        raise ConfigError(f"{path} {what}; give --resume to go on with it, or another --out")

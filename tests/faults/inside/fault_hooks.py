@@ -1,0 +1,315 @@
+"""Makes points of what processes do: every call below reaches one before it and one after it.
+
+Modules are changed right after they are imported. A function that is gone makes the import fail: a
+hook that no longer holds anything must be noticed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import os
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import fault_breaks
+import fault_disk
+from fault_points import LOSE, begin, note, reach
+
+SMALL_FRAME = 1024
+"""Bytes of a frame here, so that the payload of a tiny net crosses in several messages."""
+
+
+def around(owner: Any, name: str, point: str | Callable[..., str]) -> None:
+    """Make a point before and after each call of ``owner.name``."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        what = point if isinstance(point, str) else point(*args)
+        reach(f"{what}.before")
+        found = original(*args, **kwargs)
+        reach(f"{what}.after")
+        return found
+
+    setattr(owner, name, call)
+
+
+def along(owner: Any, name: str, point: str) -> None:
+    """Make a point before each thing that the generator function ``owner.name`` yields."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        reach(f"{point}.before")
+        for number, each in enumerate(original(*args, **kwargs)):
+            if number:
+                reach(f"{point}.middle")
+            yield each
+        reach(f"{point}.after")
+
+    setattr(owner, name, call)
+
+
+def before(owner: Any, name: str, point: str) -> None:
+    """Make a point before each call of ``owner.name``."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        reach(point)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+# --- who this is ----------------------------------------------------------------------------------
+
+
+def _coordinator(module: ModuleType) -> None:
+    original = module.serve
+
+    @functools.wraps(original)
+    def serve(experiment: Any, out: Path, *args: Any, **kwargs: Any) -> Any:
+        _begin("coordinator", out)
+        return original(experiment, out, *args, **kwargs)
+
+    module.serve = serve  # type: ignore[attr-defined]
+
+
+def _host(module: ModuleType) -> None:
+    original = module.Host.__init__
+
+    @functools.wraps(original)
+    def init(
+        self: Any, clients: Any, link: Any, data: Path, states: Path, *more: Any, **by: Any
+    ) -> None:
+        _begin("client-" + ",".join(map(str, clients)), states.parent)
+        original(self, clients, link, data, states, *more, **by)
+
+    module.Host.__init__ = init
+
+
+def _begin(role: str, out: Path) -> None:
+    process = begin(role, out.resolve().parent / "faults")
+    if process is not None:
+        fault_breaks.apply(process.plan.get("broken", ""))
+        if process.plan.get("records_disk"):
+            fault_disk.record(out.resolve(), process.folder)
+
+
+# --- what is done ---------------------------------------------------------------------------------
+
+
+def _engine(module: ModuleType) -> None:
+    engine = module.Engine
+    for name in ("_interact", "_train", "_score", "_commit", "_finish"):
+        around(engine, name, name.strip("_"))
+    make = module.make
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        method = make(*args, **kwargs)
+        for name in ("broadcast", "aggregate", "finish", "evaluation"):
+            around(type(method), name, f"method-{name}")
+        return method
+
+    module.make = made  # type: ignore[attr-defined]
+
+
+def _store(module: ModuleType) -> None:
+    store = module.Store
+    for name in ("add_scores", "prune", "sync", "_append"):
+        around(store, name, f"store-{name.strip('_')}")
+    init, commit, roll_back, advance = (
+        store.__init__, store.commit, store.roll_back, store.advance
+    )  # fmt: skip
+
+    def opened(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        note(position=self.committed)
+
+    def committed(self: Any, record: Any, *args: Any, **kwargs: Any) -> None:
+        commit(self, record, *args, **kwargs)
+        note(committed=record["interaction"])
+
+    def rolled_back(self: Any, interaction: int, *args: Any, **kwargs: Any) -> None:
+        if interaction < self.committed:
+            note(committed=self.committed)
+            note(position=interaction)
+        roll_back(self, interaction, *args, **kwargs)
+
+    def advanced(self: Any, watermark: int) -> int:
+        note(watermark=watermark)
+        return int(advance(self, watermark))
+
+    store.__init__, store.commit = opened, committed
+    store.roll_back, store.advance = rolled_back, advanced
+
+
+def _remote(module: ModuleType) -> None:
+    around(module.RemoteCohort, "end_result", "result")
+
+
+def _service(module: ModuleType) -> None:
+    along(module, "messages", "broadcast")
+    for name in ("join", "push", "leave"):
+        around(module.Service, name, f"service-{name}")
+
+
+def _link(module: ModuleType) -> None:
+    import grpc
+
+    class Lost(grpc.RpcError):
+        """A call whose answer never came."""
+
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self) -> str:
+            return "the acknowledgement was lost"
+
+        def trailing_metadata(self) -> tuple[()]:
+            return ()
+
+    along(module, "messages", "upload")
+    for name in ("join", "leave"):
+        around(module.Link, name, name)
+    send = module.Link._send
+
+    def sent(self: Any, *args: Any) -> Any:
+        reach("push.before")
+        reply = send(self, *args)
+        if reach("push.after") == LOSE:
+            raise Lost
+        return reply
+
+    module.Link._send = sent
+
+
+def _worker(module: ModuleType) -> None:
+    kinds = {1: "train", 2: "evaluate", 3: "client-finish"}
+    around(module.Worker, "execute", lambda self, order, *_: kinds.get(order.kind, "order"))
+    before(module.Worker, "_tick", "train.middle")
+
+
+def _client_state(module: ModuleType) -> None:
+    for name in ("save", "save_personal", "set_session"):
+        around(module.StateDirectory, name, name.replace("_", "-"))
+
+
+def _codec(module: ModuleType) -> None:
+    module.WHOLE_BYTES = module.FRAME_BYTES = SMALL_FRAME  # type: ignore[attr-defined]
+    before(module.Receiver, "feed", "receive.middle")
+
+
+def _frames(module: ModuleType) -> None:
+    module.MESSAGE_BYTES = SMALL_FRAME  # type: ignore[attr-defined]
+
+
+def _archive(module: ModuleType) -> None:
+    original = module.serialize_file
+
+    def serialize_file(tensors: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        reach("write.before")
+        original(tensors, path, *args, **kwargs)
+        size = os.path.getsize(path)
+        reach("write.middle", lambda: os.truncate(path, size // 2))
+        reach("write.after")
+
+    module.serialize_file = serialize_file  # type: ignore[attr-defined]
+
+
+MODULES = {
+    "fedsrv.coordinator": _coordinator,
+    "fedsrv.rounds": _engine,
+    "fedsrv.store": _store,
+    "fedsrv.remote": _remote,
+    "fedsrv.service": _service,
+    "fedcli.host": _host,
+    "fedcli.link": _link,
+    "fedcli.worker": _worker,
+    "fedcli.state": _client_state,
+    "fedpb.codec": _codec,
+    "fedpb.frames": _frames,
+    "fedmodels.archive": _archive,
+}
+
+
+# --- what the system is asked for -----------------------------------------------------------------
+
+_WRITES = ("insert", "update", "delete", "commit", "create")
+
+
+class Connection(sqlite3.Connection):
+    """A connection whose writing statements are points, each named after its verb."""
+
+    def _written(self, call: Any, sql: str, *args: Any) -> Any:
+        verb = sql.split(maxsplit=1)[0].lower()
+        if verb not in _WRITES:
+            return call(sql, *args)
+        reach(f"sql-{verb}.before")
+        found = call(sql, *args)
+        reach(f"sql-{verb}.after")
+        return found
+
+    def execute(self, sql: str, *args: Any) -> Any:
+        return self._written(super().execute, sql, *args)
+
+    def executemany(self, sql: str, *args: Any) -> Any:
+        return self._written(super().executemany, sql, *args)
+
+    def close(self) -> None:
+        fault_disk.database_closes(self)
+        super().close()
+
+
+def _system() -> None:
+    """Make points of what the operating system and SQLite are asked for."""
+    connect, fsync = sqlite3.connect, os.fsync
+
+    def connected(database: Any, *args: Any, **kwargs: Any) -> Any:
+        return connect(database, *args, **{"factory": Connection, **kwargs})
+
+    def synced(descriptor: Any) -> None:
+        safe = fault_disk.about_to_sync(descriptor)
+        fsync(descriptor)
+        safe()
+
+    sqlite3.connect, os.fsync = connected, synced  # type: ignore[assignment]
+    around(os, "fsync", "fsync")
+    around(os, "replace", "rename")
+    around(os, "rename", "rename")
+    around(os, "unlink", "unlink")
+    around(Path, "write_text", "write-text")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules that have points, and changes them once they are loaded."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name not in MODULES:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((each for each in found if each is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def loaded(module: ModuleType) -> None:
+            load(module)
+            MODULES[name](module)
+
+        spec.loader.exec_module = loaded  # type: ignore[method-assign]
+        return spec
+
+
+def install() -> None:
+    """Change the modules of this process as they come in."""
+    _system()
+    sys.meta_path.insert(0, _Finder())

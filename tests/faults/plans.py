@@ -1,0 +1,112 @@
+"""What strikes a run: drawn by a seed from the points that an undisturbed run reached."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+COORDINATOR, LAUNCHER, HOSTS = "coordinator", "launcher", "hosts"
+MACHINE, CLIENT = "machine", "client"
+
+
+@dataclass(frozen=True)
+class Reached:
+    """One point that a process of a role came to."""
+
+    role: str
+    point: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    role: str
+    point: str
+    nth: int
+    """At which of the arrivals since the fault before it."""
+    strikes: tuple[str, ...] = ()
+    """The roles whose processes are killed."""
+    power: str = ""
+    """What loses its power: nothing, the machine, or the client's alone."""
+    mercy: bool = True
+    """Whether a loss of power may spare what was not synced; else all of it is gone."""
+    then: str = ""
+    """``lose``: the answer to a call never comes."""
+    waits_for_commit: bool = False
+    """Whether it holds until the coordinator committed what was pushed."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The faults of one run, in the order in which they strike."""
+
+    faults: tuple[Fault, ...] = ()
+    broken: str = ""
+    """What is taken back in every process: a name of ``fault_breaks``."""
+    seed: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the processes read."""
+        records = any(fault.power for fault in self.faults)
+        return {**asdict(self), "records_disk": records}
+
+
+@dataclass
+class Draw:
+    """Draws plans for runs that reach these points."""
+
+    census: Sequence[Reached]
+    launched: bool = False
+    rng: random.Random = field(default_factory=random.Random)
+
+    def plan(self, seed: int, faults: int = 3) -> Plan:
+        """Return a plan of some faults at points drawn kind by kind, in the order of the run."""
+        self.rng.seed(seed)
+        kinds = sorted({(each.role, each.point) for each in self.census})
+        places = sorted(self._place(*self._kind(kinds)) for _ in range(faults))
+        drawn, since = list[Fault](), 0
+        for place in places:
+            at = self.census[place]
+            nth = max(1, self.census[since : place + 1].count(at))
+            drawn.append(self._fault(at, nth))
+            since = place + 1
+        return Plan(tuple(drawn), seed=seed)
+
+    def _kind(self, kinds: Sequence[tuple[str, str]]) -> tuple[str, str]:
+        """Draw who, the coordinator as often as all others, then where."""
+        ours = [kind for kind in kinds if kind[0] == COORDINATOR]
+        others = [kind for kind in kinds if kind[0] != COORDINATOR]
+        return self.rng.choice(self.rng.choice([ours, others]))
+
+    def _place(self, role: str, point: str) -> int:
+        places = [n for n, at in enumerate(self.census) if (at.role, at.point) == (role, point)]
+        return self.rng.choice(places)
+
+    def _fault(self, at: Reached, nth: int) -> Fault:
+        everybody = (LAUNCHER,) if self.launched else tuple({each.role for each in self.census})
+        everybody = (*everybody, at.role)
+        kind = self.rng.choices(
+            ("self", "coordinator", "all", "machine", "client", "lose"), (8, 2, 2, 3, 2, 2)
+        )[0]
+        is_client = at.role != COORDINATOR
+        if kind == "lose" and is_client:
+            at, nth = Reached(at.role, "push.after"), 1
+            return Fault(*_of(at), nth, then="lose", waits_for_commit=self.rng.random() < 0.5)
+        if kind == "coordinator" and is_client:
+            return Fault(*_of(at), nth, (COORDINATOR,))
+        if kind == "coordinator" and self.launched:
+            return Fault(*_of(at), nth, (HOSTS,))
+        if kind == "machine":
+            return Fault(*_of(at), nth, everybody, MACHINE, self.rng.random() < 0.5)
+        if kind == "all":
+            return Fault(*_of(at), nth, everybody)
+        if kind == "client" and is_client and not self.launched:
+            return Fault(*_of(at), nth, (at.role,), CLIENT, self.rng.random() < 0.5)
+        return Fault(*_of(at), nth, (at.role,))
+
+
+def _of(at: Reached) -> tuple[str, str]:
+    return at.role, at.point

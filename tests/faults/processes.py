@@ -1,0 +1,136 @@
+"""The processes of one run, as one who starts them by hand has them, or as the launcher does."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.faults.plans import COORDINATOR, LAUNCHER
+from tests.integration.harness import Client, ForkServer
+
+INSIDE = Path(__file__).parent / "inside"
+ROOT = Path(__file__).parents[2]
+PATH = ":".join(str(place) for place in (INSIDE, ROOT / "tests" / "plugins", ROOT))
+
+
+class Nursery(ForkServer):
+    """Starts coordinators, clients and launchers in milliseconds, with the hooks in them."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log, FEDTIDE_FAULTS="1", PYTHONPATH=PATH)
+        self._fact("", "ready", 120)
+
+    def begin(self, arguments: list[str], log: Path) -> Client:
+        """Fork ``fedcli`` or ``fedsrv``; what it says goes to a log."""
+        if arguments[0] == "join":
+            return self.start(arguments, log)
+        files = {"stdin": os.devnull, "stdout": os.devnull, "log": str(log)}
+        return Client(self, *self._forked({"argv": arguments, **files}), log)
+
+    def status(self, process: Client) -> int | None:
+        """Return a process's exit status; None while it runs."""
+        with self._changed:
+            return self._told.get(process.key, {}).get("status")
+
+
+@dataclass
+class Site:
+    """What a run is started with."""
+
+    config: Path
+    out: Path
+    data: Path | None
+    """A partition; the launcher makes one unless given."""
+    port: int
+    clients: dict[str, str] = field(default_factory=dict)
+    """``--client-id`` by role; the launcher chooses unless given."""
+    server_data: Path | None = None
+
+    def arguments(self, role: str) -> list[str]:
+        """Return the command line of a process."""
+        if role == LAUNCHER:
+            more = ["--data", str(self.data)] if self.data else []
+            more += ["--resume", "--device", "cpu", "--hosts", "2"]
+            return ["launch", str(self.config), "--out", str(self.out), *more]
+        address = f"127.0.0.1:{self.port}"
+        if role == COORDINATOR:
+            more = ["--server-data", str(self.server_data)] if self.server_data else []
+            more += ["--evaluator", "--resume", "--listen", address]
+            return ["serve", str(self.config), "--out", str(self.out), *more]
+        return [
+            "join", "--client-id", self.clients[role], "--server", address,
+            "--data", str(self.data), "--state-dir", str(self.out / "clients"), "--device", "cpu",
+        ]  # fmt: skip
+
+    @property
+    def roles(self) -> list[str]:
+        """Return the roles of the processes that are started."""
+        return [COORDINATOR, *self.clients] if self.clients else [LAUNCHER]
+
+
+class Family:
+    """The processes of a run: those started here, and what the launcher started of them."""
+
+    def __init__(self, nursery: Nursery, site: Site, logs: Path) -> None:
+        self.nursery, self.site, self.logs = nursery, site, logs
+        self.running: dict[str, Client] = {}
+        logs.mkdir(exist_ok=True)
+
+    def start(self, role: str) -> None:
+        """Start the process of a role."""
+        log = self.logs / f"{role}.log"
+        self.running[role] = self.nursery.begin(self.site.arguments(role), log)
+
+    def ended(self) -> dict[str, int]:
+        """Return the exit status of each process that ended since the last time."""
+        found = {role: self.nursery.status(process) for role, process in self.running.items()}
+        gone = {role: status for role, status in found.items() if status is not None}
+        for role in gone:
+            del self.running[role]
+        return gone
+
+    def kill(self, role: str, pid: int | None = None) -> int:
+        """Kill the process of a role, all it has started, and wait; return how many there were."""
+        if role in self.running:
+            pid = self.running[role].pid
+        if pid is None:
+            return 0
+        victims = _family_of(pid, self._mine())
+        for victim in victims:
+            with suppress(psutil.NoSuchProcess):
+                victim.kill()
+        psutil.wait_procs(victims, timeout=20)
+        if role in self.running:
+            self.running[role].wait()
+        return len(victims)
+
+    def _mine(self) -> set[int]:
+        """Return the processes that descend from the nursery; nobody else's are ever killed."""
+        children = psutil.Process(self.nursery.process.pid).children(recursive=True)
+        return {child.pid for child in children}
+
+    def close(self) -> None:
+        """Kill what is left."""
+        for role in list(self.running):
+            self.kill(role)
+        self.ended()
+
+
+def _family_of(pid: int, mine: set[int]) -> list[psutil.Process]:
+    if pid not in mine:
+        return []
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def log_ends(log: Path) -> str:
+    """Return the last line of a log."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return lines[-1] if lines else "(it said nothing)"

@@ -1,0 +1,133 @@
+"""``make soak``: hundreds of faults in runs of every method; prints what became of them.
+
+KILLS=300 SEED=0 METHODS="fedavg fedper" make soak
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+
+from fedcli.data.commands import run_partition
+from fedmodels.methods import names
+from tests.conftest import tiny_experiment, write_server_data
+from tests.faults.ground import Ground
+from tests.faults.playing import Played
+from tests.faults.processes import Nursery
+from tests.faults.verdict import troubles
+
+LAUNCHED_EVERY = 3
+"""Every so many runs are the launcher's; the others are started by hand."""
+
+
+@dataclass
+class Tally:
+    """What became of all runs so far."""
+
+    runs: int = 0
+    drawn: int = 0
+    struck: int = 0
+    killed: int = 0
+    survived: int = 0
+    mismatches: int = 0
+    hangs: int = 0
+    left_waiting: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    lost_s: list[float] = field(default_factory=list)
+
+    def add(self, played: Played, undisturbed: Played, found: Sequence[str]) -> None:
+        """Count one run."""
+        self.runs += 1
+        self.drawn += len(played.plan.faults)
+        self.struck += len(played.struck)
+        self.killed += played.killed
+        self.survived += 0 if found else played.killed
+        self.hangs += any(trouble.startswith("hang") for trouble in found)
+        self.mismatches += bool(found)
+        self.left_waiting += played.left_waiting
+        self.lost_s.append(played.seconds - undisturbed.seconds)
+        for fault in played.struck:
+            victims = "nobody" if not fault.strikes else "one" if len(fault.strikes) == 1 else "all"
+            self.kinds[fault.power or fault.then or victims] += 1
+
+    def lines(self) -> list[str]:
+        """Return the figures."""
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kinds.items()))
+        never, lost = self.drawn - self.struck, self.lost_s or [0.0]
+        return [
+            f"runs {self.runs}, faults {self.struck} ({kinds}), never reached {never}",
+            f"kills {self.killed}, survived {self.survived}",
+            f"mismatches {self.mismatches}, of them hangs {self.hangs}",
+            f"time lost {sum(lost):.0f} s, {median(lost):.1f} s a run, {max(lost):.1f} s at most",
+            f"clients left waiting after the end {self.left_waiting}",
+        ]
+
+
+def soak(ground: Ground, methods: Sequence[str], kills: int, seed: int) -> Tally:
+    """Play runs of the methods in turn until there were so many kills."""
+    tally = Tally()
+    while tally.killed < kills:
+        number = seed + tally.runs
+        method = methods[number % len(methods)]
+        launched = (number // len(methods)) % LAUNCHED_EVERY == LAUNCHED_EVERY - 1
+        undisturbed = ground.undisturbed(method, launched)
+        played = ground.play(method, ground.drawn(method, number, launched), launched)
+        found = troubles(played, undisturbed)
+        tally.add(played, undisturbed, found)
+        told = [
+            f"{len(played.struck)} faults, {played.killed} kills, {played.seconds:.1f} s",
+            *found,
+        ]
+        say(f"{number} {method}{' launched' if launched else ''}: {'; '.join(told)}")
+        if found:
+            say(f"  {played.plan}")
+            say(f"  kept in {played.site.out.parent}")
+        else:
+            shutil.rmtree(played.site.out.parent)
+    return tally
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run from the command line; 1 where a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--methods", nargs="*", default=[])
+    parser.add_argument("--patience", type=float, default=240.0, help="seconds a run may take")
+    given = parser.parse_args()
+    root, begun = Path(tempfile.mkdtemp(prefix="fedtide-soak-")), time.monotonic()
+    e = tiny_experiment()
+    data = root / "data"
+    run_partition(e.data, e.scenario, e.schedule.clients, e.seed, data, Console(quiet=True))
+    write_server_data(data)
+    nursery = Nursery(root / "nursery.log")
+    try:
+        ground = Ground(nursery, data, root / "runs", given.patience)
+        tally = soak(ground, given.methods or names(), given.kills, given.seed)
+    finally:
+        nursery.close()
+    for line in [*tally.lines(), f"seconds {time.monotonic() - begun:.0f}"]:
+        say(line)
+    if not tally.mismatches:
+        shutil.rmtree(root)
+    return 1 if tally.mismatches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

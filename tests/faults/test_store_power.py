@@ -1,0 +1,84 @@
+"""A run directory whose machine loses its power: what was called safe is there afterwards."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedcli.state import Session, StateDirectory
+from fedmodels.method import ServerState
+from fedmodels.types import Bundle
+from fedsrv.store import Store
+from tests.conftest import tiny_experiment
+from tests.faults.inside import fault_disk
+from tests.faults.power import lose_power
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place below which every fsync is recorded."""
+    fsync = os.fsync
+
+    def synced(handle: int) -> None:
+        safe = fault_disk.about_to_sync(handle)
+        fsync(handle)
+        safe()
+
+    (tmp_path / "disk").mkdir()
+    for name, value in (("_root", None), ("_vault", Path())):
+        monkeypatch.setattr(fault_disk, name, value)
+    fault_disk.record(tmp_path / "disk", tmp_path)
+    monkeypatch.setattr(os, "fsync", synced)
+    return tmp_path / "disk" / "run"
+
+
+def lose(*directories: Path) -> None:
+    places = (directory / "vault" for directory in directories[0].parents)
+    vault = next(place for place in places if place.exists())
+    lose_power(vault, directories, time.monotonic(), None)
+
+
+def state(value: float) -> ServerState:
+    return ServerState(Bundle(weights={"w": torch.full((2,), value)}), Bundle(), {})
+
+
+def record(number: int) -> dict[str, object]:
+    return {"interaction": number, "round": number, "cohort": [0], "metrics": {}}
+
+
+def crashed(out: Path, *numbers: int, safe: int = -1) -> str:
+    """Commit some interactions, sync up to one of them, and die; return the run's id."""
+    store = Store(out, tiny_experiment(), resume=True)
+    for number in numbers:
+        store.commit(record(number), state(number), None)
+        if number == safe:
+            store.sync(number)
+    os.close(store._lock_file)  # SQLite is not told: a closed database would be synced
+    lose(out, out / "server")
+    return store.run_id
+
+
+def test_a_run_is_the_same_from_its_first_moment(out: Path) -> None:
+    """Clients store whose they are as soon as they have joined."""
+    before = crashed(out)
+    store = Store(out, tiny_experiment(), resume=True)
+    assert store.run_id == before
+    store.close()
+
+
+def test_what_was_synced_is_there(out: Path) -> None:
+    crashed(out, 0, 1, 2, safe=1)
+    store = Store(out, tiny_experiment(), resume=True)
+    assert store.committed == 1
+    assert torch.equal(store.state(1).common.weights["w"], torch.ones(2))
+    store.close()
+
+
+def test_a_session_is_there_once_it_is_used(out: Path) -> None:
+    StateDirectory(out / "0").set_session(Session("run", b"token"))
+    lose(out / "0")
+    assert StateDirectory(out / "0").session() == Session("run", b"token")

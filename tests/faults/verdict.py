@@ -1,0 +1,81 @@
+"""Compares a run that was struck with the one that nothing happened to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedcli.state import PERSONAL
+from tests.faults.playing import Played
+
+MEASURED = {"seconds", "peak_rss_bytes", "wire_down", "wire_up"}
+"""What a record says that no two runs have in common."""
+
+
+def troubles(played: Played, undisturbed: Played) -> list[str]:
+    """Return what is not as it would have been; nothing where the promise holds."""
+    found = [*played.troubles, *_promises(played), *_tracebacks(played)]
+    if not played.troubles:
+        one, other = (outcome(each.site.out) for each in (played, undisturbed))
+        found += [f"{key}: {_shown(one, other, key)}" for key in other if one[key] != other[key]]
+    return found
+
+
+def outcome(out: Path) -> dict[str, Any]:
+    """Return everything of a run directory that a crash must not change."""
+    summary = json.loads((out / "summary.json").read_text())
+    models = sorted((out / "clients").glob(f"*/{PERSONAL}"))
+    return {
+        "state_sha256": summary["state_sha256"],
+        "metrics": summary["metrics"],
+        "clients_missing": summary.get("clients_missing", []),
+        "records": [_lasting(json.loads(line)) for line in _lines(out / "rounds.jsonl")],
+        "models": {path.parent.name: _sha256(path) for path in models},
+    }
+
+
+def _lasting(value: Any) -> Any:
+    """Return a record without what is measured."""
+    if isinstance(value, dict):
+        return {key: _lasting(item) for key, item in value.items() if key not in MEASURED}
+    return value
+
+
+def _promises(played: Played) -> Iterator[str]:
+    """Yield each commit that was taken back: a kill takes none, a loss of power none that is safe.
+
+    The watermark says what is safe; nothing older than it may be asked for again.
+    """
+    committed = watermark = -1
+    has_power = True
+    for fact in played.trace():
+        committed = max(committed, fact.get("committed", -1))
+        watermark = max(watermark, fact.get("watermark", -1))
+        has_power = has_power and "power" not in fact
+        least = committed if has_power else watermark
+        if fact.get("position", least) < least:
+            what = "committed" if has_power else "called safe"
+            yield f"went back to interaction {fact['position']}, {least} was {what}"
+
+
+def _tracebacks(played: Played) -> Iterator[str]:
+    logs = [*(played.site.out.parent / "logs").glob("*.log"), *played.site.out.glob("logs/*.log")]
+    for log in sorted(logs):
+        if "Traceback" in log.read_text(errors="replace"):
+            yield f"a traceback in {log.name}"
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _shown(one: dict[str, Any], other: dict[str, Any], key: str) -> str:
+    found, expected = (json.dumps(each[key], sort_keys=True) for each in (one, other))
+    return f"{found[:160]} instead of {expected[:160]}"

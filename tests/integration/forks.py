@@ -1,0 +1,79 @@
+"""``python -m tests.integration.forks``: a fork server for all processes of tests.
+
+A coordinator or launcher that begins as a fork shares torch with this process and starts in
+milliseconds, where an ordinary one imports torch for seconds. What is forked is ``fedsrv`` with the
+same arguments, as the launcher forks its own coordinator. Orders are those of ``fedcli.hosts``; one
+for ``fedsrv`` names two files more, ``stdin`` and ``stdout``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+
+from fedcli import hosts
+
+PRELOADED = (*hosts.PRELOADED, "fedsrv.coordinator", "fedsrv.launcher")
+APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+
+class Forks(hosts.ForkServer):
+    """The processes this one has started, by process id."""
+
+    def start(self, order: dict[str, object]) -> None:
+        """Fork one of either."""
+        if "stdin" not in order:
+            return super().start(order)
+        sys.stdout.flush()
+        ways = {"stdin": os.O_RDONLY, "stdout": os.O_WRONLY, "log": APPENDING}
+        files = [os.open(str(order[name]), way, 0o644) for name, way in ways.items()]
+        pid = os.fork()
+        if pid == 0:
+            _become_fedsrv(order, files)
+        for file in files:
+            os.close(file)
+        self.running[pid] = order["id"]
+        return hosts._tell({"id": order["id"], "pid": pid})
+
+
+def _become_fedsrv(order: dict[str, object], files: list[int]) -> None:
+    """Turn the forked process into ``fedsrv`` with the order's arguments; never return."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setsid()
+    for target, source in enumerate(files):
+        os.dup2(source, target)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    status = 0
+    try:
+        from fedsrv.cli import main
+
+        assert isinstance(order["argv"], list)
+        sys.argv = ["fedsrv", *map(str, order["argv"])]
+        main()
+    except SystemExit as done:
+        status = done.code if isinstance(done.code, int) else int(done.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    """Preload, say so, and serve."""
+    for name in PRELOADED:
+        __import__(name)
+    gc.collect()
+    gc.freeze()
+    hosts._tell({"ready": True})
+    Forks().serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""A run without a network whose clients go through the service, and some of which lie.
+
+Honest clients are workers of this process; what a liar sends is made of what it would have sent.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+
+from fedcli.state import StateDirectory
+from fedcli.worker import Worker, open_data
+from fedmodels.config import Experiment
+from fedmodels.types import Bundle
+from fedpb import PROTOCOL
+from fedpb import coordinator_pb2 as rpc
+from fedpb.codec import encode, merged
+from fedsrv.admission import Admission
+from fedsrv.events import EventLog
+from fedsrv.remote import RemoteCohort
+from fedsrv.rounds import Engine
+from fedsrv.service import Service
+from fedsrv.spool import Spool
+from fedsrv.store import Store
+from tests.inprocess import transported
+
+Answer = tuple[Bundle, rpc.Report, str]
+Lie = Callable[[int, rpc.Order, Answer], Answer]
+"""From a client, its order and the honest answer to what it says instead."""
+
+
+class Refused(Exception):
+    """A call that the service ended with a code."""
+
+    def __init__(self, code: grpc.StatusCode, line: str) -> None:
+        super().__init__(f"{code.name}: {line}")
+        self.code, self.line = code, line
+
+
+class Caller:
+    """As much of a call's context as the service looks at."""
+
+    def auth_context(self) -> Mapping[str, Any]:
+        return {}
+
+    def abort(self, code: grpc.StatusCode, line: str) -> None:
+        raise Refused(code, line)
+
+    def is_active(self) -> bool:
+        return True
+
+    def time_remaining(self) -> float | None:
+        return None
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        return True
+
+
+class Stage:
+    """An engine in a thread of its own, and a client in each of some others."""
+
+    def __init__(
+        self, experiment: Experiment, data: Path, out: Path, lie: Lie, liars: Collection[int] = (2,)
+    ) -> None:
+        self.experiment, self.data, self.out = experiment, data, out
+        self.lie, self.liars = lie, liars
+        self.refused: list[Refused] = []
+        self._trains = threading.Lock()  # torch's global generator is one for all
+
+    def run(self, resume: bool = False) -> dict[str, Any]:
+        """Run to the end and return the summary; raises what the engine raises."""
+        store, events = Store(self.out, self.experiment, resume), EventLog()
+        spool = Spool(self.out / "server" / "spool", self.experiment.server.upload_memory_mb << 20)
+        clients = self.experiment.schedule.clients
+        admission = Admission.of(self.experiment, store.profiles())
+        self.cohort = RemoteCohort(clients, spool, events, admission=admission)
+        self.service = Service(store.run_id, "{}", self.cohort, events)
+        engine = Engine(self.experiment, self.cohort, store, events)
+        torch.set_num_threads(1)
+        with ThreadPoolExecutor(1 + clients) as pool:
+            ended: Future[dict[str, Any]] = pool.submit(engine.run)
+            ended.add_done_callback(lambda _: self.cohort.wake())
+            served = [pool.submit(self._client, c, ended) for c in range(clients)]
+            try:
+                return ended.result()
+            finally:
+                self.cohort.wake()
+                events.close()
+                for each in served:
+                    each.result()
+                store.close()
+
+    def announcement(self, client: int) -> str:
+        return open_data(self.data, client).announcement()
+
+    def _client(self, client: int, ended: Future[Any]) -> None:
+        with self._trains:
+            worker = Worker(
+                client, open_data(self.data, client),
+                StateDirectory(self.out / "clients" / str(client)),
+                self.experiment, torch.device("cpu"),
+            )  # fmt: skip
+        request = rpc.JoinRequest(
+            client_id=str(client), client_json=self.announcement(client), protocol=PROTOCOL,
+            versions=worker.states.versions(),
+        )  # fmt: skip
+        token = self.service.join(request, Caller()).token
+        member, issue = self.cohort.member(client, token), 0
+        while not ended.done():
+            caller = self.cohort.caller({client: member}, {client: issue})
+            found = self.cohort.next_order(caller, lambda: not ended.done())
+            if found is None:
+                continue
+            (order, trip), issue = found, found[0].issue
+            parts = {"common": transported(trip.trip.common, worker.payload_spec["common"])}
+            if client in trip.trip.personal:
+                own = trip.trip.personal[client]
+                parts["personal"] = transported(own, worker.payload_spec["personal"])
+            with self._trains:
+                done = worker.execute(order, merged(parts))
+                assert done is not None
+            answer = done.upload, done.report, done.failure
+            if client in self.liars:
+                answer = self.lie(client, order, answer)
+            try:
+                self.push(client, token, order, answer)
+            except Refused as refused:
+                self.refused.append(refused)
+                if client not in self.liars and refused.code != grpc.StatusCode.ABORTED:
+                    raise
+
+    def push(self, client: int, token: bytes, order: rpc.Order, answer: Answer) -> None:
+        """Send a result as a client does."""
+        bundle, report, failure = answer
+        encoded = encode(bundle)
+        header = rpc.PushHeader(
+            client_id=str(client), token=token, kind=order.kind, interaction=order.interaction,
+            trip=order.trip, report=report, bundle=encoded.header, failure=failure,
+        )  # fmt: skip
+        head = rpc.PushChunk(header=header).SerializeToString()
+        self.service.push(iter([head, *encoded.chunks()]), Caller())
+
+
+def silent(client: int, order: rpc.Order, answer: Answer) -> Answer:
+    """Say that it could not be done."""
+    return Bundle(), rpc.Report(), "no"

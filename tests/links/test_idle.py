@@ -1,0 +1,147 @@
+"""Links on which nothing moves: they are kept, and one that is dead is noticed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fedcli import link as link_module
+from fedcli.link import Link, Member
+from fedmodels.errors import LinkError
+from fedpb import PROTOCOL
+from fedpb import coordinator_pb2 as rpc
+from fedsrv import service
+from fedsrv.admission import Admission
+from fedsrv.events import EventLog
+from fedsrv.remote import RemoteCohort
+from fedsrv.service import Service, start_server, stop_server
+from fedsrv.sessions import AlreadyConnected
+from fedsrv.spool import Spool
+from tests.links.proxy import Fate, Proxy
+
+COUNTS = [1, 1]
+PROFILE = json.dumps(
+    {
+        "format": 1,
+        "input_shape": [4],
+        "num_classes": 2,
+        "tasks": [{"train": COUNTS, "test": COUNTS}],
+    }
+)
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> RemoteCohort:
+    return RemoteCohort(2, Spool(tmp_path, 1 << 20), EventLog(), admission=Admission({}))
+
+
+def test_ten_idle_minutes_cost_a_waiting_client_nothing(cohort: RemoteCohort) -> None:
+    tokens = [cohort.join(c, PROFILE, bytes([c + 1]) * 16, ()) for c in (0, 1)]
+    members = [cohort.member(c, tokens[c]) for c in (0, 1)]
+    stop = threading.Event()
+    waits = threading.Thread(
+        target=cohort.next_order,
+        args=(cohort.caller({0: members[0]}, {0: 0}), lambda: not stop.is_set()),
+    )
+    waits.start()
+    while not members[0].waiting:
+        stop.wait(0.001)
+    for member in members:  # nothing was heard for ten minutes
+        member.seen -= 600.0
+    with pytest.raises(AlreadyConnected):  # it waits: its link is kept alive, its id is taken
+        cohort.join(0, PROFILE, b"another's", ())
+    cohort.join(1, PROFILE, b"another's", ())  # this one does not even wait: it is gone
+    assert cohort._members[0] is members[0]
+    stop.set()
+    cohort.wake()
+    waits.join(10)
+    assert not waits.is_alive()
+
+
+def test_pings_are_more_frequent_than_idle_links_are_cut_and_rarer_than_a_server_bears(
+    monkeypatch: pytest.MonkeyPatch, cohort: RemoteCohort
+) -> None:
+    """Routers forget idle connections, the strictest usual ones after a minute."""
+    seen: dict[str, dict[str, int]] = {}
+    made, begun = grpc.insecure_channel, grpc.server
+
+    def channel(address: str, options: list[tuple[str, int]]) -> grpc.Channel:
+        seen["client"] = dict(options)
+        return made(address, options)
+
+    def server(pool: object, options: list[tuple[str, int]], **more: object) -> grpc.Server:
+        seen["server"] = dict(options)
+        return begun(pool, options=options, **more)
+
+    monkeypatch.setattr(grpc, "insecure_channel", channel)
+    monkeypatch.setattr(service.grpc, "server", server)
+    Link("127.0.0.1:9").close()
+    listening, _ = start_server(Service("run", "{}", cohort, EventLog()), "127.0.0.1:0", None)
+    stop_server(listening)
+    asks_ms = seen["client"]["grpc.keepalive_time_ms"]
+    assert asks_ms + seen["client"]["grpc.keepalive_timeout_ms"] <= 60_000
+    assert seen["client"]["grpc.http2.max_pings_without_data"] == 0  # as many as it takes
+    bears_ms = seen["server"]["grpc.http2.min_recv_ping_interval_without_data_ms"]
+    assert 2 * bears_ms <= asks_ms
+    assert seen["server"]["grpc.keepalive_permit_without_calls"] == 1
+
+
+@pytest.fixture
+def proxy(cohort: RemoteCohort) -> Iterator[Proxy]:
+    """Return a good link to a server with this cohort."""
+    server, port = start_server(Service("run", "{}", cohort, EventLog()), "127.0.0.1:0", None)
+    made = Proxy(port, lambda number: Fate())
+    yield made
+    made.close()
+    cohort.wake()
+    stop_server(server)
+
+
+@pytest.mark.loopback
+def test_a_link_that_fell_silent_is_noticed_and_made_anew(
+    proxy: Proxy,
+    cohort: RemoteCohort,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No end, no reset: nothing arrives any more, as behind a router that lost its table."""
+    monkeypatch.setattr(link_module, "KEEPALIVE_MS", 1000)
+    monkeypatch.setattr(link_module, "KEEPALIVE_TIMEOUT_MS", 1000)
+    told = threading.Event()
+    monkeypatch.setattr(link_module.log, "warning", lambda *_: told.set())
+    caplog.set_level(logging.WARNING)
+    link = Link(f"127.0.0.1:{proxy.port}")
+    asked = rpc.JoinRequest(client_id="0", client_json=PROFILE, token=b"own", protocol=PROTOCOL)
+    member = Member(0, "run", link.join(asked).token)
+    waiting = rpc.Waiting(client_id="0", token=member.token, durable=-1)
+    asked_twice, pulls = threading.Event(), list[int]()
+
+    def waits_for() -> list[rpc.Waiting]:
+        pulls.append(1)
+        if len(pulls) == 2:
+            asked_twice.set()
+        return [waiting]
+
+    def pull() -> None:
+        with pytest.raises(LinkError, match="closed"):
+            link.pull(waits_for, lambda client: {})
+
+    thread = threading.Thread(target=pull)
+    thread.start()
+    while not cohort.member(0, member.token).waiting:
+        told.wait(0.01)
+    proxy.silent.set()
+    assert told.wait(30)
+    proxy.silent.clear()
+    assert asked_twice.wait(30)
+    while proxy.done["connections"] < 2:
+        told.wait(0.01)
+    link.close()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,69 @@
+"""A Join whose answer was lost on the way is made again, and is the same client's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedcli.host import Host
+from fedmodels.errors import LinkError
+from fedpb import coordinator_pb2 as rpc
+from fedsrv.admission import Admission
+from fedsrv.events import EventLog
+from fedsrv.remote import RemoteCohort
+from fedsrv.sessions import AlreadyConnected
+from fedsrv.spool import Spool
+
+
+class Losing:
+    """A link whose Join arrives, and whose answer does not."""
+
+    def __init__(self, cohort: RemoteCohort, lost: int) -> None:
+        self.cohort, self.lost = cohort, lost
+
+    def join(self, request: rpc.JoinRequest) -> rpc.JoinReply:
+        client = int(request.client_id)
+        token = self.cohort.join(client, request.client_json, request.token, request.versions)
+        self.lost -= 1
+        if self.lost >= 0:
+            raise LinkError("the process was killed, or the link was cut")
+        return rpc.JoinReply(run_id="run", token=token)
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> RemoteCohort:
+    spool = Spool(tmp_path / "spool", 1 << 20)
+    return RemoteCohort(3, spool, EventLog(), admission=Admission({}))
+
+
+def host(cohort: RemoteCohort, data: Path, states: Path, lost: int) -> Host:
+    link: Any = Losing(cohort, lost)
+    return Host([0], link, data, states, torch.device("cpu"))
+
+
+def test_a_client_that_died_before_the_answer_came_joins_again_at_once(
+    cohort: RemoteCohort, digits: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(LinkError):
+        host(cohort, digits, tmp_path / "states", lost=1)._join(0)
+    token = cohort._members[0].token
+    again = host(cohort, digits, tmp_path / "states", lost=0)
+    again._join(0)
+    assert again.members[0].token == token == again.states[0].session().token
+    assert (tmp_path / "states" / "0" / "session.json").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(AlreadyConnected):
+        host(cohort, digits, tmp_path / "elsewhere", lost=0)._join(0)
+
+
+def test_a_client_that_takes_a_lapsed_place_can_ask_for_it_twice(
+    cohort: RemoteCohort, digits: Path
+) -> None:
+    description = (digits / "1" / "client.json").read_text()
+    cohort.join(1, description, b"first", ())
+    cohort.leave(1, "its lease is over")
+    assert cohort.join(1, description, b"second", ()) == b"second"
+    assert cohort.join(1, description, b"second", ()) == b"second"
+    assert len(cohort.join(0, description, b"", ())) == 16  # for callers that bring none

@@ -1,0 +1,140 @@
+"""How a client waits for a server that is gone: finitely where told, ever longer, never in step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from fedcli import link as module
+from fedcli.link import Link
+from fedmodels.errors import LinkError
+
+
+class Gone(grpc.RpcError):
+    """What a call to a server that is not there ends with."""
+
+    def __init__(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "connection refused"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+class Clock:
+    """A clock that only waiting moves; it stands in for the event that closes a link, too."""
+
+    def __init__(self) -> None:
+        self.now, self.waits, self.closes_after = 1000.0, list[float](), 10**9
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        self.now += seconds
+        return self.is_set()
+
+    def is_set(self) -> bool:
+        return len(self.waits) >= self.closes_after
+
+    def set(self) -> None:
+        self.closes_after = 0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock, draw = Clock(), random.Random(0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(module, "random", SimpleNamespace(uniform=draw.uniform))
+    return clock
+
+
+@pytest.fixture
+def patient(clock: Clock) -> Iterator[Any]:
+    """Return a maker of links whose time is the clock's."""
+    made: list[Link] = []
+
+    def make(give_up_after_s: float | None) -> Link:
+        made.append(Link("127.0.0.1:9", give_up_after_s=give_up_after_s))
+        made[-1]._closed = clock  # type: ignore[assignment]
+        return made[-1]
+
+    yield make
+    for link in made:
+        link.close()
+
+
+def failing(times: int, answer: str = "here") -> Any:
+    """Return a call that fails so many times, and counts how often it was made."""
+    made: list[int] = []
+
+    def call() -> str:
+        made.append(1)
+        if len(made) <= times:
+            raise Gone
+        return answer
+
+    call.made = made  # type: ignore[attr-defined]
+    return call
+
+
+def test_waits_grow_to_two_seconds_and_no_two_clients_keep_step(patient: Any, clock: Clock) -> None:
+    assert patient(None)._patiently("join", failing(40)) == "here"
+    first, bounds = clock.waits, [min(0.1 * 2**n, 2.0) for n in range(40)]
+    assert all(bound / 2 <= wait <= bound for wait, bound in zip(first, bounds, strict=True))
+    assert len(set(first)) == len(first)
+    clock.waits = []
+    patient(None)._patiently("join", failing(40))
+    assert all(one != other for one, other in zip(first, clock.waits, strict=True))
+
+
+@pytest.mark.parametrize("limit_s", [0.5, 10.0, 600.0])
+def test_retries_end_when_they_are_told_to(limit_s: float, patient: Any, clock: Clock) -> None:
+    call, begun = failing(10**9), clock.now
+    with pytest.raises(LinkError, match=f"gave up: .* was gone for {limit_s:g} s: connection"):
+        patient(limit_s)._patiently("push", call)
+    assert limit_s < clock.now - begun <= limit_s + 2.0
+    assert len(call.made) == len(clock.waits) + 1 <= 6 + limit_s
+
+
+def test_ten_minutes_without_a_server_cost_little_and_are_told_each_minute(
+    patient: Any, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    patient(None)._patiently("pull", failing(405))
+    assert sum(clock.waits) > 600
+    assert all(wait <= 2.0 for wait in clock.waits)
+    told = [r for r in caplog.records if "lost the server" in r.message]
+    assert 10 <= len(told) <= sum(clock.waits) / 60 + 1
+
+
+def test_patience_begins_anew_with_every_call(patient: Any, clock: Clock) -> None:
+    link = patient(5.0)
+    for _ in range(4):  # each gone for about four seconds, sixteen in all
+        link._patiently("push", failing(6))
+    assert clock.now - 1000.0 > 5.0
+
+
+def test_a_closed_link_waits_no_longer(patient: Any, clock: Clock) -> None:
+    link = patient(None)
+    clock.closes_after = 3
+    with pytest.raises(LinkError, match="the link is closed"):
+        link._patiently("pull", failing(10**9))
+    assert len(clock.waits) == 3
+
+
+@pytest.mark.parametrize("code", ["FAILED_PRECONDITION", "PERMISSION_DENIED", "ALREADY_EXISTS"])
+def test_what_cannot_succeed_is_not_tried_again(code: str, patient: Any, clock: Clock) -> None:
+    def call() -> None:
+        raise Gone(grpc.StatusCode[code])
+
+    with pytest.raises(LinkError, match=code):
+        patient(None)._patiently("join", call)
+    assert clock.waits == []
