@@ -28,6 +28,7 @@ from fedsrv.cohort import Cohort, Results, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.history import History
 from fedsrv.ledger import Record
+from fedsrv.profile import common_limits
 from fedsrv.reduction import reduced
 from fedsrv.roster import Roster
 from fedsrv.rows import record_of
@@ -139,7 +140,21 @@ class Engine:
             cohort,
             server_data=self.server_data,
             minority=tuple(self.groups["minority"]),
+            labels={c: self.profiles[c].labels(step.task) for c in cohort},
+            limits=common_limits(self.profiles.values()),
+            ends_task=self._ends_task(step),
+            tell=partial(self._tell_work, step),
         )
+
+    def _ends_task(self, step: Step) -> bool:
+        """Tell whether the interaction after a step is on another task."""
+        following = self.steps[step.interaction + 1 : step.interaction + 2]
+        return any(other.task != step.task for other in following)
+
+    def _tell_work(self, step: Step, what: str, done: int, of: int, loss: float) -> None:
+        """Tell how far the server half is with long work of its own."""
+        place = {"interaction": step.interaction, "round": step.round}
+        self.events.tell("server", **place, work=what, step=done, of=of, loss=loss)
 
     def _take_up(self) -> None:
         """Go to the last commit whose server and client states all still exist.

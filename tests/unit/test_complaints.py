@@ -125,10 +125,10 @@ def test_services_of_others_leave_no_traceback_either(
     for _ in range(20):
         error = served.call("Check", NONSENSE, service="grpc.health.v1.Health")
         assert isinstance(error, grpc.RpcError)
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         served.call("Nothing", NONSENSE)
         served.call("Join", NONSENSE, service="no.such.Service")
-    assert len(caplog.records) == 1
-    assert caplog.records[0].exc_info is None
+    assert caplog.records == []
     asked = health_pb2.HealthCheckRequest().SerializeToString()
     assert isinstance(served.call("Check", asked, service="grpc.health.v1.Health"), bytes)
 
