@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from fedmodels.config import Experiment
-from fedmodels.errors import RunFailed
 from fedmodels.method import Metrics, Run, ServerContext, ServerData, ServerState
 from fedmodels.methods import make
 from fedmodels.nets.cost import multiply_adds
@@ -116,19 +115,13 @@ class Engine:
         """Return who of a step's cohort is there to be sent orders.
 
         Where the run began without some clients, those that came since take part from now on.
-
-        Raises:
-            RunFailed: those who are there lack the step's task.
         """
         if len(self.profiles) < self.experiment.schedule.clients:
             needed = min(self.experiment.min_clients, len(step.cohort))
             found = self.cohort.meet(step.cohort, needed)
             if not found.keys() <= self.profiles.keys():
                 self.roster.add(found)
-        cohort = self.roster.cohort_of(step)
-        if not cohort:
-            raise RunFailed(f"interaction {step.interaction}: nobody there has task {step.task}")
-        return cohort
+        return self.roster.cohort_of(step)
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return where the server half is at a step."""
