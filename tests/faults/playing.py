@@ -136,7 +136,7 @@ class Player:
         if fault.power:
             rng = random.Random(self.played.plan.seed) if fault.mercy else None
             vault = self.played.folder / "vault"
-            lose_power(vault, self._directories(fault), fact["t"], rng)
+            lose_power(vault, self._directories(fault), rng)
             self._note(power=fault.power)
         if fault.waits_for_commit:
             self._wait_for_commit()

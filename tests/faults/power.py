@@ -21,17 +21,15 @@ from tests.faults.inside.fault_disk import kept
 
 
 class Disk:
-    """What a vault says was safe at a moment."""
+    """What a vault says is safe, when those who wrote are dead."""
 
-    def __init__(self, vault: Path, moment: float) -> None:
+    def __init__(self, vault: Path) -> None:
         self.vault = vault
         self.copies: dict[int, str] = {}
         self.names: dict[str, dict[str, int]] = {}
         log = vault / "disk.jsonl"
         for line in log.read_text().splitlines() if log.exists() else ():
             fact: dict[str, Any] = json.loads(line)
-            if fact["t"] > moment:
-                continue
             if "inode" in fact:
                 self.copies[fact["inode"]] = fact["copy"]
             else:
@@ -71,23 +69,21 @@ class Disk:
         return rng.choice([before, now[: (len(before) + len(now)) // 2], now])
 
 
-def lose_power(
-    vault: Path, directories: Iterable[Path], moment: float, rng: random.Random | None
-) -> None:
-    """Put directories into a state that a loss of power at a moment may leave them in."""
-    disk = Disk(vault, moment)
+def lose_power(vault: Path, directories: Iterable[Path], rng: random.Random | None) -> None:
+    """Put directories into a state that a loss of power may leave them in."""
+    disk = Disk(vault)
     for directory in sorted(directories):
         if directory.is_dir():
             disk.lose(directory, rng)
-            mark_safe(vault, directory, moment)
+            mark_safe(vault, directory)
 
 
-def mark_safe(vault: Path, directory: Path, moment: float) -> None:
+def mark_safe(vault: Path, directory: Path) -> None:
     """Note that what a directory holds is on the disk: it was read from there."""
     names = {path.name: kept(path, vault) for path in directory.iterdir() if path.is_file()}
     with (vault / "disk.jsonl").open("a") as log:
         for name, inode in names.items():
             copy = f"found-{inode}"
             (vault / copy).write_bytes((directory / name).read_bytes())
-            log.write(json.dumps({"t": moment, "inode": inode, "copy": copy}) + "\n")
-        log.write(json.dumps({"t": moment, "directory": str(directory), "names": names}) + "\n")
+            log.write(json.dumps({"inode": inode, "copy": copy}) + "\n")
+        log.write(json.dumps({"directory": str(directory), "names": names}) + "\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ def sync(path: Path) -> None:
 
 def lost(place: Path, rng: random.Random | None = None) -> dict[str, bytes]:
     """Lose the power now; return what is left."""
-    lose_power(place.parent / "vault", [place], time.monotonic(), rng)
+    lose_power(place.parent / "vault", [place], rng)
     return {path.name: path.read_bytes() for path in place.iterdir()}
 
 

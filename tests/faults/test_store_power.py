@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def lose(*directories: Path) -> None:
     places = (directory / "vault" for directory in directories[0].parents)
     vault = next(place for place in places if place.exists())
-    lose_power(vault, directories, time.monotonic(), None)
+    lose_power(vault, directories, None)
 
 
 def state(value: float) -> ServerState:

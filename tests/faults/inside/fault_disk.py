@@ -16,7 +16,6 @@ import os
 import shutil
 import sqlite3
 import stat
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -90,7 +89,7 @@ def kept(path: Path, vault: Path) -> int:
 def _note(facts: dict[str, object]) -> None:
     if not facts:
         return
-    line = json.dumps({"t": time.monotonic(), **facts}).encode() + b"\n"
+    line = json.dumps(facts).encode() + b"\n"
     handle = os.open(_vault / "disk.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     try:
         os.write(handle, line)

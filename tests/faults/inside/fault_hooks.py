@@ -123,7 +123,7 @@ def _engine(module: ModuleType) -> None:
 
 def _store(module: ModuleType) -> None:
     store = module.Store
-    for name in ("add_scores", "prune", "sync", "_append"):
+    for name in ("add_scores", "prune", "sync", "end", "_append"):
         around(store, name, f"store-{name.strip('_')}")
     init, commit, roll_back, advance = (
         store.__init__, store.commit, store.roll_back, store.advance
