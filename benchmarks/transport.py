@@ -166,7 +166,8 @@ def serve(clients: int, size: int, place: Path, tls: bool) -> None:
     from fedsrv.cohort import Trip
     from fedsrv.events import EventLog
     from fedsrv.remote import RemoteCohort
-    from fedsrv.service import Service, start_server, stop_server
+    from fedsrv.server import start_server, stop_server
+    from fedsrv.service import Service
     from fedsrv.spool import Spool
     from fedsrv.tls import server_credentials
 

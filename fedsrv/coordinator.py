@@ -25,8 +25,9 @@ from fedsrv.events import EventLog
 from fedsrv.remote import RemoteCohort
 from fedsrv.rounds import Engine
 from fedsrv.run_directory import write_atomically, writing
+from fedsrv.server import start_server, stop_server
 from fedsrv.server_data import server_data_for
-from fedsrv.service import Service, start_server, stop_server
+from fedsrv.service import Service
 from fedsrv.spool import Spool
 from fedsrv.store import Store
 from fedsrv.tls import Credentials, is_loopback

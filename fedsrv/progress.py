@@ -25,6 +25,8 @@ class Display:
         self.console = console or Console()
         self.clients: dict[str, str] = {}
         self.metrics: dict[str, float] = {}
+        self.work = ""
+        """What the server half does, while that takes long."""
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
             TimeElapsedColumn(), console=self.console,
@@ -61,11 +63,14 @@ class Display:
             self.say(f"client {client} failed: {reason}")
         elif kind == "waiting":
             self.say(printable(detail["line"]))
+        elif kind == "server":
+            self.work = f"{printable(detail['work'])}, step {detail['step']} of {detail['of']}"
         elif kind == "rollback":
             self.say(f"rolling back: {printable(detail['reason'])}")
         elif kind == "started-over":
             self.say(f"client {client} goes on from its initial private state")
         elif kind == "commit":
+            self.work = ""
             self._bar.update(self._task, total=detail["of"], completed=event["interaction"] + 1)
         elif kind == "scores":
             self._scores(event["round"], detail["metrics"])
@@ -88,5 +93,7 @@ class Display:
             table.add_row(Text(f"client {client}"), Text(self.clients[client]))
         if len(self.clients) > MOST_CLIENTS:
             table.add_row(f"and {len(self.clients) - MOST_CLIENTS} more", "")
+        if self.work:
+            table.add_row("server", self.work)
         scores = "   ".join(f"{key} {100 * value:.2f} %" for key, value in self.metrics.items())
         return Group(self._bar, scores, table)

@@ -7,19 +7,18 @@ engine's thread waits in it for the clients, the service's threads bring what th
 from __future__ import annotations
 
 import math
-import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from fedmodels.errors import PayloadError, RunFailed
-from fedmodels.printable import printable
 from fedmodels.types import EVALUATOR, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.admission import Admission
-from fedsrv.cohort import HoldsState, LossTooLarge, Result, Results, StateLost, Trip
+from fedsrv.cohort import HoldsState, Result, Results, StateLost, Trip
 from fedsrv.events import EventLog
+from fedsrv.holdings import Holdings
 from fedsrv.open_trip import OpenTrip, answers, by_id, what_for, why_failed
 from fedsrv.sessions import (
     AlreadyConnected,
@@ -32,8 +31,6 @@ from fedsrv.sessions import (
 )
 from fedsrv.spool import Spool
 from fedsrv.waiting import LOOK_EVERY_S, Notice, Patience
-
-NEWS_EVERY_S = 1.0
 
 MOST_TOKEN_BYTES = 64
 
@@ -79,11 +76,7 @@ class RemoteCohort:
         self._has_opened = False
         """Whether there was a trip since this process began."""
         self._over = False
-        self._lost: int | None = None
-        self._starting_over: set[int] = set()
-        self._required: HoldsState = lambda client, versions: True
-        self._stateful = False
-        self._last_trained: Mapping[ClientId, int] = {}
+        self._holdings = Holdings(self._members)
         self._patience = Patience(self._changed, self._is_there, self._may_come, deadline_s)
         self._gathering = Notice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
@@ -92,36 +85,12 @@ class RemoteCohort:
 
     def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
         with self._changed:
-            self._required, self._stateful = holds, True
-            self._last_trained = dict(last_trained.items())
-            for client, member in list(self._members.items()):
-                member.trained = last_trained.get(client, -1) if isinstance(client, int) else -1
-                try:
-                    self._lacks_state(client, member.versions, member.start_over)
-                except LossTooLarge:  # it is told so when it joins again
-                    del self._members[client]
+            self._holdings.require(holds, last_trained)
             self.wake()
 
     def starting_over(self) -> Sequence[int]:
         with self._changed:
-            found, self._starting_over = sorted(self._starting_over), set()
-        return found
-
-    def _lacks_state(self, client: ClientId, versions: Sequence[int], start_over: bool) -> bool:
-        """Tell whether a client's states do not suffice; one that may, starts over.
-
-        Raises:
-            LossTooLarge: the run may not go back to what it has.
-        """
-        if not isinstance(client, int):
-            return False
-        try:
-            return not self._required(client, versions)
-        except LossTooLarge:
-            if not start_over:
-                raise
-            self._starting_over.add(client)
-            return True
+            return self._holdings.starting_over()
 
     def gather(self) -> Mapping[int, str]:
         with self._changed:
@@ -151,8 +120,7 @@ class RemoteCohort:
 
     def versions(self) -> Mapping[int, Sequence[int]]:
         with self._changed:
-            self._lost = None
-            return {c: m.versions for c, m in self._members.items() if isinstance(c, int)}
+            return self._holdings.versions()
 
     def exchange(self, trip: Trip) -> Results:
         """Give the orders and wait until all answered, or the deadline closes the trip.
@@ -172,14 +140,15 @@ class RemoteCohort:
                 lambda: (
                     open_trip.is_complete()
                     or len(trip.orders) - len(open_trip.failed) < needed
-                    or self._lost is not None
+                    or self._holdings.lost is not None
                 ),
                 lambda: len(open_trip.results) >= needed,
                 for_the_living=True,
             )
             self._open = None
-            if self._lost is not None:
-                raise StateLost(self._lost, self._members[self._lost].versions)
+            lost = self._holdings.lost
+            if lost is not None:
+                raise StateLost(lost, self._members[lost].versions)
             results = dict(sorted(open_trip.results.items(), key=by_id))
             failed = dict(sorted(open_trip.failed.items(), key=by_id))
         if len(results) < needed:
@@ -201,14 +170,7 @@ class RemoteCohort:
 
     def durable(self) -> int | None:
         with self._changed:
-            if not self._stateful:
-                return None
-            late = [
-                m.durable
-                for c, m in self._members.items()
-                if isinstance(c, int) and m.durable < min(m.trained, self.committed)
-            ]
-            return min(late, default=None)
+            return self._holdings.durable(self.committed)
 
     def stop(self, reason: str) -> None:
         """Make the engine's waiting end with an error."""
@@ -257,19 +219,19 @@ class RemoteCohort:
             takes_over = known is not None and secrets.compare_digest(token, known.token)
             if known and not takes_over and self._is_connected(known):
                 raise AlreadyConnected(f"client {client} is connected already")
-            lost = self._lacks_state(client, versions, start_over)
+            lost = self._holdings.lacks(client, versions, start_over)
             member = Member(
                 token or secrets.token_bytes(16),
                 client_json,
                 tuple(versions),
                 self._clock(),
-                trained=known.trained if known else self._last_trained.get(client, -1),
+                trained=known.trained if known else self._holdings.trained(client),
                 start_over=start_over,
             )
             self._members[client] = member
             self._turn_away(self.admission.admit(client, client_json))
             if lost and isinstance(client, int):
-                self._lost = client
+                self._holdings.lost = client
             self._changed.notify_all()
             if known:
                 self.wake()  # whoever waited for this client does so no longer
@@ -358,13 +320,6 @@ class RemoteCohort:
         order.following = len(fresh) - 1
         return order, trip
 
-    def is_news(self, member: Member) -> bool:
-        """Tell whether it is time for another event of how far a client is."""
-        now = self._clock()
-        due = now - member.told >= NEWS_EVERY_S
-        member.told = now if due else member.told
-        return due
-
     def is_superseded(self, interaction: int) -> bool:
         """Tell whether training for an interaction has become pointless."""
         with self._changed:
@@ -441,17 +396,3 @@ class RemoteCohort:
                 member.seen = -math.inf
             self._changed.notify_all()
         self.events.tell("left", client, reason=reason)
-
-
-def client_id_of(text: str, num_clients: int) -> ClientId:
-    """Read a client id off the wire.
-
-    Raises:
-        PayloadError: it is neither the evaluator nor one of the run's clients.
-    """
-    if text == EVALUATOR:
-        return EVALUATOR
-    if re.fullmatch(r"0|[1-9][0-9]{0,8}", text) and int(text) < num_clients:
-        return int(text)
-    said = printable(text, 60)
-    raise PayloadError(f"client id {said!r} is none of this run's: 0 to {num_clients - 1}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedmodels.errors import RunFailed
 from fedmodels.metrics import frequency_groups, minority_classes
 from fedsrv.profile import Profile
 from fedsrv.schedule import Step
@@ -41,6 +42,13 @@ class Roster:
         return self._store.fixed_tasks({**absent, **met})
 
     def cohort_of(self, step: Step) -> tuple[int, ...]:
-        """Return the clients of a step that are known to have its task."""
+        """Return the clients of a step that are known to have its task.
+
+        Raises:
+            RunFailed: there are none.
+        """
         known = self.profiles
-        return tuple(c for c in step.cohort if c in known and known[c].num_tasks > step.task)
+        found = tuple(c for c in step.cohort if c in known and known[c].num_tasks > step.task)
+        if not found:
+            raise RunFailed(f"interaction {step.interaction}: nobody there has task {step.task}")
+        return found

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from fedmodels.config import Experiment
-from fedmodels.errors import RunFailed
 from fedmodels.method import Metrics, Run, ServerContext, ServerData, ServerState
 from fedmodels.methods import make
 from fedmodels.nets.cost import multiply_adds
@@ -28,6 +27,7 @@ from fedsrv.cohort import Cohort, Results, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.history import History
 from fedsrv.ledger import Record
+from fedsrv.profile import common_limits
 from fedsrv.reduction import reduced
 from fedsrv.roster import Roster
 from fedsrv.rows import record_of
@@ -115,19 +115,13 @@ class Engine:
         """Return who of a step's cohort is there to be sent orders.
 
         Where the run began without some clients, those that came since take part from now on.
-
-        Raises:
-            RunFailed: those who are there lack the step's task.
         """
         if len(self.profiles) < self.experiment.schedule.clients:
             needed = min(self.experiment.min_clients, len(step.cohort))
             found = self.cohort.meet(step.cohort, needed)
             if not found.keys() <= self.profiles.keys():
                 self.roster.add(found)
-        cohort = self.roster.cohort_of(step)
-        if not cohort:
-            raise RunFailed(f"interaction {step.interaction}: nobody there has task {step.task}")
-        return cohort
+        return self.roster.cohort_of(step)
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return where the server half is at a step."""
@@ -139,7 +133,21 @@ class Engine:
             cohort,
             server_data=self.server_data,
             minority=tuple(self.groups["minority"]),
+            labels={c: self.profiles[c].labels(step.task) for c in cohort},
+            limits=common_limits(self.profiles.values()),
+            ends_task=self._ends_task(step),
+            tell=partial(self._tell_work, step),
         )
+
+    def _ends_task(self, step: Step) -> bool:
+        """Tell whether the interaction after a step is on another task."""
+        following = self.steps[step.interaction + 1 : step.interaction + 2]
+        return any(other.task != step.task for other in following)
+
+    def _tell_work(self, step: Step, what: str, done: int, of: int, loss: float) -> None:
+        """Tell how far the server half is with long work of its own."""
+        place = {"interaction": step.interaction, "round": step.round}
+        self.events.tell("server", **place, work=what, step=done, of=of, loss=loss)
 
     def _take_up(self) -> None:
         """Go to the last commit whose server and client states all still exist.

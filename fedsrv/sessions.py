@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedmodels.types import ClientId
+from fedmodels.errors import PayloadError
+from fedmodels.printable import printable
+from fedmodels.types import EVALUATOR, ClientId
+
+NEWS_EVERY_S = 1.0
 
 
 class AlreadyConnected(Exception):
@@ -54,6 +59,12 @@ class Member:
     caller: Caller | None = None
     """The last Pull that waits for it; one before that gets nothing more."""
 
+    def is_news(self, now: float) -> bool:
+        """Tell whether it is time for another event of how far it is."""
+        due = now - self.told >= NEWS_EVERY_S
+        self.told = now if due else self.told
+        return due
+
 
 @dataclass(eq=False)
 class Caller:
@@ -63,3 +74,17 @@ class Caller:
     told: threading.Condition
     is_full: bool = False
     """Whether it has as many orders as it may have ahead, and waits for one of them to be done."""
+
+
+def client_id_of(text: str, num_clients: int) -> ClientId:
+    """Read a client id off the wire.
+
+    Raises:
+        PayloadError: it is neither the evaluator nor one of the run's clients.
+    """
+    if text == EVALUATOR:
+        return EVALUATOR
+    if re.fullmatch(r"0|[1-9][0-9]{0,8}", text) and int(text) < num_clients:
+        return int(text)
+    said = printable(text, 60)
+    raise PayloadError(f"client id {said!r} is none of this run's: 0 to {num_clients - 1}")

@@ -88,7 +88,10 @@ def server_context(run: Run, interaction: int, cohort: tuple[int, ...]) -> Serve
     shape, classes = run.problem.input_shape, run.problem.num_classes
     x, unlabelled = (torch.randn(n, *shape, generator=draw) for n in (2 * classes, 16))
     held = ServerData(x, torch.arange(2 * classes) % classes, unlabelled)
-    return ServerContext(run, interaction, 0, 0, cohort, server_data=held)
+    labels = dict.fromkeys(cohort, tuple(range(classes)))
+    return ServerContext(
+        run, interaction, 0, 0, cohort, server_data=held, labels=labels, ends_task=True
+    )
 
 
 @pytest.fixture

@@ -23,7 +23,10 @@ PACKAGES = {
 }
 
 GRPC = ("grpc", "grpc_health", "grpc_reflection")
-GRPC_FILES = {"fedsrv/service.py", "fedsrv/tls.py", "fedcli/link.py", "fedcli/tls.py"}
+GRPC_FILES = {
+    *("fedsrv/gate.py", "fedsrv/server.py", "fedsrv/service.py", "fedsrv/tls.py"),
+    *("fedcli/link.py", "fedcli/tls.py"),
+}
 DATA_SETS = ("torchvision.datasets", "sklearn.datasets")
 PICKLES = (
     "pickle",

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
+from fedmodels.moments import load_moments, moments_of
 from fedmodels.nets import ddpm, dpm_solver, gan
 from fedmodels.randomness import generator, seeded
 from fedmodels.types import Weights
@@ -190,7 +191,7 @@ def _train_gan(
         role: torch.optim.Adam(net.parameters(), lr=lr, betas=(0.5, 0.9))
         for role, net in (("net", maker), ("critic", critic))
     }
-    _load_moments(adams, tensors)
+    load_moments(adams, tensors)
     real, step = gan.pad(images, maker.canvas), 0
 
     def paint(count: int) -> Tensor:
@@ -208,7 +209,7 @@ def _train_gan(
             if step % CRITIC_STEPS == 0:
                 _step(adams["net"], gan.generator_loss(critic, paint(family.batch_size)))
             tick(epoch, step, loss.detach())
-    kept = _moments(adams) if family.moments else {}
+    kept = moments_of(adams) if family.moments else {}
     return {**_tensors("net/", maker), **_tensors("critic/", critic), **kept}
 
 
@@ -221,7 +222,7 @@ def _train_unet(
     _load(online, tensors, "online/")
     _load(average, tensors, "net/")
     adams = {"online": torch.optim.Adam(online.parameters(), lr=lr)}
-    _load_moments(adams, tensors)
+    load_moments(adams, tensors)
     step = 0
     for epoch in range(epochs):
         for index in _shuffled(len(images), family.batch_size, noise):
@@ -233,7 +234,7 @@ def _train_unet(
             ddpm.follow(average, online)
             step += 1
             tick(epoch, step, loss.detach())
-    kept = _moments(adams) if family.moments else {}
+    kept = moments_of(adams) if family.moments else {}
     return {**_tensors("net/", average), **_tensors("online/", online), **kept}
 
 
@@ -272,26 +273,3 @@ def _load(net: nn.Module, tensors: Mapping[str, Tensor], prefix: str) -> None:
     """Copy the tensors under a prefix into a net."""
     found = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
     net.load_state_dict(found)
-
-
-def _moments(adams: Mapping[str, torch.optim.Adam]) -> Weights:
-    """Return the moments of optimisers as named tensors."""
-    return {
-        f"moments/{role}/{number}/{name}": torch.as_tensor(value).detach().to("cpu", copy=True)
-        for role, adam in adams.items()
-        for number, state in adam.state_dict()["state"].items()
-        for name, value in state.items()
-    }
-
-
-def _load_moments(adams: Mapping[str, torch.optim.Adam], tensors: Mapping[str, Tensor]) -> None:
-    """Put kept moments back into fresh optimisers."""
-    for role, adam in adams.items():
-        prefix, states = f"moments/{role}/", dict[int, dict[str, Tensor]]()
-        for key, tensor in tensors.items():
-            if key.startswith(prefix):
-                number, name = key.removeprefix(prefix).split("/")
-                states.setdefault(int(number), {})[name] = tensor.clone()
-        if states:
-            groups = adam.state_dict()["param_groups"]
-            adam.load_state_dict({"state": states, "param_groups": groups})

@@ -79,6 +79,14 @@ class ServerContext:
     """There for every method that ``needs_server_data``."""
     minority: tuple[int, ...] = ()
     """The rarer half of the classes by what all clients announced: only an oracle may look."""
+    labels: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """The classes each client of the cohort trains on now, as it announced when it joined."""
+    limits: tuple[Tensor, Tensor] | None = None
+    """What black and white of each channel are as inputs, (C,) or (1,) each, as announced."""
+    ends_task: bool = False
+    """Whether the next interaction is on another task; of the last one it is not."""
+    tell: Callable[[str, int, int, float], None] = lambda what, step, of, loss: None
+    """Told how far long work on the server is: what, step, steps in all, loss."""
     mean: Weights | None = None
     """The mean of the uploads' weights by ``share_of``, if it was taken as they came; the uploads
     have no weights then."""

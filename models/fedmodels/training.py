@@ -74,6 +74,7 @@ def run_phases(
     y: Tensor,
     refs: Any,
     renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None,
+    joined: Callable[[Batch], Batch] | None = None,
 ) -> float:
     """Run every phase of local training; return the mean loss of the last epoch.
 
@@ -85,8 +86,10 @@ def run_phases(
         refs: of ``prepare``.
         renewed: inputs and labels of an epoch, where they are not the same in all (replay drawn
             anew); called at its beginning.
+        joined: gives a batch with more examples in it than those it is given, where some are drawn
+            anew for each batch.
     """
-    course = Course(method, ctx, x, y, refs, renewed)
+    course = Course(method, ctx, x, y, refs, renewed, joined)
     for phase in method.phases(ctx):
         optimizer = begin_phase([ctx.net], phase, ctx.run.experiment.training)
         for batch, fixed in course.batches(phase):
@@ -111,10 +114,11 @@ class Course:
         y: Tensor,
         refs: Any,
         renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None,
+        joined: Callable[[Batch], Batch] | None = None,
     ) -> None:
         """Begin it; arguments as in :func:`run_phases`."""
         self.method, self.ctx, self.refs = method, ctx, refs
-        self._x, self._y, self._renewed = x, y, renewed
+        self._x, self._y, self._renewed, self._joined = x, y, renewed, joined
         self._order, self._augment = ctx.generator("order"), ctx.generator("augment")
         self._epoch, self._losses = -1, list[Tensor]()
 
@@ -124,7 +128,8 @@ class Course:
         With each come its embeddings (B, d) where the phase cannot change them.
         """
         net, training = self.ctx.net, self.ctx.run.experiment.training
-        fixed = fixed_features(net, self._x, training) if self._renewed is None else None
+        is_same = self._renewed is None and self._joined is None
+        fixed = fixed_features(net, self._x, training) if is_same else None
         for _ in range(phase.epochs):
             self._epoch, self._losses = self._epoch + 1, []
             if self._renewed is not None:
@@ -133,6 +138,8 @@ class Course:
                 index = index.to(self._x.device)
                 inputs = augmented(self._x[index], training, self._augment)
                 batch = Batch(inputs, self._y[index], index)
+                if self._joined is not None:
+                    batch = self._joined(batch)
                 yield batch, None if fixed is None else fixed[index]
 
     def end_step(self, batch: Batch, loss: Tensor) -> None:

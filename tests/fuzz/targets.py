@@ -39,7 +39,7 @@ from fedpb.codec import Receiver, read_chunk
 from fedpb.headers import checked_places
 from fedpb.plans import plan_of
 from fedsrv.profile import Profile
-from fedsrv.remote import client_id_of
+from fedsrv.sessions import client_id_of
 
 Target = Callable[[bytes], None]
 SPLIT = b"\xff\xfe\xfd"

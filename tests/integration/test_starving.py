@@ -23,11 +23,12 @@ from fedpb import PROTOCOL, coordinator_pb2_grpc
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode
 from fedsrv import service as services
+from fedsrv.admission import Admission
 from fedsrv.cohort import Results, Trip
 from fedsrv.events import EventLog
-from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort
-from fedsrv.service import Service, start_server, stop_server
+from fedsrv.server import start_server, stop_server
+from fedsrv.service import Service
 from fedsrv.spool import Spool
 from tests.integration.harness import environment
 

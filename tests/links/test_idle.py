@@ -20,7 +20,8 @@ from fedsrv import service
 from fedsrv.admission import Admission
 from fedsrv.events import EventLog
 from fedsrv.remote import RemoteCohort
-from fedsrv.service import Service, start_server, stop_server
+from fedsrv.server import start_server, stop_server
+from fedsrv.service import Service
 from fedsrv.sessions import AlreadyConnected
 from fedsrv.spool import Spool
 from tests.links.proxy import Fate, Proxy

@@ -17,6 +17,7 @@ from fedmodels.archive import load, load_named, save, save_named
 from fedmodels.method import Batch, Method, Output, Run
 from fedmodels.methods import make, method_class, names
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.remembering import Remembering
 from fedmodels.replaying import Replaying
 from fedmodels.training import train_locally
 from fedmodels.types import Bundle, Problem, check_finite, state_digest, tensor_bytes
@@ -38,12 +39,25 @@ NEEDS: dict[str, dict[str, object]] = {"fedali": {"net": ALIGNED}}
 """Tables a method cannot do without, by name: ``{"fedali": {"net": {"name": "hart", …}}}``."""
 
 SMALL_GENERATORS = {"generator_width": 4, "generator_epochs": 5, "n_check": 16}
+SMALL_MEMORY = {"latent": 16, "generator_width": 4}
 SMALL: dict[str, dict[str, object]] = {
     "pfedgrp": {**SMALL_GENERATORS, "server_volume": 12, "w_epochs": 2},
     "fedavg-replay": SMALL_GENERATORS,
     "pfedgraph-replay": SMALL_GENERATORS,
     "creff": {"match_steps": 5, "crt_epochs": 2},
+    "mfcl": {**SMALL_MEMORY, "generator_steps": 5, "generator_batch": 16, "synthetic_batch": 8},
+    "target": {
+        **SMALL_MEMORY,
+        "batches": 2,
+        "synthesis_batch": 16,
+        "g_steps": 3,
+        "kd_steps": 3,
+        "num_images": 24,
+        "kd": 1.0,
+    },
     "fedic": {"fine_tuning_steps": 5, "calibration_steps": 5, "distillation_steps": 5},
+    "af-fcl": {"flow_hidden": 8},
+    "fedcil": {"iterations": 4, "md_iter": 3, "generator_width": 2, "replay_batch": 8},
 }
 """Hyper-parameters that make a method fast enough for so many runs, by name."""
 
@@ -53,6 +67,7 @@ VARIANTS = [
     ("fedmlp", {"share": "all", "proto_agg": "all_latest", "clustering": "finch"}),
     ("fedmlp", {"share": "shallow(1)", "eval_upload_head": True, "inference": "prototype"}),
     ("pfedgrp", {"generator_decouple": False, "replay_labels": "soft"}),
+    ("target", {"sends": "generator", "renew": "round"}),
     ("fedali", {"wire_prototypes": "both", "keep_personal_prototypes": True}),
 ]
 """Switches that change what travels or who trains."""
@@ -113,7 +128,7 @@ def test_hyper_parameters_survive_toml(name):
 @EVERY_NAME
 def test_only_fedavg_is_inherited(name):
     cls = method_class(name)
-    assert cls.__bases__ in ((FedAvg,), (Method,), (Replaying,))
+    assert cls.__bases__ in ((FedAvg,), (Method,), (Replaying,), (Remembering,))
     assert cls.name == name
     assert cls.citation
 

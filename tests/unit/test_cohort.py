@@ -13,8 +13,8 @@ from fedpb import coordinator_pb2 as rpc
 from fedsrv.admission import Admission
 from fedsrv.cohort import Result, StateLost, Trip
 from fedsrv.events import EventLog
-from fedsrv.remote import RemoteCohort, client_id_of
-from fedsrv.sessions import AlreadyConnected, Superseded, UnknownSession
+from fedsrv.remote import RemoteCohort
+from fedsrv.sessions import AlreadyConnected, Superseded, UnknownSession, client_id_of
 from fedsrv.spool import Spool
 
 PROFILE = json.dumps(

@@ -21,6 +21,8 @@ COUNTS = [
     ("digits-cnn", GRAY, 10, 39_744, 650, 0, 0),
     ("mlp", DIGIT, 10, 16_576, 650, 0, 0),
     ("cnn5", GRAY, 10, 642_560, 1_290, 0, 0),
+    ("acgan", GRAY, 10, 1_573_456, 81_930, 1_984, 5),
+    ("acgan", RGB, 100, 1_573_744, 819_300, 1_984, 5),
     ("cnn5", GRAY, 62, 642_560, 7_998, 0, 0),
     ("resnet18", RGB, 10, 11_168_832, 5_130, 9_600, 20),
     ("resnet18", RGB, 100, 11_168_832, 51_300, 9_600, 20),
@@ -39,7 +41,7 @@ COUNTS = [
 ]
 SMALL = [("digits-cnn", DIGIT), ("mlp", DIGIT), ("cnn5", GRAY), ("resnet20", GRAY)]
 SMALL += [("resnet20-b", RGB), ("resnet18-imagenet", RGB), ("resnet18", RGB)]
-SMALL += [("vit-tiny", RGB), ("hart", INERTIAL)]
+SMALL += [("vit-tiny", RGB), ("hart", INERTIAL), ("acgan", DIGIT)]
 
 
 def build(

@@ -11,9 +11,9 @@ from fedmodels.types import Bundle, BundleSpec
 from fedpb import AGAIN_AFTER
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode
+from fedsrv.admission import Admission
 from fedsrv.cohort import Trip
 from fedsrv.events import EventLog
-from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort
 from fedsrv.service import Service
 from fedsrv.sessions import RunOver, Superseded

@@ -13,8 +13,8 @@ from fedcli.host import Host
 from fedcli.state import Session, StateDirectory
 from fedmodels.errors import PayloadError
 from fedpb import coordinator_pb2 as rpc
+from fedsrv.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.profile import Admission
 from fedsrv.remote import RemoteCohort
 from fedsrv.spool import Spool
 

@@ -37,6 +37,10 @@ _MODULES = {
     "pfedgraph": "pfedgraph",
     "pfedgraph-replay": "pfedgraph_replay",
     "fedem": "fedem",
+    "fedcil": "fedcil",
+    "af-fcl": "af_fcl",
+    "mfcl": "mfcl",
+    "target": "target",
 }
 """Registered name -> module; a name is imported only when it is used."""
 

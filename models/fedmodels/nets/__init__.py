@@ -17,6 +17,7 @@ from fedmodels.nets.split import SplitNet, load_weights, spec_of, weights_of
 __all__ = ["SplitNet", "load_weights", "make_net", "net_names", "spec_of", "weights_of"]
 
 _BUILDERS = {
+    "acgan": "fedmodels.nets.acgan:acgan",
     "cnn5": "fedmodels.nets.cnn:cnn5",
     "digits-cnn": "fedmodels.nets.cnn:digits_cnn",
     "hart": "fedmodels.nets.hart:hart",

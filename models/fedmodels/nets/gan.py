@@ -47,9 +47,12 @@ class Generator(nn.Module):
         input_shape: (C, height, width) of the images.
         dim: width; 16 for MNIST, 64 for CIFAR-10. A canvas of 32 starts with 8 dim channels.
         arch: ``"wgan"``, or ``"dcgan"``: convolutions only, without bias, starting at 4x4.
+        latent: coordinates of z.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], dim: int = 16, arch: str = "wgan") -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], dim: int = 16, arch: str = "wgan", latent: int = LATENT
+    ) -> None:
         super().__init__()
         self.input_shape, self.canvas = tuple(input_shape), canvas_of(input_shape)
         _check(arch, self.canvas)
@@ -58,10 +61,10 @@ class Generator(nn.Module):
         layers: list[nn.Module] = []
         if arch == "wgan":
             width = dim * self.canvas // 4
-            self.fc = nn.Linear(LATENT, width * 4)  # 2x2 cells
+            self.fc = nn.Linear(latent, width * 4)  # 2x2 cells
         else:
             width = dim * self.canvas // 8
-            layers += [nn.ConvTranspose2d(LATENT, width, 4, 1, 0, bias=False)]
+            layers += [nn.ConvTranspose2d(latent, width, 4, 1, 0, bias=False)]
             layers += [nn.BatchNorm2d(width), nn.ReLU()]
         bias = arch == "wgan"
         while width > dim:

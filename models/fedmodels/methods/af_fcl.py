@@ -1,0 +1,353 @@
+"""AF-FCL — Wuerkaixi et al., Accurate Forgetting for Heterogeneous Federated Continual Learning,
+ICLR 2024. https://openreview.net/forum?id=ShQrnAsbPI
+
+    paper          here                                paper       here
+    h_a, h_b       net.base, net.head                  theta       theta
+    g (the flow)   refs.flow, weights "flow/…"         k_flow      k_flow
+    last task's    refs.last                           k_last      k_last
+    p(u|D)         ``credibility``
+
+For each mini-batch, in turn: the flow learns the embeddings and rehearses what its predecessor
+draws; the head learns from embeddings the flow draws, as far as they are credible among this
+client's own (wrong memories are forgotten); the whole net learns the batch and is held to its
+predecessor.
+
+Readings. The head is all that comes after h, so no layer is added between a ResNet-20's pool and
+its head. A task of these streams may last one round and recur: the predecessor is the model that
+the client itself held at the end of its previous task (``last = "global"``: everyone's model when
+its new task begins). Any label counts as known that some client announced. Gaussians are fitted and
+evaluated in the flow's latent space; the released code evaluates them elsewhere than it fits them
+(``preset``). Deviations and more: docs/methods/af-fcl.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
+
+from fedmodels.continual import ClassMasks, announced, mask_of, masks_spec, remembered
+from fedmodels.errors import PayloadError
+from fedmodels.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.moments import load_moments, moments_of
+from fedmodels.nets.flow import Flow, check_orders, is_order
+from fedmodels.nets.split import SplitNet, load_weights, weights_of
+from fedmodels.randomness import derive_seed, seeded
+from fedmodels.roles import part_of, tensors_of, under, without
+from fedmodels.training import Course, begin_phase, optimizer_of
+from fedmodels.types import Bundle, BundleSpec, ClientId, Weights, scalar_spec
+
+TEMPERATURE = 2.0
+BEFORE = "before"
+"""In the private state: which classes anybody had trained on when the client's task began."""
+LEAST_VARIANCE = 1e-2
+"""Of a class's Gaussian, in each coordinate; embeddings of few examples would have none."""
+
+
+@dataclass
+class Last:
+    """What the client held at the end of its previous task, frozen."""
+
+    net: SplitNet
+    flow: Flow
+    classes: Tensor  # (c,) labels anybody had trained on by then
+
+
+@dataclass
+class Refs:
+    """What local training refers to."""
+
+    flow: Flow
+    seen: Tensor  # (c,) labels that any client announced up to now
+    last: Last | None
+    kept: Weights
+    """``last/…`` and ``before`` as the private state has them."""
+    moments: Weights
+    draw: torch.Generator
+    adams: Mapping[str, torch.optim.Optimizer]
+    """By role: ``net``, ``head``, ``flow``; there while it trains."""
+    flow_steps: int = 0
+
+
+def credibility(
+    z: Tensor, y: Tensor, drawn: Tensor, labels: Tensor, otherwise: Tensor, *, geometric: bool
+) -> Tensor:
+    """Return w (m,), the density per coordinate of drawn points under their classes' Gaussians.
+
+    Args:
+        z: the batch's real points (B, d).
+        y: their labels (B,).
+        drawn: points (m, d).
+        labels: their labels (m,).
+        otherwise: w of classes of which the batch has fewer than two.
+        geometric: which mean over the coordinates.
+    """
+    w = otherwise.expand(len(labels)).clone()
+    for label in torch.unique(labels).tolist():
+        own, rows = z[y == label], labels == label
+        if len(own) > 1:
+            variance = own.var(0, correction=0).clamp_min(LEAST_VARIANCE)
+            log_density = -0.5 * (
+                (drawn[rows] - own.mean(0)).square() / variance + (2 * math.pi * variance).log()
+            )
+            w[rows] = log_density.mean(1).exp() if geometric else log_density.exp().mean(1)
+    return w
+
+
+def distillation(teacher: Tensor, student: Tensor) -> Tensor:
+    """Return KL(teacher ‖ student) of logits (B, K) at temperature 2, not times its square."""
+    wanted, found = (log_softmax(logits / TEMPERATURE, 1) for logits in (teacher, student))
+    return kl_div(found, wanted, reduction="batchmean", log_target=True)
+
+
+@register("af-fcl")
+@dataclass(frozen=True, kw_only=True)
+class AFFCL(FedAvg):
+    """A flow of embeddings beside the classifier, and credible ones of old classes replayed."""
+
+    citation: ClassVar[str] = "Wuerkaixi et al., ICLR 2024"
+
+    preset: Literal["paper", "released"] = "paper"
+    """Where Gaussians judge drawn embeddings: both in latent space, or fitted there and evaluated
+    at the embeddings themselves, as in the released code."""
+    k_flow: float = 0.5
+    """Weight of learning from drawn embeddings (EMNIST: 0.5)."""
+    k_last: float = 0.1
+    """Weight of the flow's rehearsal (EMNIST: 0.4)."""
+    theta: float = 0.1
+    """Least weight of drawn embeddings, whatever the flow makes of real ones (EMNIST: 0)."""
+    k_kd: float = 0.2
+    """Weight of being held to the predecessor; 0 with k_flow = 0 is FedAvg."""
+    kd_features: float = 0.5
+    """Within it, of the embeddings."""
+    kd_logits: float = 0.1
+    """Within it, of the logits."""
+    flow_lr: float = 5e-3
+    """The flow's learning rate, with Adam (EMNIST: 1e-4)."""
+    flow_steps: int = 0
+    """The flow trains in the first so many batches of an interaction; 0 is all (pFedGRP: 100)."""
+    flow_hidden: int = 512
+    """Width of the flow's conditioners."""
+    last: Literal["local", "global"] = "local"
+    """The predecessor: this client's model at the end of its previous task, or everyone's."""
+    density: Literal["arithmetic", "geometric"] = "arithmetic"
+    """Which mean over the coordinates of a Gaussian's densities."""
+
+    def reported(self, run: Run) -> frozenset[str]:
+        return frozenset({"flow_loss", "flow_density", "credibility"})
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: Run) -> ServerState:
+        own = Bundle(weights=under("flow", tensors_of(self._flow(run))))
+        return replace(super().init_server(run), own=own)
+
+    def _flow(self, run: Run) -> Flow:
+        """Build everybody's first flow; the orders of its coordinates stay as they are."""
+        with seeded(derive_seed(run.experiment.seed, "flow", 0, "init")):
+            return Flow(run.width, run.problem.num_classes, self.flow_hidden)
+
+    def broadcast(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        told = announced(ctx, state.own.histogram)
+        part = Bundle(weights=state.own.weights, histogram=told)  # for training alone
+        return state.common, dict.fromkeys(ctx.cohort, part)
+
+    def evaluation(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        return state.common, {}
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        both = {**run.forms, **_learned(under("flow", tensors_of(self._flow(run))))}
+        return BundleSpec.of(Bundle(weights=both)) | scalar_spec("num_examples")
+
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        flow = BundleSpec.of(Bundle(weights=under("flow", tensors_of(self._flow(run)))))
+        common, _ = super().payload_spec(run)
+        return common, BundleSpec(optional=(flow | masks_spec(run.problem.num_classes)).required)
+
+    def share_of(self, upload: Bundle) -> float | None:
+        return self.count(upload)
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        mean = super().aggregate(ctx, state, uploads)
+        if mean is state:
+            return state
+        weights = mean.common.weights
+        flow = {**state.own.weights, **under("flow", part_of(weights, "flow"))}
+        own = Bundle(weights=flow, histogram=remembered(ctx, state.own.histogram, uploads))
+        return ServerState(Bundle(weights=without(weights, "flow")), own, state.clients)
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def keeps_state(self, run: Run) -> bool:
+        return True
+
+    def init_client(self, run: Run, client: int) -> Bundle:
+        return Bundle()
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        self.load_global(ctx, payload)
+
+    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
+        load_weights(ctx.net, without(payload.weights, "flow"))
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+        if payload.histogram is None or not part_of(payload.weights, "flow"):
+            raise PayloadError("the server sent no flow to train")
+        check_orders(payload.weights)
+        masks = ClassMasks.of(payload.histogram, ctx.device)
+        _, y = ctx.stream.train(ctx.task)
+        seen = (masks.seen | mask_of(y, ctx.run.problem.num_classes)).nonzero().flatten()
+        kept = self._kept(ctx, payload, state, masks.before)
+        last = self._frozen(ctx, kept) if kept else None
+        flow = self._filled(ctx, payload.weights)
+        return Refs(flow, seen, last, kept, state.weights, ctx.generator("method"), {})
+
+    def _kept(self, ctx: ClientContext, payload: Bundle, state: Bundle, before: Tensor) -> Weights:
+        """Return ``last/…`` and ``before``: the state's within a task, new ones when it is over."""
+        if "task" not in state.scalars:
+            return {}
+        if state.scalars["task"] == ctx.task:
+            held = state.weights.items()
+            return {k: t for k, t in held if k.startswith("last/") or k == BEFORE}
+        found = payload.weights if self.last == "global" else part_of(state.weights, "now")
+        return {**under("last", found), BEFORE: before.cpu()}
+
+    def _filled(self, ctx: ClientContext, weights: Weights) -> Flow:
+        flow = self._flow(ctx.run)
+        flow.load_state_dict(dict(part_of(weights, "flow")))
+        return flow.to(ctx.device)
+
+    def _frozen(self, ctx: ClientContext, kept: Weights) -> Last:
+        found, net = part_of(kept, "last"), ctx.net.copy()
+        load_weights(net, without(found, "flow"))
+        flow = self._filled(ctx, found)
+        for module in (net, flow):
+            module.requires_grad_(False).eval()
+        return Last(net, flow, kept[BEFORE].nonzero().flatten().to(ctx.device))
+
+    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Refs) -> float:
+        training, course = ctx.run.experiment.training, Course(self, ctx, x, y, refs)
+        (phase,) = self.phases(ctx)
+        whole = begin_phase([ctx.net], phase, training)
+        head = {"params": list(ctx.net.head.parameters()), "weight_decay": training.weight_decay}
+        refs.adams = {
+            "net": whole,
+            "head": optimizer_of([head], training, training.lr),
+            "flow": torch.optim.Adam(refs.flow.parameters(), self.flow_lr),
+        }
+        load_moments(_adams(refs), refs.moments)
+        for batch, _ in course.batches(phase):
+            features = ctx.net.features(batch.x)
+            h = features.detach()  # neither the flow nor the head's own step moves the base
+            self._train_flow(ctx, h, batch.y, refs)
+            self._train_head(ctx, h, batch.y, refs)
+            out = Output(features, ctx.net.head(features))
+            loss = self.loss(ctx, batch, out, refs)
+            _step(whole, loss)
+            course.end_step(batch, loss.detach())
+        return course.end()
+
+    def _train_flow(self, ctx: ClientContext, h: Tensor, y: Tensor, refs: Refs) -> None:
+        """Step down -log p(h|y) + k_last (-log p(u|y)), u drawn from the predecessor."""
+        if self.flow_steps and refs.flow_steps >= self.flow_steps:
+            return
+        loss = -refs.flow.log_density(h, y).mean()
+        ctx.metrics["flow_loss"] = float(loss.detach()) / refs.flow.width
+        if self.k_last and refs.last is not None and len(refs.last.classes):
+            labels = drawn_labels(refs.last.classes, len(y), refs.draw)
+            u, _ = refs.last.flow.sample(labels, refs.draw)
+            loss = loss - self.k_last * refs.flow.log_density(u, labels).mean()
+        _step(refs.adams["flow"], loss)
+        refs.flow_steps += 1
+
+    def _train_head(self, ctx: ClientContext, h: Tensor, y: Tensor, refs: Refs) -> None:
+        """Step down the head's loss on embeddings drawn from the flow."""
+        if not self.k_flow:
+            return
+        labels = drawn_labels(refs.seen, len(y), refs.draw)
+        u, noise = refs.flow.sample(labels, refs.draw)
+        with torch.no_grad():
+            z, log_det = refs.flow(h, y)
+            p = refs.flow.log_density_of(z, log_det).div(refs.flow.width).exp().mean()
+            drawn = noise if self.preset == "paper" else u
+            geometric = self.density == "geometric"
+            w = credibility(z, y, drawn, labels, p, geometric=geometric)
+        ctx.metrics |= {"flow_density": float(p), "credibility": float(w.mean())}
+        teacher = None if refs.last is None else refs.last.net.head(u)
+        loss = self.drawn_loss(ctx.net.head(u), labels, w, p, teacher)
+        _step(refs.adams["head"], loss)
+
+    def drawn_loss(
+        self, logits: Tensor, y: Tensor, w: Tensor, p: Tensor, teacher: Tensor | None
+    ) -> Tensor:
+        """Return what drawn embeddings cost.
+
+        Args:
+            logits: (m, K).
+            y: labels (m,).
+            w: credibility (m,).
+            p: mean density per coordinate of the real embeddings, ().
+            teacher: the predecessor's logits (m, K).
+        """
+        fit = (w * cross_entropy(logits, y, reduction="none")).mean()
+        loss = ((1 - self.theta) * p + self.theta) * fit
+        if teacher is not None:
+            loss = loss + self.k_kd * self.kd_logits * distillation(teacher, logits)
+        return self.k_flow * loss
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Refs) -> Tensor:
+        loss = cross_entropy(out.logits, batch.y)
+        if refs.last is None or not self.k_kd:
+            return loss
+        with torch.no_grad():
+            features = refs.last.net.features(batch.x)
+            logits = refs.last.net.head(features)
+        held = self.kd_features * mse_loss(out.features, features)
+        held = held + self.kd_logits * distillation(logits, out.logits)
+        return loss + self.k_kd * held
+
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+        trained: Weights = {}
+        if self.last == "local":
+            flow = under("flow", tensors_of(refs.flow))
+            trained = under("now", {**weights_of(ctx.net), **flow})
+        weights = {**trained, **refs.kept, **moments_of(_adams(refs))}
+        return Bundle(weights=weights, scalars={"task": float(ctx.task)})
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+        flow = _learned(under("flow", tensors_of(refs.flow)))  # orders are the server's alone
+        weights = {**weights_of(ctx.net), **flow}
+        return Bundle(weights=weights, scalars={"num_examples": float(num_examples)})
+
+
+def drawn_labels(classes: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    """Return ``count`` labels (m,), each of these classes (c,) as likely as the others."""
+    return classes[torch.randint(len(classes), (count,), generator=draw).to(classes.device)]
+
+
+def _learned(weights: Weights) -> Weights:
+    return {key: tensor for key, tensor in weights.items() if not is_order(key)}
+
+
+def _adams(refs: Refs) -> dict[str, torch.optim.Adam]:
+    """Return the optimisers whose state outlives the interaction; SGD's momentum does not."""
+    return {k: o for k, o in refs.adams.items() if isinstance(o, torch.optim.Adam)}
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

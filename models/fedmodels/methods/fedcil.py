@@ -1,0 +1,372 @@
+"""FedCIL — Qi, Zhao, Li, Better Generative Replay for Continual Federated Learning, ICLR 2023.
+https://arxiv.org/abs/2302.13001
+
+    paper, released code           here
+    classifier, discriminator      base/…, head/… (the run's net) and source/…
+    generator                      generator/…, of z (B, ``latent``) whose first K say the class
+    last generator                 refs.last: the client's own, at the end of its previous task
+    global generator               refs.received
+    model consolidation            ``finish``: on images of the clients' generators
+    consistency enforcement        ``consistency_loss``
+
+The task model is the ACGAN itself: [net] ``acgan`` is the paper's, and any net of images will do.
+
+Readings. The released code multiplies all three consistency terms by 0 (``preset = "released"``);
+the paper gives no weights for them. They refer to classes that somebody has trained on before, as
+the received generator knows no others (``consistency_on = "seen"``: all that were announced).
+Classes of these streams recur: what is replayed is every class of the client's earlier tasks. The
+coordinator reads a client's last generator from its own copy of what that client uploaded last on
+its previous task. Deviations and more: docs/methods/fedcil.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
+
+from fedmodels.acgan import Acgan, Maker, Pool, labels_from
+from fedmodels.continual import ClassMasks, announced, mask_of, masks_spec, remembered
+from fedmodels.errors import PayloadError
+from fedmodels.method import ClientContext, Metrics, Run, ServerContext, ServerState
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.moments import load_moments, moments_of
+from fedmodels.nets import acgan
+from fedmodels.nets.gan import Generator
+from fedmodels.nets.split import SplitNet, load_weights, weights_of
+from fedmodels.randomness import derive_seed, seeded
+from fedmodels.roles import part_of, tensors_of, under, without
+from fedmodels.training import augmented, batches
+from fedmodels.types import (
+    Bundle,
+    BundleSpec,
+    ClientId,
+    GeneratorState,
+    Histogram,
+    Weights,
+)
+
+ROLES = ("source", "generator")
+"""What the ACGAN has beside the run's net."""
+NOW, LAST = "now", "last"
+"""A client's generator after its last upload, and at the end of its previous task."""
+TOLD = 10
+"""Times that consolidation tells how far it is."""
+
+
+@dataclass
+class Refs:
+    """What local training refers to."""
+
+    model: Acgan
+    last: Maker | None
+    """The client's generator at the end of its previous task."""
+    received: Maker
+    teacher: SplitNet | None
+    """The received critic, where it is the teacher."""
+    classes: Histogram
+    """Of 0 and 1: classes of this task, and of the client's earlier ones."""
+    known: Tensor  # (c,) labels the received generator is asked for
+    kept: Weights
+    """``last/…`` as the private state has it."""
+    draw: torch.Generator
+
+
+def consistency_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return KL(teacher ‖ student) of the classes of two batches with the same labels, (B, K)."""
+    wanted, found = teacher.detach().log_softmax(1), student.log_softmax(1)
+    return kl_div(found, wanted, reduction="batchmean", log_target=True)
+
+
+@register("fedcil")
+@dataclass(frozen=True, kw_only=True)
+class FedCIL(FedAvg):
+    """An ACGAN on every client that replays its past, consolidated on the coordinator."""
+
+    citation: ClassVar[str] = "Qi et al., ICLR 2023"
+
+    preset: Literal["paper", "released"] = "paper"
+    """``released``: the consistency terms count nothing, as in the released code."""
+    iterations: int = 400
+    """Local iterations of an interaction, one mini-batch each; local_epochs counts nothing here."""
+    replay_batch: int = 32
+    """Replayed images of an iteration; real ones are [training] batch_size (FedCIL: 32)."""
+    importance: float = 0.5
+    """Of the new task in the loss; 1 minus it is that of replay."""
+    consistency: float = 1.0
+    """Weight of each of the three consistency terms."""
+    consistency_on: Literal["before", "seen"] = "before"
+    """Their classes: those somebody has trained on before, or all that are announced."""
+    teacher: Literal["own", "received"] = "own"
+    """The critic that judges received images for them."""
+    lr: float = 1e-4
+    """Adam's learning rate (CIFAR: 2e-4)."""
+    beta1: float = 0.5
+    """Adam's first decay."""
+    beta2: float = 0.99
+    """Adam's second decay (CIFAR: 0.999)."""
+    weight_decay: float = 1e-5
+    """Adam's."""
+    latent: int = 110
+    """Coordinates of z, K of them for the class."""
+    generator_width: int = 16
+    """Channels of the generator's widest resolution (CIFAR: 64)."""
+    md_iter: int = 100
+    """Iterations of consolidation; 0 leaves the mean as it is."""
+    md_batch: int = 32
+    """Images of current classes in one of them, and of past ones."""
+    device: Literal["cpu", "auto"] = "cpu"
+    """Where it runs: on the coordinator's cores, or on its GPU where it has one."""
+
+    # --- both halves ---------------------------------------------------------------------------
+
+    def _fresh(self, run: Run) -> tuple[acgan.Source, Generator]:
+        """Build what the ACGAN has beside the run's net, as everybody starts with it."""
+        problem = run.problem
+        with seeded(derive_seed(run.experiment.seed, "acgan", 0, "init")):
+            made = acgan.conditional_generator(
+                problem.input_shape, problem.num_classes, self.latent, self.generator_width
+            )
+            return acgan.Source(run.width), made
+
+    def _maker(
+        self, run: Run, weights: Weights, limits: tuple[Tensor, Tensor] | None, device: torch.device
+    ) -> Maker:
+        _, net = self._fresh(run)
+        net.load_state_dict(dict(weights))
+        return Maker(net.to(device), run.problem.num_classes, self.latent, limits)
+
+    def _model(self, net: SplitNet, source: acgan.Source, maker: Maker) -> Acgan:
+        betas, decay = (self.beta1, self.beta2), self.weight_decay
+        return Acgan(
+            net, source, maker, self.importance, lr=self.lr, betas=betas, weight_decay=decay
+        )
+
+    def _extra_spec(self, run: Run) -> BundleSpec:
+        return BundleSpec.of(Bundle(weights=_extra(*self._fresh(run))))
+
+    def reported(self, run: Run) -> frozenset[str]:
+        return frozenset({"generator_loss"})
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: Run) -> ServerState:
+        return replace(super().init_server(run), own=Bundle(weights=_extra(*self._fresh(run))))
+
+    def broadcast(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        told = announced(ctx, state.own.histogram)
+        part = Bundle(weights=state.own.weights, histogram=told)  # for training alone
+        return state.common, dict.fromkeys(ctx.cohort, part)
+
+    def evaluation(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        return state.common, {}
+
+    def upload_spec(self, run: Run) -> BundleSpec:
+        sets = masks_spec(run.problem.num_classes)
+        return super().upload_spec(run) | self._extra_spec(run) | sets
+
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        own = self._extra_spec(run) | masks_spec(run.problem.num_classes)
+        return super().payload_spec(run)[0], BundleSpec(optional=own.required)
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        mean = super().aggregate(ctx, state, uploads)
+        if mean is state:
+            return state
+        weights, clients = mean.common.weights, dict(state.clients)
+        for client, upload in uploads.items():
+            clients[client] = _cached(clients.get(client), upload, ctx)
+        extra = {k: t for role in ROLES for k, t in under(role, part_of(weights, role)).items()}
+        own = Bundle(weights=extra, histogram=remembered(ctx, state.own.histogram, uploads))
+        return ServerState(Bundle(weights=without(weights, *ROLES)), own, clients)
+
+    def finish(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> tuple[ServerState, Metrics]:
+        if not self.md_iter:
+            return state, {}
+        on_gpu = self.device == "auto" and torch.cuda.is_available()
+        device = torch.device("cuda" if on_gpu else "cpu")
+        cohort = {c: state.clients[c] for c in uploads if c in state.clients}
+        pools = [self._pool(ctx, cohort, name, device) for name in (NOW, LAST)]
+        pools = [pool for pool in pools if pool.holders]
+        if not pools:
+            return state, {}
+        seed = derive_seed(ctx.run.experiment.seed, "server", ctx.interaction, "dropout")
+        with seeded(seed):  # layers with randomness of their own draw from here
+            model, metrics = self._consolidated(ctx, state, pools, device)
+        common = Bundle(weights=weights_of(model.net))
+        own = Bundle(weights=_extra(model.source, model.maker.net), histogram=state.own.histogram)
+        return ServerState(common, own, state.clients), metrics
+
+    def _pool(
+        self, ctx: ServerContext, cohort: Mapping[int, Bundle], name: str, device: torch.device
+    ) -> Pool:
+        """Return the generators of one name that know something, by client."""
+        holders: dict[int, list[int]] = {}
+        makers: dict[int, Maker] = {}
+        for client, held in cohort.items():
+            assert held.histogram is not None
+            sets = held.histogram.round if name == NOW else held.histogram.total
+            labels = sets.nonzero().flatten().tolist() if name in held.generators else []
+            for label in labels:
+                holders.setdefault(label, []).append(client)
+            if labels:
+                tensors = held.generators[name].tensors
+                makers[client] = self._maker(ctx.run, tensors, ctx.limits, device).frozen()
+        return Pool(makers, holders)
+
+    def _consolidated(
+        self, ctx: ServerContext, state: ServerState, pools: Sequence[Pool], device: torch.device
+    ) -> tuple[Acgan, Metrics]:
+        """Train the mean on class-balanced images of clients' generators, new and last ones."""
+        run, draw = ctx.run, ctx.generator("method")
+        net, (source, _) = run.make_net().to(device), self._fresh(run)
+        load_weights(net, state.common.weights)
+        source.load_state_dict(dict(part_of(state.own.weights, "source")))
+        maker = self._maker(run, part_of(state.own.weights, "generator"), ctx.limits, device)
+        model = self._model(net, source.to(device), maker)
+        every = -(-self.md_iter // TOLD)
+        for step in range(1, self.md_iter + 1):
+            parts = [pool.batch(self.md_batch, draw) for pool in pools]
+            labels = [y for _, y in parts]
+            loss = model.train_critic(parts, labels, draw)
+            model.train_generator(labels, draw)
+            if step % every == 0:
+                ctx.tell("consolidation", step, self.md_iter, float(loss))
+        net.eval()
+        with torch.no_grad():
+            right = torch.cat([net(x).argmax(1) == y for x, y in parts])
+        return model, {"consolidation_agreement": float(right.float().mean())}
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def keeps_state(self, run: Run) -> bool:
+        return True
+
+    def init_client(self, run: Run, client: int) -> Bundle:
+        return Bundle()
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        self.load_global(ctx, payload)
+
+    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
+        load_weights(ctx.net, without(payload.weights, *ROLES))
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+        generator = part_of(payload.weights, "generator")
+        if payload.histogram is None or not generator:
+            raise PayloadError("the server sent no generator to train")
+        run, limits = ctx.run, ctx.stream.limits()
+        masks, (_, y) = ClassMasks.of(payload.histogram, ctx.device), ctx.stream.train(ctx.task)
+        classes, kept = self._past(ctx, state, mask_of(y, run.problem.num_classes))
+        source, _ = self._fresh(run)
+        source.load_state_dict(dict(part_of(payload.weights, "source")))
+        maker = self._maker(run, generator, limits, ctx.device)
+        model = self._model(ctx.net, source.to(ctx.device), maker)
+        load_moments(model.adams, state.weights)
+        last = part_of(kept, LAST)
+        teacher = ctx.net.copy().requires_grad_(False).eval() if self.teacher != "own" else None
+        known = masks.before if self.consistency_on == "before" else masks.seen
+        return Refs(
+            model,
+            self._maker(run, last, limits, ctx.device).frozen() if last else None,
+            self._maker(run, generator, limits, ctx.device).frozen(),
+            teacher,
+            classes,
+            known.nonzero().flatten(),
+            kept,
+            ctx.generator("method"),
+        )
+
+    def _past(self, ctx: ClientContext, state: Bundle, now: Tensor) -> tuple[Histogram, Weights]:
+        """Return the classes of this task and of earlier ones, and ``last/…``."""
+        held, current = state.histogram, now.cpu().to(torch.int32)
+        if held is None:
+            return Histogram(current, torch.zeros_like(current)), {}
+        if state.scalars["task"] == ctx.task:
+            return Histogram(current, held.total), under(LAST, part_of(state.weights, LAST))
+        past = ((held.round > 0) | (held.total > 0)).to(torch.int32)
+        return Histogram(current, past), under(LAST, part_of(state.weights, NOW))
+
+    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Refs) -> float:
+        training, model, losses = ctx.run.experiment.training, refs.model, list[Tensor]()
+        augment = ctx.generator("augment")
+        now, past = (c.nonzero().flatten().to(y.device) for c in vars(refs.classes).values())
+        per_pass = max(1, -(-len(y) // training.batch_size))
+        for step, index in zip(range(self.iterations), _endless(ctx, len(y)), strict=False):
+            parts = [(augmented(x[index], training, augment), y[index])]
+            fakes = [labels_from(now, len(index), refs.draw)]
+            if refs.last is not None and len(past):
+                labels = labels_from(past, self.replay_batch, refs.draw)
+                parts.append((refs.last(labels, refs.draw), labels))
+                fakes.append(labels_from(past, self.replay_batch, refs.draw))
+            further = self._consistency(model.net, parts, refs)
+            losses.append(model.train_critic(parts, fakes, refs.draw, further))
+            ctx.metrics["generator_loss"] = float(model.train_generator(fakes, refs.draw))
+            ctx.tick(step // per_pass, step % per_pass, losses[-1])
+        for parameter in ctx.net.parameters():
+            parameter.grad = None
+        return float(torch.stack(losses[-per_pass:]).mean()) if losses else float("nan")
+
+    def _consistency(
+        self, net: SplitNet, parts: Sequence[tuple[Tensor, Tensor]], refs: Refs
+    ) -> Tensor | float:
+        """Return what ties the critic to the received generator, of classes that one knows."""
+        if self.preset == "released" or not self.consistency or not len(refs.known):
+            return 0.0
+        loss = torch.zeros((), device=parts[0][0].device)
+        for x, y in parts:  # real images, and the client's own of earlier tasks
+            rows = torch.isin(y, refs.known)
+            if int(rows.sum()) > 1:  # one alone cannot be normalised
+                with torch.no_grad():
+                    received = refs.received(y[rows], refs.draw)
+                    wanted = (net if refs.teacher is None else refs.teacher)(received)
+                loss = loss + consistency_loss(net(x[rows]), wanted)
+        labels = labels_from(refs.known, self.replay_batch, refs.draw)
+        loss = loss + cross_entropy(net(refs.received(labels, refs.draw)), labels)
+        return self.consistency * loss
+
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+        trained = under(NOW, tensors_of(refs.model.maker.net))
+        weights = {**trained, **refs.kept, **moments_of(refs.model.adams)}
+        return Bundle(weights, histogram=refs.classes, scalars={"task": float(ctx.task)})
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+        weights = {**weights_of(ctx.net), **_extra(refs.model.source, refs.model.maker.net)}
+        scalars = {"num_examples": float(num_examples)}
+        return Bundle(weights, histogram=refs.classes, scalars=scalars)
+
+
+def _endless(ctx: ClientContext, n: int) -> Iterator[Tensor]:
+    """Yield the index tensors of shuffled passes, one after another; none if there is no batch."""
+    order, training = ctx.generator("order"), ctx.run.experiment.training
+    while found := list(batches(n, ctx.net, training, order)):
+        yield from found
+
+
+def _cached(held: Bundle | None, upload: Bundle, ctx: ServerContext) -> Bundle:
+    """Return what the server keeps of a client: its generators, and the classes they know."""
+    tensors = {k: t.clone() for k, t in part_of(upload.weights, "generator").items()}
+    generators = dict(held.generators) if held else {}
+    if held is not None and held.scalars["task"] != ctx.task:
+        generators[LAST] = generators[NOW]
+    generators[NOW] = GeneratorState(ctx.interaction, tensors)
+    assert upload.histogram is not None
+    told = Histogram(*((t > 0).to(torch.int32) for t in vars(upload.histogram).values()))
+    return Bundle(generators=generators, histogram=told, scalars={"task": float(ctx.task)})
+
+
+def _extra(source: nn.Module, generator: nn.Module) -> Weights:
+    return {**under("source", tensors_of(source)), **under("generator", tensors_of(generator))}
