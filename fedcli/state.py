@@ -194,8 +194,8 @@ class StateDirectory:
                 (self.path / _NAME.format(version)).unlink(missing_ok=True)
 
     def save_personal(self, weights: Bundle) -> None:
-        """Store the final personal model."""
-        save(self.path / PERSONAL, weights, {"kind": "personal model"})
+        """Store the final personal model, safely on the disk: nobody asks for it again."""
+        save(self.path / PERSONAL, weights, {"kind": "personal model"}, fsync=True)
 
     def _sync_forever(self) -> None:
         while True:
