@@ -15,14 +15,15 @@ from hypothesis import settings
 from rich.console import Console
 from torch import Tensor, nn
 
-from fedcli.data.client_data import ClientData
-from fedcli.data.commands import run_partition
-from fedcli.data.stream import TaskStream
-from fedmodels.config import Experiment, experiment_of
-from fedmodels.method import ClientContext, Method, Run, ServerContext, ServerData
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.commands import run_partition
+from fedcli.data.store.stream import TaskStream
+from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
-from fedmodels.types import Bundle, Problem
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.method import ClientContext, Method, Run, ServerContext, ServerData
 from fedpb.codec import merged
 
 settings.register_profile("fedtide", deadline=None, max_examples=50)

@@ -9,19 +9,20 @@ from typing import Any
 
 import torch
 
-from fedcli.state import StateDirectory
-from fedcli.together import Task, execute_together
-from fedcli.worker import Result as Done
-from fedcli.worker import Worker, open_data
-from fedmodels.config import Experiment, experiment_of
-from fedmodels.types import EVALUATOR, Bundle, ClientId
+from fedcli.runtime.state import StateDirectory
+from fedcli.runtime.together import Task, execute_together
+from fedcli.runtime.worker import Result as Done
+from fedcli.runtime.worker import Worker, open_data
+from fedmodels.config.experiment import Experiment
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, encode, merged, read_chunk
-from fedsrv.cohort import Result, Results, Trip
+from fedsrv.engine.cohort import Result, Results, Trip
+from fedsrv.engine.rounds import Engine
+from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
-from fedsrv.rounds import Engine
-from fedsrv.server_data import server_data_for
-from fedsrv.store import Store
+from fedsrv.state.store import Store
 
 
 def transported(bundle: Bundle, spec: Any) -> Bundle:

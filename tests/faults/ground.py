@@ -7,8 +7,9 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedmodels.config import Experiment, experiment_of
+from fedmodels.config.experiment import Experiment
 from fedmodels.methods import method_class
+from fedmodels.resolution import experiment_of
 from tests.faults.plans import Draw, Plan
 from tests.faults.playing import PATIENCE_S, Played, Player
 from tests.faults.processes import Nursery, Site

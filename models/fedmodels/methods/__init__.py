@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedmodels.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
-    from fedmodels.method import Method
+    from fedmodels.training.method import Method
 
 _MODULES = {
     "fedavg": "fedavg",

@@ -28,26 +28,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, normalize, smooth_l1_loss
 
-from fedmodels import heads
-from fedmodels.algebra import class_means, cluster, nearest
-from fedmodels.clustering import finch
 from fedmodels.errors import ConfigError
-from fedmodels.method import Batch, ClientContext, Metrics, Output, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.metrics import minority_classes
+from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.prototypes import (
+from fedmodels.numerics.algebra import class_means, cluster, nearest
+from fedmodels.numerics.clustering import finch
+from fedmodels.numerics.metrics import minority_classes
+from fedmodels.numerics.prototypes import (
     Table,
     class_prototypes,
-    embeddings,
     mean_prototypes,
     moved,
     nearest_scores,
     released,
     uncounted,
 )
-from fedmodels.types import (
+from fedmodels.parts import evaluation_heads as heads
+from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
     ClientId,
@@ -55,6 +54,15 @@ from fedmodels.types import (
     TensorSpec,
     Weights,
     prototype_spec,
+)
+from fedmodels.training.method import (
+    Batch,
+    ClientContext,
+    Metrics,
+    Output,
+    Run,
+    ServerContext,
+    ServerState,
 )
 
 CLUSTER, MINORITY = "levels/cluster", "levels/minority"

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmodels.algebra import sinkhorn_plan
 from fedmodels.errors import ConfigError
+from fedmodels.numerics.algebra import sinkhorn_plan
 
 _CHOICES = {
     "sets": ("both", "local_only", "global_only"),
@@ -54,7 +54,8 @@ class ALP(nn.Module):
             ``"global_only"`` to global ones in evaluation too, and the local ones only collect.
         match: optimal transport, or each token's nearest prototype by ``"cosine"`` or
             ``"euclidean"`` distance.
-        last: which sums of the plan are exact, see :func:`fedmodels.algebra.sinkhorn_plan`.
+        last: which sums of the plan are exact, see
+            :func:`fedmodels.numerics.algebra.sinkhorn_plan`.
         topk: tokens that move one prototype: ``"paper"`` ceil(N / G), ``"official"``
             max(1, B // G), or a number.
         ema_features: what the prototypes follow, the tokens or the normalised tokens.
