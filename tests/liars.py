@@ -28,7 +28,7 @@ from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool
-from tests.inprocess import transported
+from fedtide.inprocess import transported
 
 Answer = tuple[Bundle, rpc.Report, str]
 Lie = Callable[[int, rpc.Order, Answer], Answer]

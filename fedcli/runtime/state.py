@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -193,9 +194,9 @@ class StateDirectory:
             if version < needed:
                 (self.path / _NAME.format(version)).unlink(missing_ok=True)
 
-    def save_personal(self, weights: Bundle) -> None:
-        """Store the final personal model."""
-        save(self.path / PERSONAL, weights, {"kind": "personal model"})
+    def save_personal(self, weights: Bundle, description: Mapping[str, str]) -> None:
+        """Store the final personal model and what it is."""
+        save(self.path / PERSONAL, weights, description)
 
     def _sync_forever(self) -> None:
         while True:

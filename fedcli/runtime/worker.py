@@ -21,6 +21,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import DataError, FedtideError
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.nets.trained import ModelFacts, header_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
 from fedmodels.training.loop import ClientHalf, score, train_locally
 from fedmodels.training.method import ClientContext, LocalResult, Run
@@ -242,7 +243,8 @@ class Worker:
         state, ctx = self._state(order), self._context(order)
         ctx.view = "after_downlink"
         self.method.load(ctx, payload, state)
-        self.states.save_personal(Bundle(weights=weights_of(self.net)))
+        description = header_of(self._facts(order, ctx.view))
+        self.states.save_personal(Bundle(weights=weights_of(self.net)), description)
         if isinstance(self.client, int) and self.client < self.experiment.evaluate.pictures:
             try:
                 self._draw(ctx, payload, state)
@@ -250,6 +252,14 @@ class Worker:
                 log.warning("client %s drew no picture: %s", self.client, error)
         digest = state_digest([("client", state)])
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
+
+    def _facts(self, order: rpc.Order, view: str) -> ModelFacts:
+        """Describe the net of this client as it is stored."""
+        file, net = self.data.file, self.experiment.net
+        return ModelFacts(
+            net.name, net.options(), file.input_shape, file.num_classes, file.scale, file.mean,
+            file.std, file.class_names, self.method.name, view, order.round,
+        )  # fmt: skip
 
     def _draw(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         """Draw what the method has to show, for the owner of this directory alone."""

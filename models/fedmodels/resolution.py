@@ -67,19 +67,29 @@ def experiment_of(tables: Mapping[str, Any], source: str = "config") -> Experime
 
 
 def _override(tables: dict[str, Any], item: str) -> None:
-    path, equals, value = item.partition("=")
+    path, equals, text = item.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"--set {item!r} is not key=value, such as --set method.lam=0.3")
-    *parents, leaf = path.strip().split(".")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    put(tables, path.strip(), value)
+
+
+def put(tables: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value under a dotted key of plain tables.
+
+    Raises:
+        ConfigError: a part of the path is a value.
+    """
+    *parents, leaf = path.split(".")
     table = tables
     for name in parents:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {item!r}: {name!r} is a value, not a table")
-    try:
-        table[leaf] = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        table[leaf] = value
+            raise ConfigError(f"{path} cannot be set: {name!r} is a value, not a table")
+    table[leaf] = value
 
 
 def _one_line(error: ValidationError, tables: Mapping[str, Any]) -> str:

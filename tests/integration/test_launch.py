@@ -19,7 +19,7 @@ import torch
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle
-from tests.inprocess import run_in_process
+from fedtide.inprocess import run_in_process
 from tests.integration.conftest import tables
 from tests.integration.harness import (
     TIMEOUT_S,

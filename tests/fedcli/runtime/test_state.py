@@ -201,8 +201,8 @@ def test_what_a_crash_left_is_removed(tmp_path):
 
 def test_personal_model(tmp_path):
     states = saved(tmp_path, 0)
-    states.save_personal(private(2))
-    states.save_personal(private(3))
+    states.save_personal(private(2), {})
+    states.save_personal(private(3), {})
     assert value_of(load(tmp_path / "personal.safetensors")[0]) == 3
     assert states.versions() == [0]
 

@@ -27,7 +27,7 @@ from tests.conftest import (
     server_context,
     tiny_experiment,
 )
-from tests.inprocess import run_in_process
+from fedtide.inprocess import run_in_process
 
 ADAM = {"batch_size": 16, "lr": 1e-3, "optimizer": "adam"}
 

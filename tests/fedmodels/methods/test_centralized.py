@@ -6,8 +6,8 @@ from fedcli.data.store.commands import run_partition
 from fedmodels.errors import DataError
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.loop import train_locally
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 
 def centralized(data, **tables):

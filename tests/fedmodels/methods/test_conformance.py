@@ -22,6 +22,7 @@ from fedmodels.tensors.bundle import Bundle, Problem, check_finite, state_digest
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Method, Output, Run
 from fedpb import coordinator_pb2 as rpc
+from fedtide.inprocess import run_in_process, transported
 from tests.conftest import (
     TABLES,
     context_of,
@@ -31,7 +32,6 @@ from tests.conftest import (
     tiny_experiment,
     write_server_data,
 )
-from tests.inprocess import run_in_process, transported
 
 ALIGNED = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "prototypes": [16, 8]}
 

@@ -17,8 +17,8 @@ from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run, ServerContext
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 QUICK = {"name": "creff", "match_steps": 4, "crt_epochs": 2, "num_features": 5}
 RETRAINED = ("retrained/weight", "retrained/bias")

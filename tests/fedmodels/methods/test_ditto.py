@@ -8,8 +8,8 @@ from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import Bundle, Problem, tensor_bytes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 TRAINING = {"local_epochs": 2, "momentum": 0.5, "weight_decay": 1e-3}
 

@@ -22,8 +22,8 @@ from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run, ServerContext, ServerState
 from fedsrv.engine.summary import run_metrics
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 NET = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "prototypes": [16, 8]}
 HAR = Problem((128, 6), 6)

@@ -11,8 +11,8 @@ from fedmodels.nets.split import load_weights
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 
 def context(root, learners=3, client=0, **training):

@@ -28,8 +28,8 @@ from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.method import Run
 from fedsrv.engine.server_data import check_fits, read_server_data, server_data_for
+from fedtide.inprocess import run_in_process
 from tests.conftest import server_context, tiny_experiment, write_server_data
-from tests.inprocess import run_in_process
 
 FEW = {"fine_tuning_steps": 3, "calibration_steps": 3, "distillation_steps": 3}
 QUIET = Console(quiet=True)

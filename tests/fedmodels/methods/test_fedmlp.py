@@ -28,8 +28,8 @@ from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run, ServerContext
 from fedpb import coordinator_pb2 as rpc
+from fedtide.inprocess import run_in_process, transported
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process, transported
 
 OFF = {"loss_p": False, "loss_i": False, "loss_s": False}
 

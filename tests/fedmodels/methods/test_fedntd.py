@@ -10,8 +10,8 @@ import torch
 
 from fedmodels.methods.fedntd import not_true, not_true_distance
 from fedmodels.training.loop import train_locally
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 
 def random_logits(seed, rows=6, classes=5):

@@ -14,8 +14,8 @@ from fedmodels.methods.fedpac import FedPAC, statistics_of
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output, Run, ServerContext
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 PROBLEM = Problem((2,), 2)
 LINEAR = tiny_experiment(method="fedpac", net={"name": "mlp", "hidden": [2]})

@@ -8,8 +8,8 @@ from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import ServerContext
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 
 def fedper(tables=None, **switches):

@@ -9,8 +9,8 @@ from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes, tensor_bytes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output, Run, ServerContext, ServerState
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 
 def fedproto(tables=None, **switches):

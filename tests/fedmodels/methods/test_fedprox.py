@@ -6,8 +6,8 @@ from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output, Run, ServerContext, ServerState
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 
 def prox(mu, **tables):

@@ -6,8 +6,8 @@ from fedmodels.nets.split import weights_of
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.loop import train_locally
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 HARD = {"momentum": 0.9, "weight_decay": 0.1, "batch_size": 8, "lr": 0.05}
 

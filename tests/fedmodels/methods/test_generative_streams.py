@@ -11,7 +11,7 @@ from fedcli.data.store.commands import run_partition
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.roles import part_of
 from tests.conftest import tiny_experiment
-from tests.inprocess import run_in_process
+from fedtide.inprocess import run_in_process
 
 STREAMS = {
     "replay_gradual": {"parts": 2, "images_per_part": 8},

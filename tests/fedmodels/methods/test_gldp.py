@@ -13,8 +13,8 @@ from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Prototypes, tensor_bytes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
+from fedtide.inprocess import run_in_process
 from tests.conftest import OneTask, context_of, linear_context, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 CLOSE = {"abs": 1e-6}
 SHORT = {"t": 1, "s": 1}

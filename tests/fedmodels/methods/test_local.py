@@ -3,8 +3,8 @@ import json
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.training.method import ServerContext
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 
 def local(**tables):

@@ -16,8 +16,8 @@ from fedmodels.parts.collaboration import (
 )
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.method import Run, ServerContext
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 
 def random_problem(n, seed=0):

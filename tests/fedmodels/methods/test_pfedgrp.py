@@ -18,8 +18,8 @@ from fedmodels.parts.generators import public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output, Run, ServerContext
+from fedtide.inprocess import InProcessCohort, run_in_process, transported
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import InProcessCohort, run_in_process, transported
 
 SMALL = {
     "generator_width": 4,

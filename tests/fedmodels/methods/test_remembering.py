@@ -14,7 +14,7 @@ from fedmodels.training.method import Run
 from fedsrv.engine.rounds import Engine
 from fedsrv.launch.progress import Display
 from tests.conftest import tiny_experiment
-from tests.inprocess import run_in_process
+from fedtide.inprocess import run_in_process
 
 BOTH = pytest.mark.parametrize("name", ["mfcl", "target"])
 STREAMS = {

@@ -11,8 +11,8 @@ from fedmodels.parts.class_replay import ALL, ClassReplay, Judge, Rehearsal, met
 from fedmodels.parts.generators import Family, Painter, public, to_images, to_inputs
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
 from fedmodels.training.loop import train_locally
+from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import run_in_process
 
 SHAPE = (1, 8, 8)
 LIMITS = torch.tensor([-0.5]), torch.tensor([2.0])

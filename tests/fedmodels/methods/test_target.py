@@ -25,7 +25,7 @@ from fedmodels.parts.datafree import LayerMoments, Watch, as_inputs, frozen, qua
 from fedmodels.tensors.bundle import Bundle, BundleSpec, tensor_bytes
 from fedmodels.training.method import Batch, Output
 from tests.conftest import context_of, linear_context, method_of, tiny_experiment
-from tests.inprocess import transported
+from fedtide.inprocess import transported
 from tests.interactions import Course, same
 
 SMALL = {

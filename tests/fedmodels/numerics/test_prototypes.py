@@ -14,7 +14,7 @@ from fedmodels.numerics.prototypes import (
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.parts.evaluation_heads import evaluation_part, received, trained_part, travelling
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, prototype_spec
-from tests.inprocess import transported
+from fedtide.inprocess import transported
 
 
 def prototypes(rows):

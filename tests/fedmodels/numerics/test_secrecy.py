@@ -11,7 +11,7 @@ from fedmodels.errors import ArchiveError
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.training.loop import train_locally
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
-from tests.inprocess import InProcessCohort, run_in_process
+from fedtide.inprocess import InProcessCohort, run_in_process
 
 NOISY = ["gldp", "fedmlp", "fedproto"]
 KEY, OTHER = Secret(b"k" * 32), Secret(b"o" * 32)

@@ -27,7 +27,7 @@ from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
-from tests.inprocess import InProcessCohort, transported
+from fedtide.inprocess import InProcessCohort, transported
 
 
 def context(labels, cohort=(0, 1), classes=4):

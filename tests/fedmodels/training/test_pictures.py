@@ -6,8 +6,8 @@ from fedcli.runtime.pictures import draw
 from fedmodels.numerics.prototypes import drift
 from fedmodels.tensors.bundle import Prototypes
 from fedmodels.training.pictures import Gallery, PrototypeMap
+from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
-from tests.inprocess import run_in_process
 
 
 def prototypes(rows):

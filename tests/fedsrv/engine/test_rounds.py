@@ -14,8 +14,8 @@ from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import Run
 from fedsrv.state.store import Store
+from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import tiny_experiment
-from tests.inprocess import InProcessCohort, run_in_process
 
 UNEQUAL = {"kind": "per_class_shards", "shards": 5, "tasks": [1, 3, 2]}
 

@@ -16,7 +16,7 @@ from fedsrv.coordinator import write_facts
 from fedsrv.state.recovery import recover
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
-from tests.inprocess import run_in_process
+from fedtide.inprocess import run_in_process
 
 EXPERIMENT = tiny_experiment(server={"max_rollback": 1})
 

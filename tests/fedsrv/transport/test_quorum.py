@@ -13,7 +13,7 @@ from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
 from tests.conftest import tiny_experiment
-from tests.inprocess import InProcessCohort
+from fedtide.inprocess import InProcessCohort
 
 LEASE_S = RemoteCohort.LEASE_S
 

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
+from fedcli.data.store.commands import run_partition
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Result as Done
 from fedcli.runtime.worker import Worker, open_data
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ClientFailed
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
+from fedmodels.training.initial_weights import pinned
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, encode, merged, read_chunk
+from fedsrv.coordinator import write_facts
 from fedsrv.engine.cohort import Result, Results, Trip
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
-from fedsrv.state.store import Store
+from fedsrv.state.store import Store, refuse_existing, write_atomically
 
 
 def transported(bundle: Bundle, spec: Any) -> Bundle:
@@ -101,7 +107,9 @@ class InProcessCohort:
             trip.check_upload(client, upload)
             down = sum(b.num_bytes() for b in parts.values())
             found[client] = Result(upload, done.report, upload.num_bytes(), down)
-        assert not failed, failed
+        if failed:
+            client, reason = next(iter(failed.items()))
+            raise ClientFailed(client, trip.sample.round, "order", reason)
         return Results(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), failed)
 
     def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Done:
@@ -122,6 +130,36 @@ class InProcessCohort:
 
     def durable(self) -> int | None:
         return None
+
+
+def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False) -> None:
+    """Do what ``fedsrv launch`` does, in this process: deal the data out, run, write the result.
+
+    Raises:
+        FedtideError: the run failed, or could not start; one line says why.
+    """
+    if not resume:
+        refuse_existing(out)
+    experiment = pinned(experiment)
+    data, how = out / "data", experiment.schedule
+    (out / "clients").mkdir(parents=True, exist_ok=True)  # what a resumed run is known by
+    run_partition(
+        experiment.data,
+        experiment.scenario,
+        how.clients,
+        experiment.seed,
+        data,
+        Console(quiet=True),
+        gather=experiment.method.pools_data,
+    )
+    threads = torch.get_num_threads()
+    try:
+        evaluator = (data / "global-test").is_dir()
+        summary = run_in_process(experiment, data, out, evaluator=evaluator, resume=True)
+    finally:
+        torch.set_num_threads(threads)
+    write_facts(out, experiment)
+    write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
 def run_in_process(
