@@ -58,6 +58,10 @@ def join(
             help="Go on from the initial private state where the run cannot go back to a lost one."
         ),
     ] = False,
+    code: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file of one's own, method.py, that the run's config may name."),
+    ] = None,
     tls_ca: Annotated[Path | None, typer.Option(help="Authority of the server.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
@@ -82,7 +86,8 @@ def join(
 
         credentials = channel_credentials(tls_ca, tls_cert, tls_key)
     link = Link(server, credentials, give_up_after)
-    Host(clients, link, data, state_dir, _device(device), start_over=start_over).run()
+    where = _device(device)
+    Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ()).run()
 
 
 def clients_of(text: str) -> list[ClientId]:

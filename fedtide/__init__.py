@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ServerContext,
         ServerState,
     )
+    from fedmodels.training.method import Run as RunFacts
     from fedtide.models import TrainedModel
     from fedtide.runs import Run, open, run
 
@@ -65,6 +66,7 @@ _HOMES = {
     "make_net": "fedmodels.nets",
     "FedAvg": "fedmodels.methods.fedavg",
     "FedtideError": "fedmodels.errors",
+    "RunFacts": f"{_METHOD}:Run",
     **dict.fromkeys(("Method", "ServerContext", "ServerState", "ClientContext"), _METHOD),
     **dict.fromkeys(("Batch", "Output", "Phase"), _METHOD),
     **dict.fromkeys(("Bundle", "BundleSpec", "Prototypes", "GeneratorState", "Histogram"), _BUNDLE),
@@ -87,6 +89,7 @@ __all__ = [
     "Problem",
     "Prototypes",
     "Run",
+    "RunFacts",
     "ServerContext",
     "ServerState",
     "TrainedModel",

@@ -48,9 +48,20 @@ class Host:
         device: torch.device,
         *,
         start_over: bool = False,
+        code: Sequence[Path] = (),
     ) -> None:
-        """Open every client's data and state, so that what is wrong with them shows at once."""
-        self.link, self.device, self.start_over = link, device, start_over
+        """Open every client's data and state, so that what is wrong with them shows at once.
+
+        Args:
+            clients: their ids.
+            link: to the server.
+            data: a directory with one for each client.
+            states: a directory for the clients' states.
+            device: where nets are trained.
+            start_over: go on from the initial private state where a lost one is too far back.
+            code: files of one's own whose code may run, if the server's experiment asks for it.
+        """
+        self.link, self.device, self.start_over, self.code = link, device, start_over, code
         self.data: dict[ClientId, ClientData] = {c: open_data(data, c) for c in clients}
         self.states = {c: StateDirectory(states / str(c)) for c in clients}
         self.members: dict[ClientId, Member] = {}
@@ -79,7 +90,7 @@ class Host:
             self.beat_every_s = reply.beat_every_s
             if client not in self.workers:
                 experiment = experiment_of(
-                    _tables(reply.experiment_json), "the server's experiment"
+                    _tables(reply.experiment_json), "the server's experiment", self.code
                 )
                 torch.set_num_threads(experiment.training.threads)
                 self._together = experiment.training.together

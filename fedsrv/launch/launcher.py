@@ -16,6 +16,7 @@ import torch
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import DataError, RunFailed
+from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.server_data import check_given
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, fork_hosts, share_memory
@@ -212,6 +213,8 @@ class Launch:
         argv = ["join", "--client-id", client, "--server", self.address]
         argv += ["--data", str(self.data), "--state-dir", str(self.out / "clients")]
         argv += ["--device", self._device_of(client)]
+        for name in (self.experiment.method.name, self.experiment.net.name):
+            argv += ["--code", name.rpartition(":")[0]] if is_own(name) else []
         log = self._log(f"client-{client}")
         self.fork_server.tell({"id": client, "argv": argv, "log": str(log)})
 

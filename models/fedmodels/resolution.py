@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedmodels.config.experiment import Experiment, MethodTable
+from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.own_code import digest_of, is_own, own_name
 
 
 def parse_experiment(
@@ -35,8 +37,15 @@ def parse_experiment(
     return experiment_of(tables, source)
 
 
-def experiment_of(tables: Mapping[str, Any], source: str = "config") -> Experiment:
+def experiment_of(
+    tables: Mapping[str, Any], source: str = "config", code: Sequence[Path] | None = None
+) -> Experiment:
     """Check plain tables, resolve the method's hyper-parameters, and return the experiment.
+
+    Args:
+        tables: the content of a config.
+        source: its name in error lines.
+        code: the only files whose code may run; any that the config names unless given.
 
     Raises:
         ConfigError: names the key, what it may be and the nearest known one.
@@ -49,8 +58,9 @@ def experiment_of(tables: Mapping[str, Any], source: str = "config") -> Experime
     from fedmodels.nets import net_names
 
     try:
+        experiment = _with_own_code(experiment, code)
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
-        if experiment.net.name not in net_names():
+        if not is_own(experiment.net.name) and experiment.net.name not in net_names():
             raise ConfigError(
                 f"unknown net {experiment.net.name!r} in [net]; known: {', '.join(net_names())}."
                 + suggestion(experiment.net.name, net_names())
@@ -62,8 +72,23 @@ def experiment_of(tables: Mapping[str, Any], source: str = "config") -> Experime
             )
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
-    resolved = MethodTable(name=experiment.method.name, **method.hyper_parameters())
+    table = experiment.method
+    resolved = MethodTable(
+        name=table.name, code_sha256=table.code_sha256, **method.hyper_parameters()
+    )
     return experiment.model_copy(update={"method": resolved})
+
+
+def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Experiment:
+    """Say where the files of one's own method and net lie on this machine, and what they hold."""
+    found: dict[str, Any] = {}
+    for key in ("method", "net"):
+        table: MethodTable | NetTable = getattr(experiment, key)
+        if is_own(table.name):
+            name = own_name(table.name, key, table.code_sha256, code)
+            update = {"name": name, "code_sha256": digest_of(name)}
+            found[key] = table.model_copy(update=update)
+    return experiment.model_copy(update=found)
 
 
 def _override(tables: dict[str, Any], item: str) -> None:

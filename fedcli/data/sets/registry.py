@@ -16,6 +16,7 @@ from pathlib import Path
 from fedcli.data.sets.dataset import Dataset, Source
 from fedmodels.config.scenario import Data
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.own_code import is_own, own
 
 GROUP = "fedtide.data"
 
@@ -165,6 +166,9 @@ def _loader(name: str) -> Callable[[Source], Dataset]:
     for point in entry_points(group=GROUP, name=name):
         loaded: Callable[[Source], Dataset] = point.load()
         return loaded
+    if is_own(name):
+        loader = own(name)
+        return loader
     raise ConfigError(
         f"[data] name = {name!r} is not known.{suggestion(name, names())} "
         f"Known are: {', '.join(names())}"

@@ -34,6 +34,9 @@ class NetTable(BaseModel):
     weights_sha256: str | None = None
     """Of that file; the coordinator fills it in, and every process checks what it reads."""
 
+    code_sha256: str | None = None
+    """Of the file that ``name`` gives, if it is ``file.py:Name``; filled in when it is read."""
+
     def options(self) -> dict[str, Any]:
         """Return what is passed to ``make_net`` beside the name."""
         return dict(self.model_extra or {})
@@ -44,6 +47,8 @@ class MethodTable(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+    code_sha256: str | None = None
+    """Of the file that ``name`` gives, if it is ``file.py:Name``; filled in when it is read."""
 
     @property
     def pools_data(self) -> bool:
