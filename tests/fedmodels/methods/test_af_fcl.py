@@ -19,6 +19,7 @@ from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.training.loop import batches, train_locally
 from fedmodels.training.method import Batch, Output
 from fedpb import coordinator_pb2 as rpc
+from fedtide.inprocess import run_in_process
 from tests.conftest import (
     context_of,
     linear_context,
@@ -27,7 +28,6 @@ from tests.conftest import (
     server_context,
     tiny_experiment,
 )
-from fedtide.inprocess import run_in_process
 
 ADAM = {"batch_size": 16, "lr": 1e-3, "optimizer": "adam"}
 

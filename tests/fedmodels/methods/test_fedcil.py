@@ -21,8 +21,8 @@ from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.training.loop import batches, train_locally
 from fedsrv.engine.rounds import Engine
-from tests.conftest import context_of, method_of, payload_of, server_context, tiny_experiment
 from fedtide.inprocess import run_in_process
+from tests.conftest import context_of, method_of, payload_of, server_context, tiny_experiment
 
 SMALL = {"iterations": 4, "md_iter": 3, "generator_width": 2, "replay_batch": 8, "md_batch": 8}
 

@@ -10,8 +10,8 @@ from tests.methods.test_conformance import SMALL
 from fedcli.data.store.commands import run_partition
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.roles import part_of
-from tests.conftest import tiny_experiment
 from fedtide.inprocess import run_in_process
+from tests.conftest import tiny_experiment
 
 STREAMS = {
     "replay_gradual": {"parts": 2, "images_per_part": 8},

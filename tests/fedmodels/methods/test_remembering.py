@@ -13,8 +13,8 @@ from fedmodels.tensors.packed_weights import num_bytes
 from fedmodels.training.method import Run
 from fedsrv.engine.rounds import Engine
 from fedsrv.launch.progress import Display
-from tests.conftest import tiny_experiment
 from fedtide.inprocess import run_in_process
+from tests.conftest import tiny_experiment
 
 BOTH = pytest.mark.parametrize("name", ["mfcl", "target"])
 STREAMS = {

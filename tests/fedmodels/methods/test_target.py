@@ -24,8 +24,8 @@ from fedmodels.parts import datafree
 from fedmodels.parts.datafree import LayerMoments, Watch, as_inputs, frozen, quantised, watched
 from fedmodels.tensors.bundle import Bundle, BundleSpec, tensor_bytes
 from fedmodels.training.method import Batch, Output
-from tests.conftest import context_of, linear_context, method_of, tiny_experiment
 from fedtide.inprocess import transported
+from tests.conftest import context_of, linear_context, method_of, tiny_experiment
 from tests.interactions import Course, same
 
 SMALL = {

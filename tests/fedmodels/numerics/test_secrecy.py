@@ -10,8 +10,8 @@ from fedcli.runtime.state import StateDirectory
 from fedmodels.errors import ArchiveError
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.training.loop import train_locally
-from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 from fedtide.inprocess import InProcessCohort, run_in_process
+from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
 NOISY = ["gldp", "fedmlp", "fedproto"]
 KEY, OTHER = Secret(b"k" * 32), Secret(b"o" * 32)

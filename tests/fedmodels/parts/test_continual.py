@@ -26,8 +26,8 @@ from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
-from tests.conftest import tiny_experiment
 from fedtide.inprocess import InProcessCohort, transported
+from tests.conftest import tiny_experiment
 
 
 def context(labels, cohort=(0, 1), classes=4):

@@ -15,8 +15,8 @@ from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool
-from tests.conftest import tiny_experiment
 from fedtide.inprocess import InProcessCohort, run_in_process
+from tests.conftest import tiny_experiment
 
 LOCAL = tiny_experiment(method="local", schedule={"rounds": 3})
 """Six interactions of all three clients, who keep their whole model."""

@@ -15,8 +15,8 @@ from fedsrv.cli import app
 from fedsrv.coordinator import write_facts
 from fedsrv.state.recovery import recover
 from fedsrv.state.store import Store
-from tests.conftest import tiny_experiment
 from fedtide.inprocess import run_in_process
+from tests.conftest import tiny_experiment
 
 EXPERIMENT = tiny_experiment(server={"max_rollback": 1})
 

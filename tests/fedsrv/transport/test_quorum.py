@@ -12,8 +12,8 @@ from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
-from tests.conftest import tiny_experiment
 from fedtide.inprocess import InProcessCohort
+from tests.conftest import tiny_experiment
 
 LEASE_S = RemoteCohort.LEASE_S
 
