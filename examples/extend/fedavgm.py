@@ -30,9 +30,7 @@ class FedAvgM(FedAvg):
         after = super().aggregate(ctx, state, uploads)
         before, mean, old = state.common.weights, after.common.weights, state.own.weights
         floats = [key for key in mean if mean[key].is_floating_point()]
-        velocity = {
-            key: before[key] - mean[key] + (self.beta * old[key] if key in old else 0)
-            for key in floats
-        }
-        weights = {**mean, **{key: before[key] - velocity[key] for key in floats}}
+        pull = {key: self.beta * old[key] if key in old else 0.0 * mean[key] for key in floats}
+        velocity = {key: before[key] - mean[key] + pull[key] for key in floats}
+        weights = {**mean, **{key: mean[key] - pull[key] for key in floats}}  # before - velocity
         return replace(after, common=Bundle(weights), own=Bundle(velocity))
