@@ -28,7 +28,8 @@ from fedsrv.engine.cohort import Result, Results, Trip
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
-from fedsrv.state.store import Store, refuse_existing, write_atomically
+from fedsrv.state.run_directory import refuse_existing, write_atomically
+from fedsrv.state.store import Store
 
 
 def transported(bundle: Bundle, spec: Any) -> Bundle:
