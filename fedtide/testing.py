@@ -14,24 +14,16 @@ import math
 import random
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tomli_w
 import torch
-from rich.console import Console
 
-from fedcli.data.store.client_data import ClientData
-from fedcli.data.store.commands import run_partition
-from fedcli.data.store.stream import TaskStream
-from fedmodels.config.experiment import Experiment
 from fedmodels.methods import _CLASSES, make, method_class
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import load, load_named, save, save_named
 from fedmodels.tensors.bundle import (
     Bundle,
@@ -39,33 +31,28 @@ from fedmodels.tensors.bundle import (
     Weights,
     check_finite,
     state_digest,
-    tensor_bytes,
 )
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import (
     Batch,
     ClientContext,
-    LocalResult,
     Method,
     Output,
     Run,
-    ServerContext,
-    ServerData,
-    ServerState,
 )
 from fedpb import coordinator_pb2 as rpc
-from fedpb.codec import merged
+from fedtide.case import Case, bytes_of, states_of
 from fedtide.inprocess import run_in_process, transported
+from fedtide.trial import (
+    TABLES,
+    context_of,
+    digits_in,
+    method_of,
+    payload_of,
+    server_context,
+    write_server_data,
+)
 
-TABLES: dict[str, dict[str, Any]] = {
-    "data": {"name": "digits", "max_per_class": 20},
-    "scenario": {"kind": "per_class_shards", "shards": 5, "tasks": 2},
-    "net": {"name": "mlp", "hidden": [16]},
-    "method": {"name": "fedavg"},
-    "schedule": {"rounds": 2, "clients": 3},
-    "training": {"batch_size": 16, "lr": 0.05},
-}
-"""Three clients, two tasks, about 33 training examples of at most five classes in each."""
 FEW = [[3] * 20, [5], []]
 """Training labels of three clients: one class, one example, nothing."""
 
@@ -112,170 +99,6 @@ def check(function: Check) -> Check:
     """Add a check to the suite under its name."""
     CHECKS[function.__name__] = function
     return function
-
-
-# --- a small run to check with --------------------------------------------------------------------
-
-
-@dataclass
-class Case:
-    """A method with its switches, and where it is tried."""
-
-    name: str
-    switches: Mapping[str, Any]
-    tables: Mapping[str, Any]
-    data: Path
-    """A partition that fits :data:`TABLES`."""
-    place: Path
-    """An empty directory."""
-    _numbers: Iterable[int] = field(default_factory=itertools.count)
-
-    def experiment(self, **overrides: Any) -> Experiment:
-        """Return the tiny experiment with this method."""
-        method = {"name": self.name, **self.switches}
-        return tiny_experiment(method=method, **{**self.tables, **overrides})
-
-    def fresh(self) -> Path:
-        """Return a path that nobody has used."""
-        return self.place / f"run-{next(iter(self._numbers))}"
-
-    def run(self, experiment: Experiment, data: Path | None = None, **options: Any) -> Finished:
-        """Run an experiment to its end without a network."""
-        out = self.fresh()
-        return Finished(run_in_process(experiment, data or self.data, out, **options), out)
-
-    @cached_property
-    def finished(self) -> Finished:
-        """The whole tiny run, made once."""
-        return self.run(self.experiment())
-
-    def trained(self, clients: Sequence[int] = (0, 1)) -> Trained:
-        """Return what clients learn in one interaction."""
-        experiment = self.experiment()
-        results = {}
-        for client in clients:
-            ctx = context_of(experiment, self.data, client)
-            results[client] = train_locally(
-                method_of(experiment), ctx, *payload_of(experiment, ctx)
-            )
-        method, run = method_of(experiment), ctx.run
-        return Trained(method, run, method.init_server(run), results)
-
-
-@dataclass
-class Finished:
-    """A run that has ended: its summary and its directory."""
-
-    summary: dict[str, Any]
-    out: Path
-
-
-@dataclass
-class Trained:
-    """One interaction: the method, the state it began with, and each client's result."""
-
-    method: Method
-    run: Run
-    state: ServerState
-    results: Mapping[int, LocalResult]
-
-    @property
-    def uploads(self) -> dict[int, Bundle]:
-        """Return what the clients send."""
-        return {client: result.upload for client, result in self.results.items()}
-
-    def after(self, ctx: ServerContext) -> ServerState:
-        """Return the state after the server half."""
-        reduced = self.method.aggregate(ctx, self.state, self.uploads)
-        return self.method.finish(ctx, reduced, self.uploads)[0]
-
-
-def tiny_experiment(**overrides: Any) -> Experiment:
-    """Return the tiny experiment with whole tables or single keys of them replaced.
-
-    A mapping is merged into its table, but ``net``, ``scenario`` and ``method`` are replaced when
-    they name another; a string is a table's ``name``; anything else is a key of the top level.
-    """
-    tables: dict[str, Any] = {name: dict(table) for name, table in TABLES.items()}
-    for name, given in overrides.items():
-        given = {"name": given} if isinstance(given, str) else given
-        if isinstance(given, Mapping) and not {"name", "kind"} & given.keys():
-            tables[name] = {**tables.get(name, {}), **given}
-        else:
-            tables[name] = given
-    return experiment_of(tables)
-
-
-def digits_in(root: Path) -> Path:
-    """Deal the digits out as :data:`TABLES` says; return the root of the partition."""
-    made = tiny_experiment()
-    quiet = Console(quiet=True)
-    run_partition(made.data, made.scenario, made.schedule.clients, made.seed, root, quiet)
-    write_server_data(root)
-    return root
-
-
-def write_server_data(root: Path) -> None:
-    """Put noise beside a partition of digits, for methods that train on the server."""
-    place, rng = root / "server", np.random.default_rng(0)
-    place.mkdir()
-    facts = json.loads((root / "0" / "client.json").read_text())
-    facts.pop("tasks", None)
-    (place / "problem.json").write_text(json.dumps(facts))
-    for name, count in (("x", 20), ("unlabelled_x", 16)):
-        x = rng.uniform(0, 16, (count, *facts["input_shape"])).astype(np.float32)
-        np.save(place / f"{name}.npy", x)
-    np.save(place / "y.npy", np.arange(20, dtype=np.int64) % facts["num_classes"])
-
-
-def server_context(run: Run, interaction: int, cohort: tuple[int, ...]) -> ServerContext:
-    """Return the context of a server half, with noise as the data of its own."""
-    draw = torch.Generator().manual_seed(0)
-    shape, classes = run.problem.input_shape, run.problem.num_classes
-    x, unlabelled = (torch.randn(n, *shape, generator=draw) for n in (2 * classes, 16))
-    held = ServerData(x, torch.arange(2 * classes) % classes, unlabelled)
-    labels = dict.fromkeys(cohort, tuple(range(classes)))
-    return ServerContext(
-        run, interaction, 0, 0, cohort, server_data=held, labels=labels, ends_task=True
-    )
-
-
-def context_of(
-    experiment: Experiment, root: Path, client: int = 0, task: int = 0, interaction: int = 0
-) -> ClientContext:
-    """Return the context in which one client of a partition trains on a task."""
-    data = ClientData(root / str(client))
-    run = Run(experiment, data.problem)
-    stream = TaskStream(data, keep_history=method_of(experiment).keeps_history)
-    stream.open(task)
-    return ClientContext(
-        run, client, interaction, 0, task, run.make_net(), stream, torch.device("cpu")
-    )
-
-
-def method_of(experiment: Experiment) -> Method:
-    """Return an experiment's method."""
-    return make(experiment.method.name, **experiment.method.hyper_parameters())
-
-
-def payload_of(experiment: Experiment, ctx: ClientContext) -> tuple[Bundle, Bundle]:
-    """Return the first payload and the initial private state of a context's client."""
-    method = method_of(experiment)
-    assert isinstance(ctx.client, int)
-    server = ServerContext(ctx.run, 0, 0, 0, (ctx.client,))
-    common, personal = method.broadcast(server, method.init_server(ctx.run))
-    parts = {"common": common, "personal": personal.get(ctx.client, Bundle())}
-    return merged(parts), method.init_client(ctx.run, ctx.client)
-
-
-def bytes_of(*bundles: Bundle) -> list[dict[str, bytes]]:
-    """Return the bytes of every tensor, to compare bundles bit for bit."""
-    return [{key: bytes(tensor_bytes(t)) for key, t in b.flat().items()} for b in bundles]
-
-
-def states_of(state: ServerState) -> list[dict[str, bytes]]:
-    """Return the bytes of a server's state."""
-    return bytes_of(*(bundle for _, bundle in state.named()))
 
 
 # --- what a method is -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import ClientContext, Run
-from fedtide.testing import (
+from fedtide.trial import (
     TABLES,
     context_of,
     digits_in,

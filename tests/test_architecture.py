@@ -68,7 +68,7 @@ FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors")
 ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
-        "testing",
+        "trial", "case", "testing",
     ),
     "fedmodels": (
         "errors", "printable", "own_code", "tensors", "numerics", "config", "nets", "training",

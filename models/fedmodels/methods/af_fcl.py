@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.flow import Flow, check_orders, is_order
+from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.parts.continual import ClassMasks, announced, mask_of, masks_spec, remembered

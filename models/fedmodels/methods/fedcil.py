@@ -32,8 +32,8 @@ from torch.nn.functional import cross_entropy, kl_div
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets import acgan
-from fedmodels.nets.gan import Generator
+from fedmodels.nets.generative import acgan
+from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.parts.acgan import Acgan, Maker, Pool, labels_from

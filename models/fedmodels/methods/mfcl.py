@@ -32,8 +32,8 @@ from torch.nn.functional import conv2d, cross_entropy, mse_loss, pad
 
 from fedmodels.methods import register
 from fedmodels.methods.bases.remembering import Refs, Remembering, sent_generator
+from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
-from fedmodels.nets.upsampling import Upsampling
 from fedmodels.numerics.randomness import seeded
 from fedmodels.parts.continual import masked_cross_entropy
 from fedmodels.parts.datafree import LayerMoments, descend, is_told, watched

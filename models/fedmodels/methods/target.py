@@ -35,8 +35,8 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.bases.remembering import MEMORY, Refs, Remembering, sent_generator
+from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
-from fedmodels.nets.upsampling import Upsampling
 from fedmodels.numerics.randomness import seeded
 from fedmodels.parts.continual import masked_cross_entropy
 from fedmodels.parts.datafree import (

@@ -19,7 +19,7 @@ from fedmodels.own_code import is_own, own
 __all__ = ["SplitNet", "load_weights", "make_net", "net_names", "spec_of", "weights_of"]
 
 _BUILDERS = {
-    "acgan": "fedmodels.nets.acgan:acgan",
+    "acgan": "fedmodels.nets.generative.acgan:acgan",
     "cnn5": "fedmodels.nets.cnn:cnn5",
     "digits-cnn": "fedmodels.nets.cnn:digits_cnn",
     "hart": "fedmodels.nets.hart:hart",

@@ -1,7 +1,8 @@
 """The training of an auxiliary-classifier GAN, on a client's images or on other generators'.
 
 Odena et al., ICML 2017, section 4. https://arxiv.org/abs/1610.09585. The nets and their losses are
-:mod:`fedmodels.nets.acgan`. Labels are (B,), inputs (B, C, H, W) as the classifier sees them.
+:mod:`fedmodels.nets.generative.acgan`. Labels are (B,), inputs (B, C, H, W) as the classifier sees
+them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedmodels.nets import acgan
-from fedmodels.nets.gan import Generator
+from fedmodels.nets.generative import acgan
+from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
-from fedmodels.nets import ddpm, dpm_solver, gan
+from fedmodels.nets.generative import ddpm, dpm_solver, gan
 from fedmodels.numerics.randomness import generator, seeded
 from fedmodels.parts.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Weights

@@ -11,7 +11,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import af_fcl as module
 from fedmodels.methods import make
 from fedmodels.methods.af_fcl import Last, Refs, credibility, distillation
-from fedmodels.nets.flow import Flow, is_order
+from fedmodels.nets.generative.flow import Flow, is_order
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator
 from fedmodels.tensors.bundle import Bundle, Histogram

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,12 +10,22 @@ from typing import Any, ClassVar
 import pytest
 from torch import Tensor
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.methods import method_class, names
 from fedmodels.methods.bases.remembering import Remembering
 from fedmodels.methods.bases.replay import Replaying
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.training.method import Batch, ClientContext, Method, Output
+from fedmodels.training.method import (
+    Batch,
+    ClientContext,
+    LocalResult,
+    Method,
+    Output,
+    Run,
+    ServerState,
+)
 from fedtide.testing import CHECKS, Case, check_method
+from fedtide.trial import tiny_experiment
 
 ALIGNED = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "prototypes": [16, 8]}
 
@@ -60,6 +71,23 @@ EVERY_CASE = pytest.mark.parametrize(
     "case", CASES, ids=["-".join([name, *map(str, switches.values())]) for name, switches in CASES]
 )
 EVERY_NAME = pytest.mark.parametrize("name", names())
+
+
+def experiment_for(case: tuple[str, dict[str, Any]], **overrides: Any) -> Experiment:
+    """Return the tiny experiment of a case, with whole tables or keys of them replaced."""
+    name, switches = case
+    method = {"name": name, **SMALL.get(name, {}), **switches}
+    return tiny_experiment(method=method, **{**NEEDS.get(name, {}), **overrides})
+
+
+def trained(
+    case: tuple[str, dict[str, Any]], root: Path, clients: tuple[int, ...] = (0, 1)
+) -> tuple[Method, Run, ServerState, Mapping[int, LocalResult]]:
+    """Return method, run, server state, and each client's result of one interaction."""
+    name, switches = case
+    small = {**SMALL.get(name, {}), **switches}
+    made = Case(name, small, NEEDS.get(name, {}), root, root).trained(clients)
+    return made.method, made.run, made.state, made.results
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from torch import nn
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
 from fedmodels.methods.fedcil import consistency_loss
-from fedmodels.nets import acgan
-from fedmodels.nets.gan import Generator
+from fedmodels.nets.generative import acgan
+from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import generator, seeded
 from fedmodels.parts.acgan import Maker, Pool, balanced, labels_from

@@ -5,13 +5,13 @@ import math
 
 import pytest
 from rich.console import Console
-from tests.methods.test_conformance import SMALL
 
 from fedcli.data.store.commands import run_partition
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.roles import part_of
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
+from tests.fedmodels.methods.test_conformance import SMALL
 
 STREAMS = {
     "replay_gradual": {"parts": 2, "images_per_part": 8},

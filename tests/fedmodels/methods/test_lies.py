@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.methods.test_conformance import EVERY_CASE, trained
 
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import Bundle, check_finite
 from fedsrv.engine.reduction import reduced
 from tests.conftest import server_context
+from tests.fedmodels.methods.test_conformance import EVERY_CASE, trained
 
 INT32, WIDE = 2**31 - 1, 2**62
 

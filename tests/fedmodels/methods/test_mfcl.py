@@ -13,8 +13,8 @@ from fedmodels.methods import make
 from fedmodels.methods.bases.remembering import KNOWN, OLD, Refs
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.methods.mfcl import balance, confidence, smoothness, statistics_distance
+from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
-from fedmodels.nets.upsampling import Upsampling
 from fedmodels.numerics.randomness import seeded
 from fedmodels.parts.continual import mask_of, masked_cross_entropy
 from fedmodels.parts.datafree import LayerMoments, frozen, shuffled, watched

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from rich.console import Console
-from tests.methods.test_conformance import SMALL
 
 from fedcli.data.store.commands import run_partition
 from fedmodels.tensors.bundle import Problem
@@ -15,6 +14,7 @@ from fedsrv.engine.rounds import Engine
 from fedsrv.launch.progress import Display
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
+from tests.fedmodels.methods.test_conformance import SMALL
 
 BOTH = pytest.mark.parametrize("name", ["mfcl", "target"])
 STREAMS = {

@@ -6,8 +6,8 @@ from torch import nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
-from fedmodels.nets.acgan import Source, conditional_generator, labels_of, latents
-from fedmodels.nets.gan import LATENT, Generator
+from fedmodels.nets.generative.acgan import Source, conditional_generator, labels_of, latents
+from fedmodels.nets.generative.gan import LATENT, Generator
 from fedmodels.numerics.randomness import generator, seeded
 
 

@@ -4,9 +4,16 @@ import pytest
 import torch
 
 from fedmodels.errors import ConfigError
-from fedmodels.nets import dpm_solver
-from fedmodels.nets.ddpm import STEPS, UNet, alpha_bars, ddpm_loss, follow, time_embedding
-from fedmodels.nets.dpm_solver import dpm_solve, index_of, lam_of, solver_orders
+from fedmodels.nets.generative import dpm_solver
+from fedmodels.nets.generative.ddpm import (
+    STEPS,
+    UNet,
+    alpha_bars,
+    ddpm_loss,
+    follow,
+    time_embedding,
+)
+from fedmodels.nets.generative.dpm_solver import dpm_solve, index_of, lam_of, solver_orders
 from fedmodels.numerics.randomness import generator, seeded
 
 

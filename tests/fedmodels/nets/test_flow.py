@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.nets.flow import COUPLINGS, Coupling, Flow, check_orders, is_order
+from fedmodels.nets.generative.flow import COUPLINGS, Coupling, Flow, check_orders, is_order
 from fedmodels.numerics.randomness import generator, seeded
 
 

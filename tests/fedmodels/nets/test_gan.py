@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from fedmodels.errors import ConfigError
-from fedmodels.nets import gan
-from fedmodels.nets.gan import Critic, Generator
+from fedmodels.nets.generative import gan
+from fedmodels.nets.generative.gan import Critic, Generator
 from fedmodels.numerics.randomness import generator, seeded
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)

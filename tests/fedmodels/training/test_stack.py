@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods.test_conformance import experiment_for
 from torch import nn
 
 from fedmodels.config.experiment import Experiment
@@ -23,6 +22,7 @@ from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import ClientContext, Phase, Run
 from fedmodels.training.stack import begin_apart, check_stacks, fit_together
 from tests.conftest import TABLES, OneTask, context_of, method_of, payload_of, tiny_experiment
+from tests.fedmodels.methods.test_conformance import experiment_for
 
 TOGETHER = [name for name in names() if make(name).trains_together]
 SIZES = (21, 16, 9, 21, 0)

@@ -4,7 +4,6 @@ import json
 from contextlib import closing
 
 import pytest
-from tests.unit.test_store import committed, digest, files, lines, record, state
 
 from fedmodels.errors import RunFailed
 from fedsrv.engine.admission import Admission
@@ -17,6 +16,7 @@ from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import tiny_experiment
+from tests.fedsrv.state.test_store import committed, digest, files, lines, record, state
 
 LOCAL = tiny_experiment(method="local", schedule={"rounds": 3})
 """Six interactions of all three clients, who keep their whole model."""

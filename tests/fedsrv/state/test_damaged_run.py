@@ -6,8 +6,6 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from tests.unit.test_rollback import LOCAL, break_off
-from tests.unit.test_store import committed, digest, record, state
 from typer.testing import CliRunner
 
 from fedmodels.errors import ArchiveError, FedtideError, RunFailed
@@ -17,6 +15,8 @@ from fedsrv.state.recovery import recover
 from fedsrv.state.store import Store
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
+from tests.fedsrv.engine.test_rollback import LOCAL, break_off
+from tests.fedsrv.state.test_store import committed, digest, record, state
 
 EXPERIMENT = tiny_experiment(server={"max_rollback": 1})
 

@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.unit.test_cohort import World, trip_to, until, values
 
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import parse_experiment
@@ -14,6 +13,7 @@ from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import InProcessCohort
 from tests.conftest import tiny_experiment
+from tests.fedsrv.transport.test_cohort import World, trip_to, until, values
 
 LEASE_S = RemoteCohort.LEASE_S
 

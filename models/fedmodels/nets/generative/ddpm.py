@@ -1,7 +1,7 @@
 """Denoising diffusion: the U-Net, its noise schedule and its training loss.
 
 Ho et al., Denoising Diffusion Probabilistic Models, NeurIPS 2020, https://arxiv.org/abs/2006.11239;
-sampled by :mod:`fedmodels.nets.dpm_solver`. pFedGRP's generator on CIFAR-10.
+sampled by :mod:`fedmodels.nets.generative.dpm_solver`. pFedGRP's generator on CIFAR-10.
 
 Images are (B, C, S, S) in [-1, 1], S divisible by 2 for each level but the first. Times are indices
 t in 0…999, floats where the solver asks between them.

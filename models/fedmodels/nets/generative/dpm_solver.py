@@ -7,8 +7,8 @@ Steps, NeurIPS 2022, section 3. https://arxiv.org/abs/2206.00927
     alpha_t       exp(log_alpha(lam))           lambda_t     lam, half the log signal-to-noise ratio
     sigma_t       sqrt(1 - alpha_t²)            eps_theta    noise: (x, index) -> predicted noise
 
-The schedule is the discrete one of :mod:`fedmodels.nets.ddpm`: ln alpha is linear between the times
-1/T, 2/T, …, 1. Coefficients are computed in double precision.
+The schedule is the discrete one of :mod:`fedmodels.nets.generative.ddpm`: ln alpha is
+linear between the times 1/T, 2/T, …, 1. Coefficients are computed in double precision.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import ConfigError
-from fedmodels.nets.ddpm import STEPS, alpha_bars
+from fedmodels.nets.generative.ddpm import STEPS, alpha_bars
 
 Noise = Callable[[Tensor, float], Tensor]
 """The predicted noise in ``x`` at the 0-based index of a time, which may lie between two steps."""

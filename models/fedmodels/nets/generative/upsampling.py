@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
-from fedmodels.nets.gan import crop
+from fedmodels.nets.generative.gan import crop
 
 Ending = Literal["inputs", "images"]
 

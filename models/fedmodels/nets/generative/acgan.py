@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets.cnn import image_shape
-from fedmodels.nets.gan import Generator
+from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet
 
 
