@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcli.state import Session, StateDirectory
-from fedmodels.method import ServerState
-from fedmodels.types import Bundle
-from fedsrv.store import Store
+from fedcli.runtime.state import Session, StateDirectory
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.method import ServerState
+from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 from tests.faults.inside import fault_disk
 from tests.faults.power import lose_power
