@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import tell
-from fedmodels.clustering import cluster
-from fedmodels.mean import weighted_mean
-from fedmodels.neighbour_clustering import cluster_near
-from fedsrv.spool import Spool
+from fedmodels.numerics.clustering import cluster
+from fedmodels.numerics.neighbour_clustering import cluster_near
+from fedmodels.tensors.weighted_mean import weighted_mean
+from fedsrv.transport.spool import Spool
 
 WAYS = ("fedtide", "torch", "numpy")
 REPEATS = 3

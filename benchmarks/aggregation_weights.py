@@ -3,8 +3,9 @@ r"""Seconds to learn pFedGRP's aggregation weights, against autograd through the
     python -m benchmarks.aggregation_weights --clients 10 --examples 128 --epochs 2
 
 Both take the same steps on the same batches: Adam on the softmax parameters of n ResNet-20s. Ours
-mixes without gradient and gets dL/dw from one backward pass and one product (``fedmodels.mixing``);
-the plain one builds sum_j w_j theta_j in the graph of every step. The weights must agree to 1e-5.
+mixes without gradient and gets dL/dw from one backward pass and one product
+(``fedmodels.parts.mixing``); the plain one builds sum_j w_j theta_j in the graph of
+every step. The weights must agree to 1e-5.
 
 Prints a table and ends with one line of JSON. ``--growth`` adds further numbers of clients.
 """
@@ -24,11 +25,11 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedmodels.mixing import Mixer
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
-from fedmodels.randomness import generator, seeded
-from fedmodels.types import Weights
+from fedmodels.numerics.randomness import generator, seeded
+from fedmodels.parts.mixing import Mixer
+from fedmodels.tensors.bundle import Weights
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 """dL/dw (n,) of weights (n,) on a batch."""

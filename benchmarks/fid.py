@@ -20,18 +20,19 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import tell
-from fedcli.data.client_data import ClientData
-from fedcli.data.stream import TaskStream
-from fedmodels.archive import load
-from fedmodels.config import Experiment, experiment_of
-from fedmodels.frechet import fid
-from fedmodels.generators import Painter
-from fedmodels.method import Run
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.stream import TaskStream
+from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
+from fedmodels.methods.bases.replay import Replaying
 from fedmodels.nets import SplitNet, make_net
-from fedmodels.prototypes import embeddings
-from fedmodels.randomness import seeded
-from fedmodels.replaying import Replaying
+from fedmodels.nets.embedding import embeddings
+from fedmodels.numerics.frechet import fid
+from fedmodels.numerics.randomness import seeded
+from fedmodels.parts.generators import Painter
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.archive import load
+from fedmodels.training.method import Run
 
 EPOCHS, BATCH = 8, 64
 

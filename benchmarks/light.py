@@ -22,9 +22,9 @@ from typing import Any
 
 import grpc
 
-from fedmodels.config import parse_experiment
-from fedmodels.method import Run
-from fedmodels.types import Bundle, Problem
+from fedmodels.resolution import parse_experiment
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.method import Run
 from fedpb import PROTOCOL, coordinator_pb2_grpc
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode

@@ -31,8 +31,8 @@ from typing import Any
 
 import tomli_w
 
-from fedmodels.config import parse_experiment
-from fedsrv.quantities import is_percentage
+from fedmodels.resolution import parse_experiment
+from fedsrv.report.quantities import is_percentage
 
 FEDSRV = str(Path(sys.executable).with_name("fedsrv"))
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,8 +3,8 @@
     python -m benchmarks.training [--jobs digits-10 digits-50 fashion-10] [--rounds 6]
     python -m benchmarks.training --steps       # formats, fused steps, bfloat16, stacks
 
-The jobs on digits also run with the clients of a host trained together (``fedmodels.stack``), that
-on Fashion-MNIST in bfloat16.
+The jobs on digits also run with the clients of a host trained together
+(``fedmodels.training.stack``), that on Fashion-MNIST in bfloat16.
 A plain loop is what one would write without a framework: the clients' data as tensors, one process
 per core, each training its share of the clients, nothing sent. Loops and framework alternate.
 """
@@ -31,13 +31,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import tell
-from fedmodels.config import experiment_of
-from fedmodels.method import ClientContext, Run, Stream
 from fedmodels.methods import make
 from fedmodels.nets import SplitNet, load_weights, make_net, weights_of
-from fedmodels.stack import begin_apart, fit_together
-from fedmodels.training import ClientHalf, train_locally
-from fedmodels.types import Bundle, Problem
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.loop import ClientHalf, train_locally
+from fedmodels.training.method import ClientContext, Run, Stream
+from fedmodels.training.stack import begin_apart, fit_together
 
 DIGITS = {"data": {"name": "digits"}, "net": {"name": "digits-cnn"}, "batch_size": 16}
 JOBS: Mapping[str, Mapping[str, Any]] = {
@@ -160,8 +160,8 @@ def _plain_loop(config: Path, data: Path, share: str) -> float:
     """Train this process's share of the clients, round by round; return the median seconds."""
     import tomllib
 
-    from fedcli.data.client_data import ClientData
-    from fedcli.data.stream import TaskStream
+    from fedcli.data.store.client_data import ClientData
+    from fedcli.data.store.stream import TaskStream
 
     experiment = experiment_of(tomllib.loads(config.read_text()))
     first, of = map(int, share.split("/"))

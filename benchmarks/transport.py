@@ -36,18 +36,18 @@ import torch
 from zlib_ng import zlib_ng
 
 from benchmarks.measure import anonymous_bytes, tell
-from fedcli.link import Link, Member
-from fedcli.tls import channel_credentials
-from fedcli.worker import Result
-from fedmodels.blocks import lease
+from fedcli.runtime.link import Link, Member
+from fedcli.runtime.tls import channel_credentials
+from fedcli.runtime.worker import Result
 from fedmodels.errors import RunFailed
-from fedmodels.types import Bundle, BundleSpec
+from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedmodels.tensors.heap import keep_large_blocks
+from fedmodels.tensors.memory_blocks import lease
 from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.frames import FRAME_BYTES
-from fedpb.heap import keep_large_blocks
-from fedsrv.admission import Admission
-from fedsrv.certs import init_authority, issue
+from fedsrv.engine.admission import Admission
+from fedsrv.transport.certificates import init_authority, issue
 
 SERVER = """
 import sys
@@ -163,13 +163,13 @@ def _weights(size: int, value: float = 0.0) -> Bundle:
 
 def serve(clients: int, size: int, place: Path, tls: bool) -> None:
     """Give the same order to all clients again and again, until standard input ends."""
-    from fedsrv.cohort import Trip
+    from fedsrv.engine.cohort import Trip
     from fedsrv.events import EventLog
-    from fedsrv.remote import RemoteCohort
-    from fedsrv.server import start_server, stop_server
-    from fedsrv.service import Service
-    from fedsrv.spool import Spool
-    from fedsrv.tls import server_credentials
+    from fedsrv.transport.remote_cohort import RemoteCohort
+    from fedsrv.transport.server import start_server, stop_server
+    from fedsrv.transport.service import Service
+    from fedsrv.transport.spool import Spool
+    from fedsrv.transport.tls import server_credentials
 
     keep_large_blocks()
     torch.set_num_threads(1)

@@ -16,8 +16,8 @@ from fedmodels.errors import ConfigError, FedtideError
 if TYPE_CHECKING:
     import torch
 
-    from fedmodels.config import Experiment
-    from fedmodels.types import ClientId
+    from fedmodels.config.experiment import Experiment
+    from fedmodels.tensors.bundle import ClientId
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,6 +58,10 @@ def join(
             help="Go on from the initial private state where the run cannot go back to a lost one."
         ),
     ] = False,
+    code: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file of one's own, method.py, that the run's config may name."),
+    ] = None,
     tls_ca: Annotated[Path | None, typer.Option(help="Authority of the server.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
@@ -67,22 +71,23 @@ def join(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    from fedpb.heap import keep_large_blocks
+    from fedmodels.tensors.heap import keep_large_blocks
 
     keep_large_blocks()
     clients = clients_of(client_id)
     if (tls_cert or tls_key) and not tls_ca:
         raise ConfigError("--tls-cert and --tls-key need --tls-ca")
-    from fedcli.host import Host
-    from fedcli.link import Link
+    from fedcli.runtime.host import Host
+    from fedcli.runtime.link import Link
 
     credentials = None
     if tls_ca:
-        from fedcli.tls import channel_credentials
+        from fedcli.runtime.tls import channel_credentials
 
         credentials = channel_credentials(tls_ca, tls_cert, tls_key)
     link = Link(server, credentials, give_up_after)
-    Host(clients, link, data, state_dir, _device(device), start_over=start_over).run()
+    where = _device(device)
+    Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ()).run()
 
 
 def clients_of(text: str) -> list[ClientId]:
@@ -121,7 +126,7 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
     Raises:
         ConfigError: it cannot be read, or says what it must not.
     """
-    from fedmodels.config import parse_experiment
+    from fedmodels.resolution import parse_experiment
 
     try:
         text = path.read_text()
@@ -144,7 +149,7 @@ def partition(
     ] = True,
 ) -> None:
     """Cut a data set into one directory per client, and show who holds what."""
-    from fedcli.data.commands import run_partition
+    from fedcli.data.store.commands import run_partition
 
     experiment = read_experiment(config, sets)
     method = experiment.method
@@ -157,7 +162,7 @@ def partition(
         gather=method.pools_data,
     )
     if picture:
-        from fedcli.data.picture import draw_partition
+        from fedcli.data.store.picture import draw_partition
 
         typer.echo(f"picture: {draw_partition(out)}")
 
@@ -191,6 +196,6 @@ def pretrain(
 @app.command("data")
 def list_data() -> None:
     """Say which data sets are known, present, or how to get them."""
-    from fedcli.data.commands import list_datasets
+    from fedcli.data.store.commands import list_datasets
 
     list_datasets()

@@ -30,7 +30,7 @@ PRELOADED = (
     "safetensors",
     "typer",
     "fedcli.cli",
-    "fedcli.host",
+    "fedcli.runtime.host",
     "fedmodels.methods.fedavg",
 )
 

@@ -24,17 +24,18 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcli.data.datasets import Dataset, load
-from fedmodels.archive import save
-from fedmodels.config import Experiment
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.registry import load
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
-from fedmodels.method import Run
 from fedmodels.nets.alp import alp_layers
 from fedmodels.nets.hart import DIM, PATCH
 from fedmodels.nets.split import weights_of
 from fedmodels.nets.transformer import Attention, FeedForward
-from fedmodels.randomness import derive_seed, seeded
-from fedmodels.types import Bundle, Problem
+from fedmodels.numerics.randomness import derive_seed, seeded
+from fedmodels.tensors.archive import save
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.method import Run
 
 FRESH = ("base/fc.", "head/")
 """What a run does not take over: it stands between tokens and classes."""

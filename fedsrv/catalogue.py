@@ -8,8 +8,8 @@ import inspect
 
 from rich.table import Table
 
-from fedmodels.method import Method
 from fedmodels.methods import method_class, names
+from fedmodels.training.method import Method
 
 
 def methods_table() -> Table:

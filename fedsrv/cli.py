@@ -14,7 +14,7 @@ import typer
 from fedmodels.errors import ConfigError, FedtideError
 
 if TYPE_CHECKING:
-    from fedmodels.config import Experiment
+    from fedmodels.config.experiment import Experiment
     from fedsrv.coordinator import Listen
     from fedsrv.events import EventLog
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
     """Read and check a config file."""
-    from fedmodels.config import parse_experiment
+    from fedmodels.resolution import parse_experiment
 
     try:
         text = path.read_text()
@@ -65,7 +65,7 @@ def set_up(verbose: bool = False) -> None:
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    from fedpb.heap import keep_large_blocks
+    from fedmodels.tensors.heap import keep_large_blocks
 
     keep_large_blocks()
 
@@ -127,7 +127,7 @@ def _listen(
     address: str, cert: Path | None, key: Path | None, client_ca: Path | None, insecure: bool
 ) -> Listen:
     from fedsrv.coordinator import Listen
-    from fedsrv.tls import server_credentials
+    from fedsrv.transport.tls import server_credentials
 
     if (cert is None) != (key is None):
         raise ConfigError("--tls-cert and --tls-key belong together; one of them is missing")
@@ -159,8 +159,8 @@ def _print_events(log: EventLog) -> None:
 def _show(out: Path) -> None:
     from rich.console import Console
 
-    from fedsrv.record import read_run
-    from fedsrv.report import final_table
+    from fedsrv.report.run_record import read_run
+    from fedsrv.report.tables import final_table
 
     Console().print(final_table(read_run(out)))
 
@@ -187,7 +187,7 @@ def launch(
     set_up()
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     experiment = read_experiment(config, sets)
-    from fedsrv.launcher import launch as launch_run
+    from fedsrv.launch.launcher import launch as launch_run
 
     launch_run(
         experiment,
@@ -218,7 +218,7 @@ def report(
     html: Annotated[Path | None, typer.Option(help="Write a page with figures as well.")] = None,
 ) -> None:
     """Compare runs; those that differ in the seed alone are merged as mean ± std."""
-    from fedsrv.report import report_command
+    from fedsrv.report.tables import report_command
 
     report_command(runs, html)
 
@@ -226,7 +226,7 @@ def report(
 @app.command()
 def recover(run: Annotated[Path, typer.Argument(help="The run directory.")]) -> None:
     """Make a new run.db of rounds.jsonl and the states, where it is damaged or gone."""
-    from fedsrv.recovery import recover as recover_run
+    from fedsrv.state.recovery import recover as recover_run
 
     recover_run(run, typer.echo)
 
@@ -236,7 +236,7 @@ def certs_init(
     directory: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path("certs"),
 ) -> None:
     """Make a certificate authority."""
-    from fedsrv.certs import init_authority
+    from fedsrv.transport.certificates import init_authority
 
     _print_paths(init_authority(directory))
 
@@ -252,7 +252,7 @@ def certs_issue(
     host: Annotated[list[str] | None, typer.Option(help="A name the server is reached by.")] = None,
 ) -> None:
     """Issue a certificate and its key."""
-    from fedsrv.certs import issue
+    from fedsrv.transport.certificates import issue
 
     _print_paths(issue(directory, identity, host or ()))
 

@@ -17,21 +17,21 @@ from typing import Any
 import tomli_w
 import torch
 
-from fedmodels.config import Experiment
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
-from fedmodels.pretrained import pinned
-from fedsrv.admission import Admission
+from fedmodels.training.initial_weights import pinned
+from fedsrv.engine.admission import Admission
+from fedsrv.engine.rounds import Engine
+from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
-from fedsrv.remote import RemoteCohort
-from fedsrv.rounds import Engine
-from fedsrv.run_directory import write_atomically, writing
-from fedsrv.server import start_server, stop_server
-from fedsrv.server_data import server_data_for
-from fedsrv.service import Service
-from fedsrv.spool import Spool
-from fedsrv.store import Store
-from fedsrv.tls import Credentials, is_loopback
+from fedsrv.state.run_directory import write_atomically, writing
+from fedsrv.state.store import Store
 from fedsrv.tracking import track
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.server import start_server, stop_server
+from fedsrv.transport.service import Service
+from fedsrv.transport.spool import Spool
+from fedsrv.transport.tls import Credentials, is_loopback
 
 log = logging.getLogger(__name__)
 

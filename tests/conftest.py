@@ -2,129 +2,59 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from rich.console import Console
 from torch import Tensor, nn
 
-from fedcli.data.client_data import ClientData
-from fedcli.data.commands import run_partition
-from fedcli.data.stream import TaskStream
-from fedmodels.config import Experiment, experiment_of
-from fedmodels.method import ClientContext, Method, Run, ServerContext, ServerData
-from fedmodels.methods import make
+from fedmodels.config.experiment import Experiment
 from fedmodels.nets.split import SplitNet
-from fedmodels.types import Bundle, Problem
-from fedpb.codec import merged
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.method import ClientContext, Run
+from fedtide.trial import (
+    TABLES,
+    context_of,
+    digits_in,
+    method_of,
+    payload_of,
+    server_context,
+    tiny_experiment,
+    write_server_data,
+)
+
+__all__ = [
+    "TABLES",
+    "OneTask",
+    "context_of",
+    "linear_context",
+    "method_of",
+    "payload_of",
+    "server_context",
+    "tiny_experiment",
+    "write_server_data",
+]
 
 settings.register_profile("fedtide", deadline=None, max_examples=50)
 settings.load_profile("fedtide")
 # A shell that runs the suite in the background ignores Ctrl-C, and what it starts inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TABLES: dict[str, dict[str, Any]] = {
-    "data": {"name": "digits", "max_per_class": 20},
-    "scenario": {"kind": "per_class_shards", "shards": 5, "tasks": 2},
-    "net": {"name": "mlp", "hidden": [16]},
-    "method": {"name": "fedavg"},
-    "schedule": {"rounds": 2, "clients": 3},
-    "training": {"batch_size": 16, "lr": 0.05},
-}
-"""Three clients, two tasks, about 33 training examples of at most five classes in each."""
-
-
-def tiny_experiment(**overrides: Any) -> Experiment:
-    """Return the tiny experiment with whole tables or single keys of them replaced.
-
-    A mapping is merged into its table, but ``net``, ``scenario`` and ``method`` are replaced when
-    they name another; a string is a table's ``name``; anything else is a key of the top level.
-    """
-    tables: dict[str, Any] = {name: dict(table) for name, table in TABLES.items()}
-    for name, given in overrides.items():
-        given = {"name": given} if isinstance(given, str) else given
-        if isinstance(given, Mapping) and not {"name", "kind"} & given.keys():
-            tables[name] = {**tables.get(name, {}), **given}
-        else:
-            tables[name] = given
-    return experiment_of(tables)
-
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of a small partition of the digits, made once; it fits ``experiment()``."""
-    root: Path = tmp_path_factory.mktemp("digits") / "data"
-    made = tiny_experiment()
-    run_partition(
-        made.data, made.scenario, made.schedule.clients, made.seed, root, Console(quiet=True)
-    )
-    write_server_data(root)
-    return root
-
-
-def write_server_data(root: Path) -> None:
-    """Put noise beside a partition of digits, for methods that train on the server."""
-    place, rng = root / "server", np.random.default_rng(0)
-    place.mkdir()
-    facts = json.loads((root / "0" / "client.json").read_text())
-    facts.pop("tasks", None)
-    (place / "problem.json").write_text(json.dumps(facts))
-    for name, count in (("x", 20), ("unlabelled_x", 16)):
-        x = rng.uniform(0, 16, (count, *facts["input_shape"])).astype(np.float32)
-        np.save(place / f"{name}.npy", x)
-    np.save(place / "y.npy", np.arange(20, dtype=np.int64) % facts["num_classes"])
-
-
-def server_context(run: Run, interaction: int, cohort: tuple[int, ...]) -> ServerContext:
-    """Return the context of a server half, with noise as the data of its own."""
-    draw = torch.Generator().manual_seed(0)
-    shape, classes = run.problem.input_shape, run.problem.num_classes
-    x, unlabelled = (torch.randn(n, *shape, generator=draw) for n in (2 * classes, 16))
-    held = ServerData(x, torch.arange(2 * classes) % classes, unlabelled)
-    labels = dict.fromkeys(cohort, tuple(range(classes)))
-    return ServerContext(
-        run, interaction, 0, 0, cohort, server_data=held, labels=labels, ends_task=True
-    )
+    return digits_in(tmp_path_factory.mktemp("digits") / "data")
 
 
 @pytest.fixture
 def experiment() -> Callable[..., Experiment]:
     """A factory of tiny experiments: ``experiment(method={"name": "fedprox", "mu": 0.1})``."""
     return tiny_experiment
-
-
-def context_of(
-    experiment: Experiment, root: Path, client: int = 0, task: int = 0, interaction: int = 0
-) -> ClientContext:
-    """Return the context in which one client of a partition trains on a task."""
-    data = ClientData(root / str(client))
-    run = Run(experiment, data.problem)
-    stream = TaskStream(data, keep_history=method_of(experiment).keeps_history)
-    stream.open(task)
-    return ClientContext(
-        run, client, interaction, 0, task, run.make_net(), stream, torch.device("cpu")
-    )
-
-
-def method_of(experiment: Experiment) -> Method:
-    """Return an experiment's method."""
-    return make(experiment.method.name, **experiment.method.hyper_parameters())
-
-
-def payload_of(experiment: Experiment, ctx: ClientContext) -> tuple[Bundle, Bundle]:
-    """Return the first payload and the initial private state of a context's client."""
-    method = method_of(experiment)
-    server = ServerContext(ctx.run, 0, 0, 0, (ctx.client,))
-    common, personal = method.broadcast(server, method.init_server(ctx.run))
-    parts = {"common": common, "personal": personal.get(ctx.client, Bundle())}
-    return merged(parts), method.init_client(ctx.run, ctx.client)
 
 
 class OneTask:

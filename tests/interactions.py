@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmodels.config import Experiment
-from fedmodels.method import LocalResult, Metrics, ServerContext, ServerState
-from fedmodels.training import train_locally
-from fedmodels.types import Bundle
+from fedmodels.config.experiment import Experiment
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.loop import train_locally
+from fedmodels.training.method import LocalResult, Metrics, ServerContext, ServerState
 from fedpb.codec import merged
 from tests.conftest import context_of, method_of
 

@@ -14,21 +14,21 @@ from typing import Any
 import grpc
 import torch
 
-from fedcli.state import StateDirectory
-from fedcli.worker import Worker, open_data
-from fedmodels.config import Experiment
-from fedmodels.types import Bundle
+from fedcli.runtime.state import StateDirectory
+from fedcli.runtime.worker import Worker, open_data
+from fedmodels.config.experiment import Experiment
+from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode, merged
-from fedsrv.admission import Admission
+from fedsrv.engine.admission import Admission
+from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
-from fedsrv.remote import RemoteCohort
-from fedsrv.rounds import Engine
-from fedsrv.service import Service
-from fedsrv.spool import Spool
-from fedsrv.store import Store
-from tests.inprocess import transported
+from fedsrv.state.store import Store
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.service import Service
+from fedsrv.transport.spool import Spool
+from fedtide.inprocess import transported
 
 Answer = tuple[Bundle, rpc.Report, str]
 Lie = Callable[[int, rpc.Order, Answer], Answer]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from fedmodels.methods import names
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {
+    "fedtide": ROOT / "fedtide",
     "fedsrv": ROOT / "fedsrv",
     "fedcli": ROOT / "fedcli",
     "fedmodels": ROOT / "models" / "fedmodels",
@@ -24,8 +26,12 @@ PACKAGES = {
 
 GRPC = ("grpc", "grpc_health", "grpc_reflection")
 GRPC_FILES = {
-    *("fedsrv/gate.py", "fedsrv/server.py", "fedsrv/service.py", "fedsrv/tls.py"),
-    *("fedcli/link.py", "fedcli/tls.py"),
+    "fedsrv/transport/gate.py",
+    "fedsrv/transport/server.py",
+    "fedsrv/transport/service.py",
+    "fedsrv/transport/tls.py",
+    "fedcli/runtime/link.py",
+    "fedcli/runtime/tls.py",
 }
 DATA_SETS = ("torchvision.datasets", "sklearn.datasets")
 PICKLES = (
@@ -39,17 +45,49 @@ PICKLES = (
     "torch.save",
 )
 
-FORBIDDEN = {
-    "fedsrv": ("fedcli", *DATA_SETS, *PICKLES),
-    "fedcli": ("fedsrv", *PICKLES),
-    "fedmodels": ("fedsrv", "fedcli", "fedpb", "google", "typer", *GRPC, *DATA_SETS, *PICKLES),
-    "fedpb": ("fedsrv", "fedcli", "typer", *GRPC, *PICKLES),
+FORBIDDEN: dict[str, tuple[str, ...]] = {
+    "fedtide": PICKLES,
+    "fedsrv": ("fedcli", "fedtide", *DATA_SETS, *PICKLES),
+    "fedcli": ("fedsrv", "fedtide", *PICKLES),
+    "fedmodels": (
+        "fedsrv",
+        "fedcli",
+        "fedtide",
+        "fedpb",
+        "google",
+        "typer",
+        *GRPC,
+        *DATA_SETS,
+        *PICKLES,
+    ),
+    "fedpb": ("fedsrv", "fedcli", "fedtide", "typer", *GRPC, *PICKLES),
 }
 """What a package never imports; a name stands for all that is below it as well."""
 
-FROM_FEDMODELS_INTO_FEDPB = tuple(
-    f"fedmodels.{n}" for n in ("types", "packed", "layout", "blocks", "errors")
-)
+FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors")
+ROOMS = {
+    "fedtide": (
+        "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
+        "trial", "case", "testing",
+    ),
+    "fedmodels": (
+        "errors", "printable", "own_code", "tensors", "numerics", "config", "nets", "training",
+        "parts", "methods", "resolution",
+    ),
+    "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
+    "fedsrv": (
+        "events", "report", "state", "engine", "transport", "tracking", "coordinator", "catalogue",
+        "launch", "cli", "__main__",
+    ),
+    "fedcli": (
+        "data", "data.cuts", "data.sets", "data.store", "runtime", "pretrain", "cli", "hosts",
+        "__main__",
+    ),
+}  # fmt: skip
+"""The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
+MOST_IN_A_ROOM = 15
+FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register", "bases"))
+"""What the file of a method may import of the methods' room."""
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc"}
 MAX_LINES = 400
 MIN_METHODS = 4
@@ -94,7 +132,7 @@ def is_below(name: str, parents: tuple[str, ...]) -> bool:
 def offences(package: str, name: str, source: str) -> list[str]:
     """Return what a file imports though it may not."""
     forbidden = FORBIDDEN[package]
-    if package in ("fedsrv", "fedcli") and name not in GRPC_FILES:
+    if package in ("fedtide", "fedsrv", "fedcli") and name not in GRPC_FILES:
         forbidden += GRPC
     found = []
     for imported in imports(ast.parse(source), package):
@@ -102,7 +140,7 @@ def offences(package: str, name: str, source: str) -> list[str]:
         another_method = (
             name.startswith("fedmodels/methods/")
             and is_below(imported, ("fedmodels.methods",))
-            and not is_below(imported, ("fedmodels.methods.fedavg", "fedmodels.methods.register"))
+            and not is_below(imported, FOR_METHODS)
         )
         if (
             is_below(imported, forbidden)
@@ -124,20 +162,20 @@ def test_imports(package: str, path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "source", "expected"),
     [
-        ("fedsrv/rounds.py", "import grpc", ["grpc"]),
-        ("fedsrv/rounds.py", "from grpc_health.v1 import health", ["grpc_health.v1.health"]),
-        ("fedsrv/service.py", "import grpc", []),
+        ("fedsrv/engine/rounds.py", "import grpc", ["grpc"]),
+        ("fedsrv/engine/rounds.py", "from grpc_health.v1 import health", ["grpc_health.v1.health"]),
+        ("fedsrv/transport/service.py", "import grpc", []),
         ("fedsrv/x.py", "def f():\n    from fedcli import data", ["fedcli.data"]),
         ("fedsrv/x.py", "from torchvision import datasets", ["torchvision.datasets"]),
         ("fedsrv/x.py", "from fedclient import y", []),
-        ("fedcli/x.py", "import fedsrv.tls", ["fedsrv.tls"]),
+        ("fedcli/x.py", "import fedsrv.transport.tls", ["fedsrv.transport.tls"]),
         ("fedcli/x.py", "from torchvision import datasets", []),
         ("fedcli/x.py", "torch.load(f)", ["torch.load"]),
         ("fedcli/x.py", "np.load(f, allow_pickle=True)", ["pickle"]),
         ("fedcli/x.py", "np.load(f, allow_pickle=False)", []),
         ("fedmodels/x.py", "from fedpb import codec", ["fedpb.codec"]),
-        ("fedpb/codec.py", "from fedmodels.types import Bundle", []),
-        ("fedpb/codec.py", "from fedmodels import method", ["fedmodels.method"]),
+        ("fedpb/codec.py", "from fedmodels.tensors.bundle import Bundle", []),
+        ("fedpb/codec.py", "from fedmodels.training import method", ["fedmodels.training.method"]),
         (MOON, "from fedmodels.methods.fedavg import FedAvg", []),
         (MOON, "from fedmodels.methods import register", []),
         (MOON, "from fedmodels.methods import gldp", ["fedmodels.methods.gldp"]),
@@ -146,6 +184,74 @@ def test_imports(package: str, path: Path) -> None:
 )
 def test_the_rules_see_what_they_forbid(name: str, source: str, expected: list[str]) -> None:
     assert offences(name.partition("/")[0], name, source) == expected
+
+
+def dotted(path: Path) -> str:
+    """Return a file's module name."""
+    return name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module: the longest name of ``ROOMS`` that it begins with."""
+    package, _, rest = module.partition(".")
+    fitting = [room for room in ROOMS[package] if rest == room or rest.startswith(f"{room}.")]
+    return max(fitting, key=len, default="")
+
+
+MODULES = {dotted(path): path for _, path in ALL}
+
+
+def imported_modules(module: str) -> set[str]:
+    """Return the modules of this project that a module imports, also inside of functions."""
+    found = set()
+    for name in imports(ast.parse(MODULES[module].read_text()), module):
+        found |= {known for known in (name, name.rpartition(".")[0]) if known in MODULES}
+    packages = {f"{name}.__init__" for name in found}
+    return {n for n in found if not any(o.startswith(f"{n}.") for o in found)} - packages - {module}
+
+
+IMPORTED = {module: imported_modules(module) for module in MODULES}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_room_imports_lower_rooms_only(module: str) -> None:
+    package = module.partition(".")[0]
+    rank = ROOMS[package].index
+    if module == package:
+        return
+    higher = [
+        other
+        for other in IMPORTED[module]
+        if other.partition(".")[0] == package
+        and other != package
+        and rank(room_of(other)) > rank(room_of(module))
+    ]
+    assert higher == []
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return every group of modules that import each other."""
+    sorter = graphlib.TopologicalSorter(graph)
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        return [error.args[1]]
+    return []
+
+
+def test_no_modules_import_in_a_circle() -> None:
+    assert circles(IMPORTED) == []
+    assert circles({"a": {"b"}, "b": {"a"}}) != []
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for _, path in ALL}), ids=lambda p: p.relative_to(ROOT).as_posix()
+)
+def test_a_room_is_small_and_says_what_it_holds(folder: Path) -> None:
+    modules = [p for p in folder.glob("*.py") if "_pb2" not in p.name and p.stem[0] != "_"]
+    if folder.name != "methods":  # one file for each method
+        assert len(modules) <= MOST_IN_A_ROOM
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
 def test_the_rules_saw_files() -> None:
@@ -219,7 +325,7 @@ def test_what_is_not_explained_is_seen() -> None:
 # -- what is published ----------------------------------------------------------------------------
 
 
-def test_wheel_holds_the_four_packages(tmp_path: Path) -> None:
+def test_wheel_holds_the_packages(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
     (wheel,) = tmp_path.glob("*.whl")

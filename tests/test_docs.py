@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedmodels.methods import method_class, names
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -50,3 +52,13 @@ def test_every_target_says_what_it_does() -> None:
     assert declared is not None
     phony = set(declared[1].replace("\\", " ").split())
     assert set(re.findall(r"^([a-z-]+):.*##", makefile, flags=re.MULTILINE)) == phony
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_method_has_a_page_that_names_its_fields(name: str) -> None:
+    page = ROOT / "docs" / "methods" / f"{name}.md"
+    assert page.exists()
+    text = page.read_text()
+    own = vars(method_class(name)).get("__annotations__", {})
+    fields = {key for key, kind in own.items() if "ClassVar" not in str(kind)}
+    assert {key for key in fields if f"`{key}" not in text and f"`…{key}" not in text} == set()

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from fedcli.data.datasets import Dataset, Source
+from fedcli.data.sets.dataset import Dataset, Source
 
 VARIABLE = "BENCHMARK_CLASSES"
 TRAIN, TEST, SHAPE = 40, 2, (1, 8, 8)

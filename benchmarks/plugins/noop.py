@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedmodels.method import ClientContext
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.training.method import ClientContext
 
 
 @register("noop")

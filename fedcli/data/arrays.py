@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedmodels.errors import DataError
 
+IntArray = NDArray[np.int64]
 DAMAGED = (
     OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error, TypeError, OverflowError,
     SyntaxError, TokenError, RecursionError, MemoryError, IndexError, struct.error,

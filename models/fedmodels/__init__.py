@@ -1,4 +1,5 @@
 """What is learned and how: methods, networks, metrics and the numbers behind them.
 
-Nothing here opens a socket, reads a clock or, but for :mod:`fedmodels.archive`, touches a file.
+Nothing here opens a socket, reads a clock or, but for :mod:`fedmodels.tensors.archive`, touches
+a file.
 """

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 from zlib_ng import zlib_ng
 
-from fedmodels.blocks import lease
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.layout import ALIGNMENT, aligned
-from fedmodels.packed import Packed, names_and_layout
-from fedmodels.types import (
+from fedmodels.tensors.block_layout import ALIGNMENT, aligned
+from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
     check_counts,
     check_finite,
     tensor_bytes,
 )
+from fedmodels.tensors.memory_blocks import lease
+from fedmodels.tensors.packed_weights import Packed, names_and_layout
 from fedpb import bundle_pb2 as pb
 from fedpb.frames import FRAME_BYTES, WHOLE_BYTES, Frame, RawFrame, messages, read_chunk
 from fedpb.headers import header_of

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.layout import ALIGNMENT, Layout, aligned, layout_of
-from fedmodels.packed import names_and_layout
-from fedmodels.types import DTYPE_NAMES, DTYPES, Bundle, BundleSpec
+from fedmodels.tensors.block_layout import ALIGNMENT, Layout, aligned, layout_of
+from fedmodels.tensors.bundle import DTYPE_NAMES, DTYPES, Bundle, BundleSpec
+from fedmodels.tensors.packed_weights import names_and_layout
 from fedpb import bundle_pb2 as pb
 
 MAX_DIMS = 16

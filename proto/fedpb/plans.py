@@ -10,7 +10,7 @@ import hashlib
 from collections import OrderedDict
 from threading import Lock
 
-from fedmodels.types import BundleSpec
+from fedmodels.tensors.bundle import BundleSpec
 from fedpb import bundle_pb2 as pb
 from fedpb.headers import Plan
 

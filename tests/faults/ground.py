@@ -7,13 +7,14 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedmodels.config import Experiment, experiment_of
+from fedmodels.config.experiment import Experiment
 from fedmodels.methods import method_class
+from fedmodels.resolution import experiment_of
 from tests.faults.plans import Draw, Plan
 from tests.faults.playing import PATIENCE_S, Played, Player
 from tests.faults.processes import Nursery, Site
+from tests.fedmodels.methods.test_conformance import experiment_for
 from tests.integration.harness import write_config
-from tests.methods.test_conformance import experiment_for
 
 CLIENTS = {"client-0": "0", "client-1,2": "1-2", "client-evaluator": "evaluator"}
 """One client on its own, two in one process, and the evaluator."""

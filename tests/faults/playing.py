@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsrv.remote import RemoteCohort
+from fedsrv.transport.remote_cohort import RemoteCohort
 from tests.faults.plans import CLIENT, COORDINATOR, HOSTS, Fault, Plan, Reached
 from tests.faults.power import lose_power
 from tests.faults.processes import Family, Nursery, Site, log_ends

@@ -18,7 +18,7 @@ from statistics import median
 
 from rich.console import Console
 
-from fedcli.data.commands import run_partition
+from fedcli.data.store.commands import run_partition
 from fedmodels.methods import names
 from tests.conftest import tiny_experiment, write_server_data
 from tests.faults.ground import Ground

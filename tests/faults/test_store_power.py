@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcli.state import PERSONAL, Session, StateDirectory
-from fedmodels.archive import load
-from fedmodels.method import ServerState
-from fedmodels.types import Bundle
-from fedsrv.store import Store
+from fedcli.runtime.state import PERSONAL, Session, StateDirectory
+from fedmodels.tensors.archive import load
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.method import ServerState
+from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 from tests.faults.inside import fault_disk
 from tests.faults.power import lose_power

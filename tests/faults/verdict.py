@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedcli.state import PERSONAL
+from fedcli.runtime.state import PERSONAL
 from tests.faults.playing import Played
 
 MEASURED = {"seconds", "peak_rss_bytes", "wire_down", "wire_up"}

@@ -9,7 +9,7 @@ from contextlib import suppress
 import grpc
 from google.protobuf.message import Message
 
-from fedmodels.types import Bundle
+from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode

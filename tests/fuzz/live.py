@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from fedcli.host import Host
-from fedcli.link import Link
-from fedmodels.config import Experiment
-from fedmodels.method import Run
-from fedmodels.types import Bundle, Problem
+from fedcli.runtime.host import Host
+from fedcli.runtime.link import Link
+from fedmodels.config.experiment import Experiment
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.method import Run
 from fedsrv.coordinator import Listen, serve
 from fedsrv.events import EventLog
 from tests.fuzz.liar import Liar

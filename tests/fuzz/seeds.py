@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedmodels.archive import save, save_named
-from fedmodels.config import experiment_of
-from fedmodels.types import Bundle
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.archive import save, save_named
+from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode

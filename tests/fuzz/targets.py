@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from google.protobuf.message import DecodeError
 
-from fedcli.data.client_data import ClientData
-from fedmodels.archive import load_named
-from fedmodels.config import experiment_of, parse_experiment
+from fedcli.data.store.client_data import ClientData
 from fedmodels.errors import ArchiveError, ConfigError, DataError, PayloadError
-from fedmodels.types import (
+from fedmodels.resolution import experiment_of, parse_experiment
+from fedmodels.tensors.archive import load_named
+from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
     GeneratorState,
@@ -38,8 +38,8 @@ from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, read_chunk
 from fedpb.headers import checked_places
 from fedpb.plans import plan_of
-from fedsrv.profile import Profile
-from fedsrv.sessions import client_id_of
+from fedsrv.engine.client_profile import Profile
+from fedsrv.transport.sessions import client_id_of
 
 Target = Callable[[bytes], None]
 SPLIT = b"\xff\xfe\xfd"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.inprocess import run_in_process
-from tests.methods.test_conformance import CASES, experiment_for
+from fedtide.inprocess import run_in_process
+from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 
 HERE = Path(__file__).parent
 REWRITE = os.environ.get("FEDTIDE_REWRITE_GOLDEN") == "1"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedmodels.config import Experiment, experiment_of
+from fedmodels.config.experiment import Experiment
+from fedmodels.resolution import experiment_of
 from tests.integration.harness import (
     PLUGINS,
     Coordinator,
@@ -48,7 +49,7 @@ def partition(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a partition root of the tiny experiment."""
     from rich.console import Console
 
-    from fedcli.data.commands import run_partition
+    from fedcli.data.store.commands import run_partition
 
     root = tmp_path_factory.mktemp("partition") / "data"
     e = experiment_of(tables("fedavg"))

@@ -15,7 +15,7 @@ import sys
 
 from fedcli import hosts
 
-PRELOADED = (*hosts.PRELOADED, "fedsrv.coordinator", "fedsrv.launcher")
+PRELOADED = (*hosts.PRELOADED, "fedsrv.coordinator", "fedsrv.launch.launcher")
 APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 

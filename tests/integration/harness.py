@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import tomli_w
 
-from fedmodels.config import Experiment
+from fedmodels.config.experiment import Experiment
 
 PLUGINS = Path(__file__).parent.parent / "plugins"
 ROOT = PLUGINS.parent.parent

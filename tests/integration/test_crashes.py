@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.inprocess import run_in_process
+from fedtide.inprocess import run_in_process
 from tests.integration.conftest import Sites, tables
 from tests.integration.harness import reached
 
@@ -26,8 +26,8 @@ def undisturbed(partition: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 @pytest.fixture(scope="module")
 def trained(undisturbed: dict[str, Any], partition: Path) -> int:
     """Return a client that trains in interaction 2: the cohorts are the seed's."""
-    from fedmodels.config import experiment_of
-    from fedsrv.schedule import steps
+    from fedmodels.resolution import experiment_of
+    from fedsrv.engine.schedule import steps
 
     step = steps(experiment_of(EXPERIMENT), range(3), dict.fromkeys(range(3), 2))[2]
     return step.cohort[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.inprocess import run_in_process
+from fedtide.inprocess import run_in_process
 from tests.integration.conftest import Loopback, Sites, tables
 from tests.integration.harness import Coordinator, reached, summary_of
 from tests.integration.test_launch import Launched

@@ -16,10 +16,10 @@ import psutil
 import pytest
 import torch
 
-from fedmodels.archive import save
-from fedmodels.config import experiment_of
-from fedmodels.types import Bundle
-from tests.inprocess import run_in_process
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.archive import save
+from fedmodels.tensors.bundle import Bundle
+from fedtide.inprocess import run_in_process
 from tests.integration.conftest import tables
 from tests.integration.harness import (
     TIMEOUT_S,

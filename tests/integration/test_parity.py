@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fedmodels.methods import method_class
-from tests.inprocess import run_in_process
+from fedtide.inprocess import run_in_process
+from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 from tests.integration.conftest import Sites, tables
-from tests.methods.test_conformance import CASES, experiment_for
 
 pytestmark = pytest.mark.loopback
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedmodels.config import experiment_of
+from fedmodels.resolution import experiment_of
 from tests.integration.conftest import tables
 from tests.integration.harness import ForkServer, summary_of, write_config
 
@@ -70,8 +70,8 @@ OPEN = """
 import resource, sys
 from pathlib import Path
 import psutil
-from fedcli.data.client_data import ClientData
-from fedcli.data.stream import TaskStream
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.stream import TaskStream
 
 def open_one(client):
     stream = TaskStream(ClientData(Path(sys.argv[1]) / client))
@@ -89,7 +89,7 @@ def test_a_client_holds_its_own_hundredth_only(tmp_path: Path) -> None:
     """Of 60,000 images of 28 x 28 in float32, 188 MB in all, one of a hundred clients holds 1.9."""
     from rich.console import Console
 
-    from fedcli.data.commands import run_partition
+    from fedcli.data.store.commands import run_partition
 
     made = experiment_of(
         tables(

@@ -14,7 +14,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from fedmodels.types import Bundle
+from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL, coordinator_pb2_grpc
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode
@@ -86,8 +86,8 @@ def plain() -> Iterator[Callable[..., PlainClient]]:
 
 def upload_of(run: Loopback) -> Bundle:
     """Return an upload as the method wants it."""
-    from fedmodels.method import Run
-    from fedmodels.types import Problem
+    from fedmodels.tensors.bundle import Problem
+    from fedmodels.training.method import Run
 
     weights = Run(run.experiment, Problem((1, 8, 8), 10)).initial_weights
     return Bundle(weights=dict(weights), scalars={"num_examples": 5.0})

@@ -18,18 +18,18 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
-from fedmodels.types import Bundle, BundleSpec
+from fedmodels.tensors.bundle import Bundle, BundleSpec
 from fedpb import PROTOCOL, coordinator_pb2_grpc
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode
-from fedsrv import service as services
-from fedsrv.admission import Admission
-from fedsrv.cohort import Results, Trip
+from fedsrv.engine.admission import Admission
+from fedsrv.engine.cohort import Results, Trip
 from fedsrv.events import EventLog
-from fedsrv.remote import RemoteCohort
-from fedsrv.server import start_server, stop_server
-from fedsrv.service import Service
-from fedsrv.spool import Spool
+from fedsrv.transport import service as services
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.server import start_server, stop_server
+from fedsrv.transport.service import Service
+from fedsrv.transport.spool import Spool
 from tests.integration.harness import environment
 
 pytestmark = pytest.mark.loopback

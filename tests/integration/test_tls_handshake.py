@@ -9,9 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fedcli.tls import channel_credentials
-from fedsrv import certs
-from fedsrv.tls import peer_identity, server_credentials
+from fedcli.runtime.tls import channel_credentials
+from fedsrv.transport import certificates as certs
+from fedsrv.transport.tls import peer_identity, server_credentials
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(60)]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.inprocess import run_in_process
+from fedtide.inprocess import run_in_process
 from tests.integration.conftest import Sites, tables
 from tests.links.conftest import Behind
 from tests.links.proxy import Fate, Fates, storm

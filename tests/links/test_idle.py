@@ -11,19 +11,19 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fedcli import link as link_module
-from fedcli.link import Link, Member
+from fedcli.runtime import link as link_module
+from fedcli.runtime.link import Link, Member
 from fedmodels.errors import LinkError
 from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
-from fedsrv import service
-from fedsrv.admission import Admission
+from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.remote import RemoteCohort
-from fedsrv.server import start_server, stop_server
-from fedsrv.service import Service
-from fedsrv.sessions import AlreadyConnected
-from fedsrv.spool import Spool
+from fedsrv.transport import service
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.server import start_server, stop_server
+from fedsrv.transport.service import Service
+from fedsrv.transport.sessions import AlreadyConnected
+from fedsrv.transport.spool import Spool
 from tests.links.proxy import Fate, Proxy
 
 COUNTS = [1, 1]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedcli.host import Host
+from fedcli.runtime.host import Host
 from fedmodels.errors import LinkError
 from fedpb import coordinator_pb2 as rpc
-from fedsrv.admission import Admission
+from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.remote import RemoteCohort
-from fedsrv.sessions import AlreadyConnected
-from fedsrv.spool import Spool
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.sessions import AlreadyConnected
+from fedsrv.transport.spool import Spool
 
 
 class Losing:

@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks import light
 from benchmarks.light import Light
-from fedmodels.config import experiment_of
-from fedmodels.method import Run
-from fedmodels.types import Problem
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.method import Run
 from tests.integration.conftest import Loopback, Sites, tables
 
 pytestmark = pytest.mark.loopback
@@ -38,7 +38,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a partition for all of them."""
     from rich.console import Console
 
-    from fedcli.data.commands import run_partition
+    from fedcli.data.store.commands import run_partition
 
     root, e = tmp_path_factory.mktemp("crowd") / "data", experiment_of(EXPERIMENT)
     run_partition(e.data, e.scenario, CLIENTS, e.seed, root, Console(quiet=True))

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from fedcli import link as module
-from fedcli.link import Link
+from fedcli.runtime import link as module
+from fedcli.runtime.link import Link
 from fedmodels.errors import LinkError
 
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedcli.state import StateDirectory
-from fedmodels.method import Batch, ClientContext, ServerContext, ServerState
+from fedcli.runtime.state import StateDirectory
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.types import Bundle, ClientId
-from fedsrv.remote import RemoteCohort
-from fedsrv.store import Store
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.training.method import Batch, ClientContext, ServerContext, ServerState
+from fedsrv.state.store import Store
+from fedsrv.transport.remote_cohort import RemoteCohort
 
 STEER = Path(os.environ.get("HELD_DIR", "/nonexistent"))
 

@@ -10,9 +10,10 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.own_code import is_own, own
 
 if TYPE_CHECKING:
-    from fedmodels.method import Method
+    from fedmodels.training.method import Method
 
 _MODULES = {
     "fedavg": "fedavg",
@@ -72,7 +73,9 @@ def method_class(name: str) -> type[Method]:
         ConfigError: the name is not registered.
     """
     if name not in _CLASSES:
-        if name in _MODULES:
+        if is_own(name):
+            _CLASSES[name] = _own_class(name)
+        elif name in _MODULES:
             importlib.import_module(f"fedmodels.methods.{_MODULES[name]}")
         else:
             found = list(entry_points(group="fedtide.methods", name=name))
@@ -82,7 +85,27 @@ def method_class(name: str) -> type[Method]:
                     + suggestion(name, names())
                 )
             found[0].load()
+            if name not in _CLASSES:
+                raise ConfigError(
+                    f"the entry point {name!r} of fedtide.methods, {found[0].value}, registers no "
+                    "method of that name: give both the same name"
+                )
     return _CLASSES[name]
+
+
+def _own_class(name: str) -> type[Method]:
+    """Return the method class that a file defines."""
+    from fedmodels.training.method import Method
+
+    found = own(name)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f"{name} is no method: it must be a class that inherits from FedAvg")
+    if not dataclasses.is_dataclass(found) or "__dataclass_fields__" not in vars(found):
+        raise ConfigError(
+            f"{name} must be a frozen dataclass: @dataclass(frozen=True, kw_only=True)"
+        )
+    found.name = vars(found).get("name", found.__name__.lower())
+    return found
 
 
 def make(name: str, **hyper_parameters: Any) -> Method:

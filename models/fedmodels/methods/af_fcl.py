@@ -31,18 +31,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
-from fedmodels.continual import ClassMasks, announced, mask_of, masks_spec, remembered
 from fedmodels.errors import PayloadError
-from fedmodels.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.moments import load_moments, moments_of
-from fedmodels.nets.flow import Flow, check_orders, is_order
+from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
-from fedmodels.randomness import derive_seed, seeded
-from fedmodels.roles import part_of, tensors_of, under, without
-from fedmodels.training import Course, begin_phase, optimizer_of
-from fedmodels.types import Bundle, BundleSpec, ClientId, Weights, scalar_spec
+from fedmodels.numerics.randomness import derive_seed, seeded
+from fedmodels.parts.continual import ClassMasks, announced, mask_of, masks_spec, remembered
+from fedmodels.parts.moments import load_moments, moments_of
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights, scalar_spec
+from fedmodels.tensors.roles import part_of, tensors_of, under, without
+from fedmodels.training.loop import Course, begin_phase, optimizer_of
+from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
 
 TEMPERATURE = 2.0
 BEFORE = "before"

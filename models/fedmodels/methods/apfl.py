@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedmodels.method import Batch, ClientContext, Run
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.twins import Twin, begin_twin, restored, stored
-from fedmodels.types import Bundle, Weights
+from fedmodels.parts.twins import Twin, begin_twin, restored, stored
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.training.method import Batch, ClientContext, Run
 
 
 def mixed(

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from fedmodels.method import ClientContext, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.types import Bundle, BundleSpec
+from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedmodels.training.method import ClientContext, Run, ServerContext, ServerState
 
 
 @register("centralized")

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, linear
 
 from fedmodels.errors import ConfigError
-from fedmodels.method import ClientContext, Metrics, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights
-from fedmodels.prototypes import embeddings
-from fedmodels.randomness import derive_seed, generator, seeded
-from fedmodels.types import Bundle, BundleSpec, Prototypes, Weights, prototype_spec
+from fedmodels.numerics.randomness import derive_seed, generator, seeded
+from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights, prototype_spec
+from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
 
 HEAD = ("head/weight", "head/bias")
 RETRAINED = ("retrained/weight", "retrained/bias")

@@ -25,16 +25,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedmodels.clustering import cluster
 from fedmodels.errors import ConfigError
-from fedmodels.mean import weighted_mean
-from fedmodels.method import ClientContext, Metrics, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.neighbour_clustering import cluster_near
 from fedmodels.nets.alp import alp_layers
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.types import Bundle, BundleSpec, ClientId, Prototypes, Weights, scalar_spec
+from fedmodels.numerics.clustering import cluster
+from fedmodels.numerics.neighbour_clustering import cluster_near
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Prototypes, Weights, scalar_spec
+from fedmodels.tensors.weighted_mean import weighted_mean
+from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
 
 LOCAL, GLOBAL = ".local_prototypes", ".global_prototypes"
 

@@ -20,9 +20,13 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedmodels.algebra import weighted_mean
-from fedmodels.announced import Announced, check_upload
-from fedmodels.method import (
+from fedmodels.methods import register
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.numerics.algebra import weighted_mean
+from fedmodels.tensors.announced import Announced, check_upload
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights, scalar_spec
+from fedmodels.training.loop import run_phases
+from fedmodels.training.method import (
     Batch,
     ClientContext,
     Method,
@@ -33,10 +37,6 @@ from fedmodels.method import (
     ServerContext,
     ServerState,
 )
-from fedmodels.methods import register
-from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.training import run_phases
-from fedmodels.types import Bundle, BundleSpec, ClientId, Weights, scalar_spec
 
 
 @register("fedavg")

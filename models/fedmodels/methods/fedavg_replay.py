@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedmodels.methods import register
-from fedmodels.replaying import Replaying
+from fedmodels.methods.bases.replay import Replaying
 
 
 @register("fedavg-replay")

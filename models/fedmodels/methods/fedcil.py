@@ -29,20 +29,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from fedmodels.acgan import Acgan, Maker, Pool, labels_from
-from fedmodels.continual import ClassMasks, announced, mask_of, masks_spec, remembered
 from fedmodels.errors import PayloadError
-from fedmodels.method import ClientContext, Metrics, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.moments import load_moments, moments_of
-from fedmodels.nets import acgan
-from fedmodels.nets.gan import Generator
+from fedmodels.nets.generative import acgan
+from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
-from fedmodels.randomness import derive_seed, seeded
-from fedmodels.roles import part_of, tensors_of, under, without
-from fedmodels.training import augmented, batches
-from fedmodels.types import (
+from fedmodels.numerics.randomness import derive_seed, seeded
+from fedmodels.parts.acgan import Acgan, Maker, Pool, labels_from
+from fedmodels.parts.continual import ClassMasks, announced, mask_of, masks_spec, remembered
+from fedmodels.parts.moments import load_moments, moments_of
+from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
     ClientId,
@@ -50,6 +47,9 @@ from fedmodels.types import (
     Histogram,
     Weights,
 )
+from fedmodels.tensors.roles import part_of, tensors_of, under, without
+from fedmodels.training.loop import augmented, batches
+from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
 
 ROLES = ("source", "generator")
 """What the ACGAN has beside the run's net."""

@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedmodels.method import Batch, ClientContext, Output, Run, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.training import run_phases
-from fedmodels.types import Bundle, BundleSpec, Weights, scalar_spec
+from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights, scalar_spec
+from fedmodels.training.loop import run_phases
+from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerState
 
 
 @dataclass

@@ -29,12 +29,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, logsigmoid
 
 from fedmodels.errors import ConfigError
-from fedmodels.method import Metrics, Run, ServerContext, ServerData, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
-from fedmodels.randomness import derive_seed, seeded
-from fedmodels.types import Bundle, Weights
+from fedmodels.numerics.randomness import derive_seed, seeded
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.training.method import Metrics, Run, ServerContext, ServerData, ServerState
 
 BATCH = 256
 """Examples asked of a model at a time."""

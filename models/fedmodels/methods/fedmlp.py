@@ -26,28 +26,27 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax, normalize, smooth_l1_loss
 
-from fedmodels import heads
-from fedmodels.algebra import class_means, cluster, nearest
-from fedmodels.clustering import finch
 from fedmodels.errors import ConfigError
-from fedmodels.method import Batch, ClientContext, Metrics, Output, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.metrics import minority_classes
+from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.prototypes import (
+from fedmodels.numerics.algebra import class_means, cluster, nearest
+from fedmodels.numerics.clustering import finch
+from fedmodels.numerics.distances import divergence, smooth_l1
+from fedmodels.numerics.metrics import minority_classes
+from fedmodels.numerics.prototypes import (
     Table,
     class_prototypes,
-    embeddings,
     mean_prototypes,
     moved,
     nearest_scores,
     released,
     uncounted,
 )
-from fedmodels.types import (
+from fedmodels.parts import evaluation_heads as heads
+from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
     ClientId,
@@ -55,6 +54,15 @@ from fedmodels.types import (
     TensorSpec,
     Weights,
     prototype_spec,
+)
+from fedmodels.training.method import (
+    Batch,
+    ClientContext,
+    Metrics,
+    Output,
+    Run,
+    ServerContext,
+    ServerState,
 )
 
 CLUSTER, MINORITY = "levels/cluster", "levels/minority"
@@ -69,22 +77,6 @@ class Levels:
     global_semantic: Table  # P[a(k)]; known for k in J alone
     local_class: Table  # C_m
     local_semantic: Tensor  # O_m (u, d), maybe without a row
-
-
-def smooth_l1(z: Tensor, target: Tensor, threshold: float, reduction: str) -> Tensor:
-    """Return the smooth-L1 distance of each row, (n, d) and (n, d) give (n,)."""
-    per_coordinate = smooth_l1_loss(z, target, reduction="none", beta=threshold)
-    return per_coordinate.mean(1) if reduction == "mean" else per_coordinate.sum(1)
-
-
-def divergence(z: Tensor, c: Tensor, tau: float, norm: str, direction: str) -> Tensor:
-    """Return KL(z || c) of each row, or KL(c || z), both turned into distributions over d: (n,)."""
-    if norm == "l2_softmax":
-        z, c = normalize(z, dim=1), normalize(c, dim=1)
-    p, q = log_softmax(z / tau, 1), log_softmax(c / tau, 1)
-    # torch's kl_div(log q, log p) is KL(p || q)
-    first, second = (q, p) if direction == "z_c" else (p, q)
-    return kl_div(first, second, reduction="none", log_target=True).sum(1)
 
 
 @register("fedmlp")

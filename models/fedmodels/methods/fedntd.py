@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from fedmodels.method import Batch, ClientContext, Output
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet
-from fedmodels.types import Bundle
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.method import Batch, ClientContext, Output
 
 
 def not_true(logits: Tensor, labels: Tensor) -> Tensor:

@@ -23,10 +23,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from fedmodels.algebra import class_means, nnls_simplex, weighted_mean
-from fedmodels.announced import Announced
 from fedmodels.errors import PayloadError
-from fedmodels.method import (
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.embedding import embeddings
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.numerics.algebra import class_means, nnls_simplex, weighted_mean
+from fedmodels.numerics.prototypes import mean_prototypes
+from fedmodels.tensors.announced import Announced
+from fedmodels.tensors.bundle import (
+    Bundle,
+    BundleSpec,
+    ClientId,
+    Prototypes,
+    prototype_spec,
+    scalar_spec,
+)
+from fedmodels.training.method import (
     Batch,
     ClientContext,
     Metrics,
@@ -36,11 +49,6 @@ from fedmodels.method import (
     ServerContext,
     ServerState,
 )
-from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.prototypes import embeddings, mean_prototypes
-from fedmodels.types import Bundle, BundleSpec, ClientId, Prototypes, prototype_spec, scalar_spec
 
 
 @dataclass(frozen=True)

@@ -21,22 +21,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedmodels.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.prototypes import (
+from fedmodels.numerics.prototypes import (
     Table,
     class_prototypes,
     distance_per_example,
-    embeddings,
     mean_prototypes,
     moved,
     nearest_scores,
     released,
     uncounted,
 )
-from fedmodels.types import Bundle, BundleSpec, Prototypes, prototype_spec
+from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, prototype_spec
+from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
 
 
 @dataclass

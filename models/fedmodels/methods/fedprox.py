@@ -17,10 +17,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedmodels.method import Batch, ClientContext, Output
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.types import Bundle
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.method import Batch, ClientContext, Output
 
 
 @register("fedprox")

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedmodels import heads
-from fedmodels.method import ClientContext, Phase, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights
-from fedmodels.types import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.parts import evaluation_heads as heads
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.training.method import ClientContext, Phase, Run, ServerContext, ServerState
 
 
 @register("fedrep")

@@ -23,25 +23,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, one_hot
 
-from fedmodels import heads
-from fedmodels.algebra import weighted_mean
-from fedmodels.method import (
-    Batch,
-    ClientContext,
-    Output,
-    Phase,
-    Run,
-    ServerContext,
-    ServerState,
-)
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.prototypes import (
+from fedmodels.numerics.algebra import weighted_mean
+from fedmodels.numerics.prototypes import (
     Table,
     class_prototypes,
     distance_per_example,
-    embeddings,
     mean_prototypes,
     moved,
     nearest_scores,
@@ -49,7 +39,8 @@ from fedmodels.prototypes import (
     released,
     uncounted,
 )
-from fedmodels.types import (
+from fedmodels.parts import evaluation_heads as heads
+from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
     ClientId,
@@ -57,6 +48,15 @@ from fedmodels.types import (
     Weights,
     prototype_spec,
     scalar_spec,
+)
+from fedmodels.training.method import (
+    Batch,
+    ClientContext,
+    Output,
+    Phase,
+    Run,
+    ServerContext,
+    ServerState,
 )
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedmodels.method import ClientContext, Run, ServerContext, ServerState
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.types import Bundle, BundleSpec
+from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedmodels.training.method import ClientContext, Run, ServerContext, ServerState
 
 
 @register("local")

@@ -30,17 +30,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, cross_entropy, mse_loss, pad
 
-from fedmodels.continual import masked_cross_entropy
-from fedmodels.datafree import LayerMoments, descend, is_told, watched
-from fedmodels.method import Batch, ClientContext, Metrics, Output, Run, ServerContext
 from fedmodels.methods import register
+from fedmodels.methods.bases.remembering import Refs, Remembering, sent_generator
+from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
-from fedmodels.nets.upsampling import Upsampling
-from fedmodels.randomness import seeded
-from fedmodels.remembering import Refs, Remembering, sent_generator
-from fedmodels.roles import tensors_of
-from fedmodels.training import run_phases
-from fedmodels.types import Bundle, BundleSpec, GeneratorState, TensorSpec
+from fedmodels.numerics.randomness import seeded
+from fedmodels.parts.continual import masked_cross_entropy
+from fedmodels.parts.datafree import LayerMoments, descend, is_told, watched
+from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, TensorSpec
+from fedmodels.tensors.roles import tensors_of
+from fedmodels.training.loop import run_phases
+from fedmodels.training.method import Batch, ClientContext, Metrics, Output, Run, ServerContext
 
 ANY = "any"
 """The generator's key: it draws any class."""

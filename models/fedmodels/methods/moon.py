@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fedmodels.method import Batch, ClientContext, Output, Run
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
-from fedmodels.prototypes import embeddings
-from fedmodels.types import Bundle, Weights
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.training.method import Batch, ClientContext, Output, Run
 
 PREVIOUS = "previous/"
 

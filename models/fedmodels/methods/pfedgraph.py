@@ -5,7 +5,7 @@ ICML 2023, Algorithm 1. https://proceedings.mlr.press/v202/ye23b.html
     theta_i     clients[i].weights                  w_ij        own.weights["aggregation_weights"]
     u_i         clients[i].weights "neighbours/…"   alpha, lam  alpha, lam
 
-The graph itself is :mod:`fedmodels.collaboration`. Deviations: docs/methods/pfedgraph.md.
+The graph itself is :mod:`fedmodels.parts.collaboration`. Deviations: docs/methods/pfedgraph.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedmodels.collaboration import (
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import load_weights
+from fedmodels.parts.collaboration import (
     ROWS,
     collaborated,
     graph_metrics,
@@ -26,7 +29,8 @@ from fedmodels.collaboration import (
     personal_models,
     reference_in,
 )
-from fedmodels.method import (
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.training.method import (
     Batch,
     ClientContext,
     Metrics,
@@ -35,10 +39,6 @@ from fedmodels.method import (
     ServerContext,
     ServerState,
 )
-from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.split import load_weights
-from fedmodels.types import Bundle, BundleSpec, ClientId, Weights
 
 
 @register("pfedgraph")

@@ -17,7 +17,11 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from fedmodels.collaboration import (
+from fedmodels.methods import register
+from fedmodels.methods.bases.replay import Replaying
+from fedmodels.nets.split import load_weights
+from fedmodels.parts.class_replay import Rehearsal
+from fedmodels.parts.collaboration import (
     ROWS,
     collaborated,
     graph_metrics,
@@ -27,7 +31,8 @@ from fedmodels.collaboration import (
     personal_models,
     reference_in,
 )
-from fedmodels.method import (
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.training.method import (
     Batch,
     ClientContext,
     Metrics,
@@ -36,11 +41,6 @@ from fedmodels.method import (
     ServerContext,
     ServerState,
 )
-from fedmodels.methods import register
-from fedmodels.nets.split import load_weights
-from fedmodels.replay import Rehearsal
-from fedmodels.replaying import Replaying
-from fedmodels.types import Bundle, BundleSpec, ClientId, Weights
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedmodels.announced import Announced, check_versions
-from fedmodels.collaboration import (
+from fedmodels.errors import PayloadError
+from fedmodels.methods import register
+from fedmodels.methods.bases.replay import Replaying
+from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.numerics.randomness import derive_seed
+from fedmodels.parts.class_replay import ALL, ClassReplay, Judge, Rehearsal, Replayed, published
+from fedmodels.parts.collaboration import (
     collaboration_graph,
     distances,
     graph_metrics,
@@ -31,16 +36,9 @@ from fedmodels.collaboration import (
     parameter_keys,
     shares_of,
 )
-from fedmodels.errors import PayloadError
-from fedmodels.method import Batch, ClientContext, Metrics, Output, Run, ServerContext, ServerState
-from fedmodels.methods import register
-from fedmodels.mixing import Examples, Mixer, Problem, Search, find_all
-from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.randomness import derive_seed
-from fedmodels.replay import ALL, ClassReplay, Judge, Rehearsal, Replayed, published
-from fedmodels.replaying import Replaying
-from fedmodels.training import run_phases
-from fedmodels.types import (
+from fedmodels.parts.mixing import Examples, Mixer, Problem, Search, find_all
+from fedmodels.tensors.announced import Announced, check_versions
+from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
     ClientId,
@@ -48,6 +46,16 @@ from fedmodels.types import (
     Histogram,
     TensorSpec,
     Weights,
+)
+from fedmodels.training.loop import run_phases
+from fedmodels.training.method import (
+    Batch,
+    ClientContext,
+    Metrics,
+    Output,
+    Run,
+    ServerContext,
+    ServerState,
 )
 
 PERSONAL = "personal/"

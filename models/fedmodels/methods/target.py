@@ -32,8 +32,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from fedmodels.continual import masked_cross_entropy
-from fedmodels.datafree import (
+from fedmodels.errors import PayloadError
+from fedmodels.methods import register
+from fedmodels.methods.bases.remembering import MEMORY, Refs, Remembering, sent_generator
+from fedmodels.nets.generative.upsampling import Upsampling
+from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.randomness import seeded
+from fedmodels.parts.continual import masked_cross_entropy
+from fedmodels.parts.datafree import (
     LayerMoments,
     Watch,
     as_inputs,
@@ -43,16 +49,10 @@ from fedmodels.datafree import (
     shuffled,
     watched,
 )
-from fedmodels.errors import PayloadError
-from fedmodels.method import Batch, ClientContext, Metrics, Output, Run, ServerContext
-from fedmodels.methods import register
-from fedmodels.nets.split import SplitNet
-from fedmodels.nets.upsampling import Upsampling
-from fedmodels.randomness import seeded
-from fedmodels.remembering import MEMORY, Refs, Remembering, sent_generator
-from fedmodels.roles import tensors_of
-from fedmodels.training import augmented
-from fedmodels.types import Bundle, BundleSpec, GeneratorState, TensorSpec
+from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, TensorSpec
+from fedmodels.tensors.roles import tensors_of
+from fedmodels.training.loop import augmented
+from fedmodels.training.method import Batch, ClientContext, Metrics, Output, Run, ServerContext
 
 ANY, IMAGES = "any", f"{MEMORY}/images"
 BETAS = (0.5, 0.999)

@@ -1,7 +1,8 @@
 """The nets, by name.
 
 A net is built by a function ``(num_classes, input_shape, **options) -> SplitNet``; its module is
-imported when the net is asked for. Third parties add nets by entry points, group ``fedtide.nets``.
+imported when the net is asked for. Third parties add nets by a path, ``file.py:function``, or by
+entry points, group ``fedtide.nets``.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from importlib.metadata import entry_points
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets.split import SplitNet, load_weights, spec_of, weights_of
+from fedmodels.own_code import is_own, own
 
 __all__ = ["SplitNet", "load_weights", "make_net", "net_names", "spec_of", "weights_of"]
 
 _BUILDERS = {
-    "acgan": "fedmodels.nets.acgan:acgan",
+    "acgan": "fedmodels.nets.generative.acgan:acgan",
     "cnn5": "fedmodels.nets.cnn:cnn5",
     "digits-cnn": "fedmodels.nets.cnn:digits_cnn",
     "hart": "fedmodels.nets.hart:hart",
@@ -74,6 +76,9 @@ def _builder(name: str) -> Callable[..., SplitNet]:
         return build
     for point in entry_points(group="fedtide.nets", name=name):
         build = point.load()
+        return build
+    if is_own(name):
+        build = own(name)
         return build
     names = net_names()
     raise ConfigError(f"unknown net {name!r}; known: {', '.join(names)}.{suggestion(name, names)}")

@@ -1,7 +1,7 @@
 """The alignment layer of FedAli: tokens are drawn towards prototypes.
 
 Ek, Wang, Portet, Lalanda, Cao, FedAli: Personalized Federated Learning with Aligned Prototypes
-through Optimal Transport, section 4. https://arxiv.org/abs/2411.10595
+through Optimal Transport, section 3.1. https://arxiv.org/abs/2411.10595
 
     paper          here                       paper      here
     P_L, P_G       local_, global_prototypes  beta       beta: weight of the prototype in the mix
@@ -21,12 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmodels.algebra import sinkhorn_plan
 from fedmodels.errors import ConfigError
+from fedmodels.numerics.algebra import sinkhorn_plan
+from fedmodels.numerics.transport import SOLVERS, pot_plan
 
 _CHOICES = {
     "sets": ("both", "local_only", "global_only"),
     "match": ("ot", "cosine", "euclidean"),
+    "solver": ("sinkhorn", *SOLVERS),
     "last": ("prototypes", "samples"),
     "ema_features": ("raw", "normalised"),
     "ema_weights": ("normalised", "raw"),
@@ -54,7 +56,11 @@ class ALP(nn.Module):
             ``"global_only"`` to global ones in evaluation too, and the local ones only collect.
         match: optimal transport, or each token's nearest prototype by ``"cosine"`` or
             ``"euclidean"`` distance.
-        last: which sums of the plan are exact, see :func:`fedmodels.algebra.sinkhorn_plan`.
+        solver: of the optimal transport: ``"sinkhorn"``, the paper's fixed number of iterations, or
+            POT's ``"entropic"`` until it converges, ``"emd"``, ``"unbalanced"``; ours, not the
+            paper's.
+        last: which sums of the plan are exact, see
+            :func:`fedmodels.numerics.algebra.sinkhorn_plan`.
         topk: tokens that move one prototype: ``"paper"`` ceil(N / G), ``"official"``
             max(1, B // G), or a number.
         ema_features: what the prototypes follow, the tokens or the normalised tokens.
@@ -85,6 +91,7 @@ class ALP(nn.Module):
         glu: bool = True,
         sets: str = "both",
         match: str = "ot",
+        solver: str = "sinkhorn",
         last: str = "prototypes",
         topk: str | int = "paper",
         ema_features: str = "raw",
@@ -95,7 +102,8 @@ class ALP(nn.Module):
         super().__init__()
         self.beta, self.gamma, self.epsilon, self.iterations = beta, gamma, epsilon, iterations
         self.configured_beta = beta  # what ``beta`` returns to after a round with another one
-        self.sets, self.match, self.last, self.topk = sets, match, last, topk
+        self.sets, self.match, self.solver = sets, match, solver
+        self.last, self.topk = last, topk
         self.ema_features, self.ema_weights, self.update = ema_features, ema_weights, update
         self.skip_cls = skip_cls
         for switch, choices in _CHOICES.items():
@@ -118,7 +126,7 @@ class ALP(nn.Module):
             drawn = self._align(seen.flatten(0, 1), len(x)).view_as(seen)
             if self.skip_cls:
                 drawn = torch.cat([x[:, :1], drawn], 1)
-            return F.normalize(drawn, dim=-1)  # eq. 7
+            return F.normalize(drawn, dim=-1)  # the sentence after eq. 7
 
     def _align(self, x: Tensor, batch: int) -> Tensor:
         """Return the mix of tokens and prototypes (N, d); in training, move the prototypes."""
@@ -130,8 +138,8 @@ class ALP(nn.Module):
             if self.training:
                 self._follow(x, scores[:, :g], batch)
         if self.glu is not None:
-            m = F.glu(self.glu(m))
-        return self.beta * m + (1 - self.beta) * x  # eq. 6
+            m = F.glu(self.glu(m))  # eq. 6
+        return self.beta * m + (1 - self.beta) * x  # eq. 7
 
     def _matched(self) -> Tensor:
         """Return the prototypes that tokens are matched to (P, d): one set, or both."""
@@ -148,6 +156,8 @@ class ALP(nn.Module):
         similarity = F.normalize(x, dim=-1) @ F.normalize(prototypes, dim=-1).T
         if self.match == "cosine":
             return similarity
+        if self.solver != "sinkhorn":
+            return pot_plan(similarity, self.solver, self.epsilon)
         return sinkhorn_plan(similarity, self.epsilon, self.iterations, last=self.last)  # eq. 4
 
     def _follow(self, x: Tensor, scores: Tensor, batch: int) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from fedmodels.errors import PayloadError, suggestion
 from fedmodels.nets.precision import in_bfloat16
-from fedmodels.packed import Packed, names_and_layout
-from fedmodels.types import Bundle, BundleSpec, Weights
+from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights
+from fedmodels.tensors.packed_weights import Packed, names_and_layout
 
 
 class SplitNet(nn.Module):

@@ -9,7 +9,7 @@ def commit_before_rename() -> None:
     """Count an interaction before the state behind it has its name."""
     import os
 
-    from fedsrv.store import Store
+    from fedsrv.state.store import Store
 
     original = Store.commit
 
@@ -29,15 +29,15 @@ def commit_before_rename() -> None:
 
 def no_deduplication() -> None:
     """Take whatever a client pushes as the answer to the order it has now."""
-    from fedsrv import remote
+    from fedsrv.transport import remote_cohort as remote
 
     remote.answers = lambda header, order: True
 
 
 def watermark_too_early() -> None:
     """Call states safe that were never synced."""
-    from fedcli.state import StateDirectory
-    from fedsrv.store import Store
+    from fedcli.runtime.state import StateDirectory
+    from fedsrv.state.store import Store
 
     Store.sync = lambda self, interaction: None  # type: ignore[method-assign]
     StateDirectory._sync = lambda self, path: True  # type: ignore[method-assign]
@@ -47,8 +47,8 @@ def finish_before_acceptance() -> None:
     """Leave when the last results were sent, whatever became of them."""
     import grpc
 
-    from fedcli.host import Host
-    from fedcli.link import Link, RunOver
+    from fedcli.runtime.host import Host
+    from fedcli.runtime.link import Link, RunOver
     from fedpb import coordinator_pb2 as rpc
 
     execute, next_tasks, send = Host._execute, Host._next_tasks, Link._send

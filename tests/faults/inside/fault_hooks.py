@@ -226,17 +226,17 @@ def _archive(module: ModuleType) -> None:
 
 MODULES = {
     "fedsrv.coordinator": _coordinator,
-    "fedsrv.rounds": _engine,
-    "fedsrv.store": _store,
-    "fedsrv.remote": _remote,
-    "fedsrv.service": _service,
-    "fedcli.host": _host,
-    "fedcli.link": _link,
-    "fedcli.worker": _worker,
-    "fedcli.state": _client_state,
+    "fedsrv.engine.rounds": _engine,
+    "fedsrv.state.store": _store,
+    "fedsrv.transport.remote_cohort": _remote,
+    "fedsrv.transport.service": _service,
+    "fedcli.runtime.host": _host,
+    "fedcli.runtime.link": _link,
+    "fedcli.runtime.worker": _worker,
+    "fedcli.runtime.state": _client_state,
     "fedpb.codec": _codec,
     "fedpb.frames": _frames,
-    "fedmodels.archive": _archive,
+    "fedmodels.tensors.archive": _archive,
 }
 
 

@@ -1,0 +1,73 @@
+"""A prototype method in its simplest form: embeddings are drawn to everybody's class means.
+
+fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/anchored.py:Anchored
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fedtide import (
+    Batch,
+    Bundle,
+    BundleSpec,
+    ClientContext,
+    FedAvg,
+    Output,
+    Prototypes,
+    RunFacts,
+    ServerContext,
+    ServerState,
+    prototype_spec,
+)
+from fedtide.prototypes import Table, class_prototypes, embeddings, mean_prototypes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchored(FedAvg):
+    """FedAvg plus lam |z - c_y|^2, c_y the mean of the clients' mean embeddings of class y."""
+
+    citation: ClassVar[str] = "an example"
+
+    lam: float = 0.1
+    """Weight of the pull; 0 is FedAvg."""
+
+    def init_server(self, run: RunFacts) -> ServerState:
+        state = super().init_server(run)
+        nothing = {"class": Prototypes.of({}, run.width)}
+        return replace(state, common=replace(state.common, prototypes=nothing))
+
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
+        sent = prototype_spec("class", run.width, run.problem.num_classes)
+        return super().upload_spec(run) | sent
+
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
+        common, personal = super().payload_spec(run)
+        return common | prototype_spec("class", run.width, run.problem.num_classes), personal
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        after = super().aggregate(ctx, state, uploads)
+        sent = {c: u.prototypes["class"] for c, u in uploads.items()}
+        run = ctx.run
+        means = mean_prototypes(sent, run.problem.num_classes, run.width, uniform=False)
+        return replace(after, common=replace(after.common, prototypes={"class": means}))
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Table:
+        known = payload.prototypes.get("class")
+        return Table.of(known, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Table) -> Tensor:
+        pull = (out.features - refs.vectors[batch.y]).square().sum(1) * refs.known[batch.y]
+        return super().loss(ctx, batch, out, refs) + self.lam * pull.mean()
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
+        x, y = ctx.stream.train(ctx.task)
+        found = class_prototypes(embeddings(ctx.net, x).cpu(), y.cpu(), ctx.run.problem.num_classes)
+        upload = super().uplink(ctx, state, refs, num_examples)
+        return replace(upload, prototypes={"class": found})

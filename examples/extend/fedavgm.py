@@ -1,0 +1,36 @@
+"""FedAvgM: the server adds momentum to what the clients' mean would change.
+
+Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019, section 4.3.
+https://arxiv.org/abs/1909.06335
+
+    fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/fedavgm.py:FedAvgM
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fedtide import Bundle, FedAvg, ServerContext, ServerState
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgM(FedAvg):
+    """FedAvg with a velocity v on the server: v <- beta v + (w - mean), w <- w - v."""
+
+    citation: ClassVar[str] = "Hsu et al., 2019"
+
+    beta: float = 0.9
+    """Momentum; 0 is FedAvg."""
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        after = super().aggregate(ctx, state, uploads)
+        before, mean, old = state.common.weights, after.common.weights, state.own.weights
+        floats = [key for key in mean if mean[key].is_floating_point()]
+        pull = {key: self.beta * old[key] if key in old else 0.0 * mean[key] for key in floats}
+        velocity = {key: before[key] - mean[key] + pull[key] for key in floats}
+        weights = {**mean, **{key: mean[key] - pull[key] for key in floats}}  # before - velocity
+        return replace(after, common=Bundle(weights), own=Bundle(velocity))

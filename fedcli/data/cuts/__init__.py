@@ -1,0 +1,4 @@
+"""How a data set is dealt out to clients and tasks: pure numpy, from the run's seed.
+
+May import fedmodels.
+"""

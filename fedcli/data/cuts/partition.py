@@ -1,0 +1,283 @@
+"""Who holds what: index arrays for every client and task of a scenario.
+
+The functions that cut are pure numpy and draw from :func:`fedcli.data.cuts.seeds.rng_of` only, so
+the same seed gives the same partition in every process. ``pairs`` are (client, task), numbered
+client by client; K is the number of classes, U the number of pairs.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+
+from fedcli.data.arrays import IntArray
+from fedcli.data.cuts.deal import Deal, Partition, TaskIndices, chunks, class_table, held_tests
+from fedcli.data.cuts.dirichlet import (
+    balanced_proportions,
+    counts_of,
+    dealt,
+    dirichlet,
+    drawn_until,
+    multinomial_counts,
+    pachinko_counts,
+)
+from fedcli.data.cuts.long_tail import long_tail, long_tail_counts
+from fedcli.data.cuts.natural import natural_clients, split_along_time
+from fedcli.data.cuts.replay_streams import (
+    circulating_types,
+    cut_in_parts,
+    gradual_types,
+    replay_stream,
+    replay_stream_rounds,
+)
+from fedcli.data.cuts.seeds import rng_of
+from fedcli.data.cuts.shards import label_shards, per_class_shards
+from fedmodels.config.scenario import (
+    Dirichlet,
+    DirichletPooled,
+    Iid,
+    LabelShards,
+    Natural,
+    PerClassShards,
+    ReplayCirculating,
+    ReplayGradual,
+    ReplayHeterogeneous,
+    ReplayTable,
+    ScenarioTable,
+)
+from fedmodels.errors import ConfigError
+
+__all__ = [
+    "Partition",
+    "TaskIndices",
+    "dirichlet",
+    "held_tests",
+    "label_shards",
+    "long_tail_counts",
+    "partition",
+    "per_class_shards",
+    "replay_stream_rounds",
+]
+
+log = logging.getLogger(__name__)
+
+
+def partition(
+    scenario: ScenarioTable,
+    labels_train: IntArray,
+    labels_test: IntArray,
+    num_classes: int,
+    num_clients: int,
+    seed: int,
+    groups: IntArray | None = None,
+    *,
+    coarse: IntArray | None = None,
+) -> Partition:
+    """Deal a data set out to clients and tasks.
+
+    Args:
+        scenario: what ``[scenario]`` says.
+        labels_train: (n,) class of each training example.
+        labels_test: (m,) class of each test example.
+        num_classes: K.
+        num_clients: ``[schedule] clients``.
+        seed: the run's seed.
+        groups: (n + m,) natural client of each training, then of each test example.
+        coarse: (K,) coarse class of each class, for Pachinko.
+
+    Raises:
+        ConfigError: the scenario does not fit the data set or the number of clients.
+    """
+    kept, kept_test = _kept(scenario, labels_train, labels_test, num_classes, seed)
+    deal = Deal(
+        train=labels_train[kept].astype(np.int64),
+        test=labels_test[kept_test].astype(np.int64),
+        num_classes=num_classes,
+        tasks=scenario.tasks_per_client(num_clients, num_classes),
+        seed=seed,
+        groups=groups,
+        coarse=coarse,
+    )
+    out = _cut(scenario, deal)
+    if not out.pooled:
+        out = _mapped_back(out, kept, kept_test)
+    _check_filled(out)
+    return out
+
+
+def _kept(
+    scenario: ScenarioTable, train: IntArray, test: IntArray, num_classes: int, seed: int
+) -> tuple[IntArray, IntArray]:
+    """Return the training and the test examples that remain after the long tail."""
+    gamma = scenario.tail_gamma
+    kept = long_tail(train, num_classes, gamma, rng_of(seed, "longtail"))
+    test_gamma = gamma if scenario.test_long_tail else 1.0
+    return kept, long_tail(test, num_classes, test_gamma, rng_of(seed, "longtail", 1))
+
+
+def _cut(scenario: ScenarioTable, deal: Deal) -> Partition:
+    """Call the function that cuts this kind of scenario."""
+    match scenario:
+        case Iid():
+            return _iid(deal)
+        case Dirichlet():
+            return _dirichlet(scenario, deal)
+        case LabelShards():
+            return _label_shards(scenario.shards, deal)
+        case PerClassShards():
+            return _per_class_shards(scenario, deal)
+        case Natural():
+            return _natural(scenario, deal)
+        case ReplayTable():
+            return _replay(scenario, deal)
+        case DirichletPooled():
+            return _dirichlet_pooled(scenario, deal)
+    raise ConfigError(f"[scenario] kind {scenario.name!r} has no partition")
+
+
+def _iid(deal: Deal) -> Partition:
+    train = deal.rng("clients").permutation(len(deal.train))
+    test = deal.rng("test").permutation(len(deal.test))
+    return deal.by_client(
+        [np.sort(piece) for piece in np.array_split(train, deal.num_pairs)],
+        [np.sort(piece) for piece in np.array_split(test, deal.num_pairs)],
+    )
+
+
+def _dirichlet(scenario: Dirichlet, deal: Deal) -> Partition:
+    over_pairs = scenario.over == "pairs"
+    owned = dirichlet(
+        deal.train,
+        deal.num_classes,
+        deal.num_pairs if over_pairs else len(deal.tasks),
+        scenario.alpha,
+        deal.rng("clients"),
+        min_size=scenario.min_size,
+        balanced=not over_pairs,
+    )
+    if not over_pairs:
+        owned = chunks(owned, deal.tasks)
+    return deal.with_held_tests(owned)
+
+
+def _label_shards(shards: int, deal: Deal) -> Partition:
+    return deal.with_held_tests(
+        label_shards(deal.train, deal.num_pairs, shards, deal.rng("shards"))
+    )
+
+
+def _per_class_shards(scenario: PerClassShards, deal: Deal) -> Partition:
+    if scenario.sharding == "equal_size":
+        return _label_shards(scenario.shards, deal)
+    shape = (deal.num_classes, deal.num_pairs, scenario.shards)
+    distinct = scenario.distinct_labels
+    train, rows = per_class_shards(deal.train, *shape, deal.rng("shards"), distinct_labels=distinct)
+    test, _ = per_class_shards(deal.test, *shape, deal.rng("test"), rows=rows)
+    return deal.by_client(train, test)
+
+
+def _natural(scenario: Natural, deal: Deal) -> Partition:
+    if deal.groups is None:
+        raise ConfigError("[scenario] natural needs a data set that tells its subjects apart")
+    labels, clients, tests = deal.pooled_labels, [], []
+    owned = natural_clients(deal.groups, len(deal.tasks))
+    for indices, num_tasks in zip(owned, deal.tasks, strict=True):
+        train, test = split_along_time(indices, labels, scenario.train_folds)
+        trains = chunks([train], [num_tasks])
+        holds = class_table(labels, trains, deal.num_classes) > 0
+        parts = held_tests(labels[test], holds)
+        clients.append(tuple(TaskIndices(c, test[p]) for c, p in zip(trains, parts, strict=True)))
+        tests.append(test)
+    return Partition(tuple(clients), np.concatenate(tests), pooled=True, zscore=scenario.zscore)
+
+
+def _replay(scenario: ReplayTable, deal: Deal) -> Partition:
+    clients = []
+    for i in range(len(deal.tasks)):
+        rng = deal.rng("clients", i)
+        permuted = rng.permutation(deal.num_classes)
+        size, parts = scenario.images_per_part, scenario.parts
+        train = cut_in_parts(deal.train, deal.num_classes, parts, size, rng)
+        limit = scenario.test_images if isinstance(scenario, ReplayHeterogeneous) else None
+        test = cut_in_parts(deal.test, deal.num_classes, parts, limit, deal.rng("test", i))
+        types, width = _types(scenario, deal.num_classes // 2, deal.rng("tasks", i))
+        stream = replay_stream(types, width, permuted, train, test)
+        clients.append(tuple(TaskIndices(*task) for task in stream))
+    return Partition(tuple(clients), np.arange(len(deal.test), dtype=np.int64))
+
+
+def _types(scenario: ReplayTable, pairs: int, rng: np.random.Generator) -> tuple[list[int], int]:
+    """Return the type of each task of one client, and the width of a type."""
+    match scenario:
+        case ReplayGradual():
+            return gradual_types(scenario.parts, scenario.width, pairs), scenario.width
+        case ReplayCirculating():
+            return circulating_types(scenario.parts, rng.permutation(pairs)), 1
+    return [int(j) for j in rng.permutation(pairs)], 1
+
+
+def _dirichlet_pooled(scenario: DirichletPooled, deal: Deal) -> Partition:
+    if scenario.same_props:
+        return _same_props(scenario, deal)
+    labels, rng = deal.pooled_labels, deal.rng("clients")
+    sizes = np.bincount(labels, minlength=deal.num_classes)
+    owners = len(deal.tasks)
+    if scenario.pachinko:
+        if deal.coarse is None:
+            raise ConfigError("[scenario] pachinko needs a data set with coarse classes: cifar100")
+        counts = pachinko_counts(
+            sizes, deal.coarse, owners, scenario.alpha, scenario.fine_alpha, rng
+        )
+    else:
+        counts = drawn_until(
+            lambda: multinomial_counts(sizes, owners, scenario.alpha, rng), scenario.min_size
+        )
+    owned = [deal.rng("tasks", i).permutation(o) for i, o in enumerate(dealt(labels, counts, rng))]
+    cuts = [int(scenario.split * len(indices)) for indices in owned]
+    train = chunks([o[:cut] for o, cut in zip(owned, cuts, strict=True)], deal.tasks)
+    tests = [o[cut:] for o, cut in zip(owned, cuts, strict=True)]
+    out = deal.by_client(train, chunks(tests, deal.tasks))
+    return replace(out, global_test=np.sort(np.concatenate(tests)), pooled=True)
+
+
+def _same_props(scenario: DirichletPooled, deal: Deal) -> Partition:
+    """Cut training and test set separately by the same proportions (FedTP)."""
+    rng, owners = deal.rng("clients"), len(deal.tasks)
+    sizes = np.bincount(deal.train, minlength=deal.num_classes)
+    test_sizes = np.bincount(deal.test, minlength=deal.num_classes)
+    p = np.zeros((deal.num_classes, owners))
+
+    def draw() -> IntArray:
+        p[:] = balanced_proportions(sizes, owners, scenario.alpha, rng)
+        return counts_of(p, sizes)
+
+    counts = drawn_until(draw, scenario.min_size)
+    owned = dealt(deal.train, counts, rng)
+    tests = dealt(deal.test, counts_of(p, test_sizes), deal.rng("test"))
+    owned = [deal.rng("tasks", i).permutation(indices) for i, indices in enumerate(owned)]
+    tests = [deal.rng("test", i).permutation(indices) for i, indices in enumerate(tests)]
+    return deal.by_client(chunks(owned, deal.tasks), chunks(tests, deal.tasks))
+
+
+def _mapped_back(out: Partition, kept: IntArray, kept_test: IntArray) -> Partition:
+    """Return the partition with indices of the data set instead of those after the long tail."""
+    clients = tuple(
+        tuple(TaskIndices(kept[t.train], kept_test[t.test]) for t in tasks) for tasks in out.clients
+    )
+    return replace(out, clients=clients, global_test=kept_test[out.global_test])
+
+
+def _check_filled(out: Partition) -> None:
+    """Check that every task has something to train on; warn where it has nothing to test on."""
+    for i, tasks in enumerate(out.clients):
+        for m, task in enumerate(tasks):
+            if len(task.train) == 0:
+                raise ConfigError(
+                    f"[scenario] client {i} would have no training example in task {m}: "
+                    "use fewer clients, tasks or shards, or more data"
+                )
+    untested = sum(len(task.test) == 0 for tasks in out.clients for task in tasks)
+    if untested:
+        log.warning("%d (client, task) pairs have no test example", untested)

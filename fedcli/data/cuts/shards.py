@@ -1,0 +1,183 @@
+"""Label shards: GLDP's [N, S, M] (after FedRep) and FedMLP's sharding (after McMahan et al.).
+
+Shapes: n examples, K classes, U pairs (client, task) numbered client by client, S shards a pair.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedcli.data.arrays import IntArray
+from fedmodels.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def shard_sizes(num_examples: int, num_shards: int) -> IntArray:
+    """Return the sizes of shards that differ by one at most: 7 in 3 shards is 3, 2, 2."""
+    size, extra = divmod(num_examples, num_shards)
+    return np.array([size + (j < extra) for j in range(num_shards)], dtype=np.int64)
+
+
+def label_rows(
+    num_classes: int,
+    num_pairs: int,
+    shards: int,
+    rng: np.random.Generator,
+    *,
+    distinct_labels: bool = False,
+) -> IntArray:
+    """Deal one label per shard out to the pairs.
+
+    Each class gives ``int(S * U / K)`` shards; what does not fill a row of every pair is dropped.
+
+    Args:
+        num_classes: K.
+        num_pairs: U.
+        shards: S.
+        rng: shuffles the labels.
+        distinct_labels: swap labels between rows until no row holds one twice.
+
+    Returns:
+        (U, S') int64, row u the classes of pair u; S' = S where K divides S * U.
+
+    Raises:
+        ConfigError: there are too few shards for every class or pair to have one.
+    """
+    per_class = shards * num_pairs // num_classes
+    width = per_class * num_classes // num_pairs
+    if width < 1:
+        raise ConfigError(
+            f"[scenario] {shards * num_pairs} label shards cannot be cut evenly from {num_classes} "
+            f"classes for {num_pairs} (client, task) pairs: raise shards"
+        )
+    if width != shards:
+        log.warning(
+            "%d classes do not divide %d label shards: each (client, task) gets %d, not %d",
+            num_classes,
+            shards * num_pairs,
+            width,
+            shards,
+        )
+    labels = rng.permutation(np.repeat(np.arange(num_classes), per_class))
+    rows = labels[: num_pairs * width].reshape(num_pairs, width)
+    return _without_repeats(rows, num_classes, rng) if distinct_labels else rows
+
+
+def _without_repeats(rows: IntArray, num_classes: int, rng: np.random.Generator) -> IntArray:
+    """Swap labels between rows until no row holds one twice; the labels as a whole stay."""
+    num_pairs, width = rows.shape
+    if width > num_classes:
+        raise ConfigError(f"[scenario] {width} distinct labels do not exist: shards is too large")
+    rows = rows.copy()
+    for _ in range(100 * rows.size):
+        repeat = _first_repeat(rows)
+        if repeat is None:
+            return rows
+        u, j = repeat
+        fits = ~np.isin(rows, rows[u]) & ~(rows == rows[u, j]).any(axis=1, keepdims=True)
+        spots = np.argwhere(fits)
+        v, i = spots[rng.integers(len(spots))] if len(spots) else (rng.integers(num_pairs), 0)
+        rows[u, j], rows[v, i] = rows[v, i], rows[u, j]
+    raise ConfigError("[scenario] distinct_labels: no way was found to deal the labels out")
+
+
+def _first_repeat(rows: IntArray) -> tuple[int, int] | None:
+    """Return the place (row, column) of a label that its row holds a second time."""
+    for u, row in enumerate(rows):
+        _, first = np.unique(row, return_index=True)
+        if len(first) < len(row):
+            return u, int(np.setdiff1d(np.arange(len(row)), first)[0])
+    return None
+
+
+def per_class_shards(
+    labels: IntArray,
+    num_classes: int,
+    num_pairs: int,
+    shards: int,
+    rng: np.random.Generator,
+    *,
+    rows: IntArray | None = None,
+    distinct_labels: bool = False,
+) -> tuple[list[IntArray], IntArray]:
+    """Cut every class in equally many shards and deal them out: GLDP's [N, S, M], U = N * M.
+
+    Class k with n_k examples gives ``int(S * U / K)`` shards: with ``q, r = divmod(n_k, that)``, r
+    of them have q + 1 examples and the others q. Pair u takes, for each label of its row, one
+    unused random shard of that class. CIFAR-10 with [20, 4, 5] or [100, 4, 1]: 40 shards of 125
+    per class, 500 examples a pair.
+
+    Args:
+        labels: (n,) class of each example.
+        num_classes: K.
+        num_pairs: U.
+        shards: S, shards of each pair.
+        rng: draws rows, examples and shards.
+        rows: (U, S') classes of each pair, to cut a test set as its training set was cut.
+        distinct_labels: no row holds a label twice (ignored where ``rows`` is given).
+
+    Returns:
+        For each pair the indices of its examples, ascending, and the rows (U, S').
+
+    Raises:
+        ConfigError: there are too few shards for every class or pair to have one.
+    """
+    if rows is None:
+        rows = label_rows(num_classes, num_pairs, shards, rng, distinct_labels=distinct_labels)
+    per_class = shards * num_pairs // num_classes
+    pieces: list[list[IntArray]] = []
+    for k in range(num_classes):
+        members = rng.permutation(np.flatnonzero(labels == k))
+        cuts = np.cumsum(shard_sizes(len(members), per_class))[:-1]
+        cut = np.split(members, cuts)
+        pieces.append([cut[j] for j in rng.permutation(per_class)])
+    return [_joined([pieces[k].pop() for k in row]) for row in rows], rows
+
+
+def label_shards(
+    labels: IntArray,
+    num_pairs: int,
+    shards: int,
+    rng: np.random.Generator | None = None,
+    *,
+    order: Sequence[int] | IntArray | None = None,
+) -> list[IntArray]:
+    """Cut the label-sorted examples in U * S equal shards; pair u takes S of them in random order.
+
+    Shards may straddle two classes and differ in size by one; nothing is dropped (FedMLP card 17).
+    Labels 0 0 0 0 0 1 1 1 1 2 2 2 for 3 pairs with 2 shards: [00][00][01][11][12][22]; the order
+    (3, 0, 5, 1, 4, 2) gives the pairs {1, 1, 0, 0}, {2, 2, 0, 0} and {1, 2, 0, 1}.
+
+    Args:
+        labels: (n,) class of each example.
+        num_pairs: U.
+        shards: S, shards of each pair.
+        rng: draws the order of the shards.
+        order: (U * S,) the order itself, instead of ``rng``.
+
+    Returns:
+        For each pair the indices of its examples, ascending.
+
+    Raises:
+        ConfigError: there are fewer examples than shards.
+    """
+    num_shards = num_pairs * shards
+    if len(labels) < num_shards:
+        raise ConfigError(f"[scenario] {len(labels)} examples cannot fill {num_shards} shards")
+    if order is None:
+        if rng is None:
+            raise ValueError("either rng or order must be given")
+        order = rng.permutation(num_shards)
+    pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
+    return [
+        _joined([pieces[j] for j in order[u * shards : (u + 1) * shards]]) for u in range(num_pairs)
+    ]
+
+
+def _joined(pieces: list[IntArray]) -> IntArray:
+    """Return the union of disjoint index arrays, ascending."""
+    return np.sort(np.concatenate(pieces)).astype(np.int64)

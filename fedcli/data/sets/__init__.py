@@ -1,0 +1,4 @@
+"""The data sets that are known by name, and how each publisher's files are read.
+
+May import ``store.arrays`` and fedmodels.
+"""

@@ -1,0 +1,82 @@
+"""A data set in memory, and where its loader may look for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.arrays import IntArray
+from fedmodels.config.scenario import Data
+from fedmodels.errors import DataError
+
+Inputs = NDArray[np.uint8] | NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set in memory.
+
+    Inputs are raw: a net sees ``(x / scale - mean) / std``, per channel.
+    """
+
+    name: str
+    train_x: Inputs  # images (n, C, H, W) uint8, sensor windows (n, 128, 6) float32
+    train_y: IntArray  # (n,)
+    test_x: Inputs
+    test_y: IntArray
+    num_classes: int
+    scale: float
+    mean: tuple[float, ...]
+    """One number per channel, or a single one."""
+    std: tuple[float, ...]
+    class_names: tuple[str, ...]
+    groups_train: IntArray | None = None  # (n,) natural client of each example
+    groups_test: IntArray | None = None
+    group_names: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    """Device model of each natural client, where the data set has several."""
+    coarse: IntArray | None = None  # (K,) coarse class of each class
+    variant: str = "full"
+    """What this copy is, where it is not the whole published set."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return tuple(self.train_x.shape[1:])
+
+    @property
+    def groups(self) -> IntArray | None:
+        """(n + m,) natural client of each training, then of each test example."""
+        if self.groups_train is None or self.groups_test is None:
+            return None
+        return np.concatenate([self.groups_train, self.groups_test])
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a loader may look, and where it may write."""
+
+    roots: tuple[Path, ...]
+    """Directories to read, in this order; never written to, but for the cache, the last one."""
+    data: Data = field(default_factory=lambda: Data(name=""))
+
+    @property
+    def cache(self) -> Path:
+        """The directory for what is unpacked or downloaded."""
+        return self.roots[-1]
+
+    def find(self, *names: str) -> Path | None:
+        """Return the first of these files or directories that one of the roots holds."""
+        for root in self.roots:
+            for name in names:
+                if (root / name).exists():
+                    return root / name
+        return None
+
+    def missing(self, what: str, advice: str) -> DataError:
+        """Return the error that says what is missing, where it was looked for, what to do."""
+        places = ", ".join(str(root) for root in self.roots)
+        return DataError(f"{self.data.name}: {what} is in none of {places}; {advice}")

@@ -1,0 +1,181 @@
+"""One's own data set: arrays, or a folder of images for each class.
+
+root/train_x.npy train_y.npy test_x.npy test_y.npy     inputs uint8 or float32, labels int64
+root/train/<class>/*.png   root/test/<class>/*.png     images of one size
+root/dataset.json                                      optional: any of the keys scale, mean,
+std, class_names
+root/groups_train.npy groups_test.npy                  optional: natural clients (n,) int64
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.arrays import DAMAGED, IntArray, read_array
+from fedcli.data.sets.dataset import Dataset, Inputs, Source
+from fedmodels.errors import DataError, suggestion
+
+KEYS = ("scale", "mean", "std", "class_names")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+Labelled = tuple[Inputs, IntArray]
+
+
+def directory(source: Source) -> Dataset:
+    """Load the data set that lies in ``[data] root``."""
+    if source.data.root is None:
+        raise DataError("directory: say where the data lie, [data] root = 'DIR'")
+    root = source.roots[0]
+    about = _read_json(root / "dataset.json") if (root / "dataset.json").exists() else {}
+    for key in about:
+        if key not in KEYS:
+            raise DataError(f"{root / 'dataset.json'}: unknown key {key!r}.{suggestion(key, KEYS)}")
+    folders = (root / "train").is_dir()
+    names: list[str] = [str(name) for name in about.get("class_names", [])]
+    if folders and not names:
+        names = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
+    parts = [
+        read_class_folders(root / part, names) if folders else _read_arrays(root, part)
+        for part in ("train", "test")
+    ]
+    return _made(root, parts[0], parts[1], names, about)
+
+
+def _made(
+    root: Path, train: Labelled, test: Labelled, names: list[str], about: dict[str, Any]
+) -> Dataset:
+    """Put the parts together; what ``dataset.json`` leaves out is derived."""
+    (scale,) = _numbers(root, about, "scale", (255.0 if train[0].dtype == np.uint8 else 1.0,))
+    highest = max((int(y.max()) for _, y in (train, test) if len(y)), default=-1)
+    num_classes = max(len(names), highest + 1)
+    if names and highest >= len(names):
+        raise DataError(f"{root}: label {highest} has no name among {len(names)} class_names")
+    mean, std = channel_moments(train[0], scale)
+    return Dataset(
+        name="directory",
+        train_x=train[0],
+        train_y=train[1],
+        test_x=test[0],
+        test_y=test[1],
+        num_classes=num_classes,
+        scale=scale,
+        mean=_numbers(root, about, "mean", mean),
+        std=_numbers(root, about, "std", std),
+        class_names=tuple(names) or tuple(str(k) for k in range(num_classes)),
+        groups_train=_read_groups(root / "groups_train.npy", len(train[1])),
+        groups_test=_read_groups(root / "groups_test.npy", len(test[1])),
+        variant=f"{len(train[1])} train and {len(test[1])} test examples",
+    )
+
+
+def channel_moments(x: Inputs, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of ``x / scale`` per channel; a deviation of 0 becomes 1.
+
+    The channel of images (n, C, H, W) is axis 1, that of anything else the last axis.
+    """
+    axis = 1 if x.ndim == 4 else x.ndim - 1
+    others = tuple(a for a in range(x.ndim) if a != axis)
+    mean = x.mean(axis=others, dtype=np.float64) / scale
+    std = x.std(axis=others, dtype=np.float64) / scale
+    std = np.where(std > 0, std, 1.0)
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _numbers(
+    root: Path, about: dict[str, Any], key: str, default: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Return one number, or as many as the default has, that ``dataset.json`` gives for a key."""
+    given = about.get(key, default)
+    values = given if isinstance(given, list | tuple) else [given]
+    fits = len(values) in (1, len(default)) and all(
+        isinstance(v, int | float) and np.isfinite(v) and (v > 0 or key == "mean") for v in values
+    )
+    if not fits:
+        raise DataError(f"{root / 'dataset.json'}: {key} must hold 1 or {len(default)} numbers")
+    return tuple(float(v) for v in values)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} must hold an object")
+    return content
+
+
+def _read_arrays(root: Path, part: str) -> Labelled:
+    """Read ``PART_x.npy`` and ``PART_y.npy``."""
+    x, y = read_array(root / f"{part}_x.npy"), read_array(root / f"{part}_y.npy")
+    if x.dtype not in (np.uint8, np.float32):
+        raise DataError(f"{root / f'{part}_x.npy'} is {x.dtype}; expected uint8 or float32")
+    if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) != len(x):
+        raise DataError(f"{root / f'{part}_y.npy'} must hold {len(x)} integer labels")
+    if len(y) and y.min() < 0:
+        raise DataError(f"{root / f'{part}_y.npy'} holds a negative label")
+    return x, y.astype(np.int64)
+
+
+def _read_groups(path: Path, num_examples: int) -> IntArray | None:
+    """Read the natural client of each example, if given."""
+    if not path.exists():
+        return None
+    groups = read_array(path)
+    if groups.shape != (num_examples,) or groups.dtype.kind not in "iu":
+        raise DataError(f"{path} must hold {num_examples} integers")
+    return groups.astype(np.int64)
+
+
+def read_class_folders(folder: Path, class_names: list[str]) -> Labelled:
+    """Read ``folder/<class>/*.png``; a class is named by its name, or by its number.
+
+    Args:
+        folder: holds one directory for each class.
+        class_names: names in label order.
+
+    Returns:
+        Images (n, C, H, W) uint8, C = 1 for greyscale files and 3 for others, and labels (n,).
+
+    Raises:
+        DataError: a directory names no class, an image is damaged, or sizes differ.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is missing")
+    images: list[NDArray[np.uint8]] = []
+    labels: list[int] = []
+    for place in sorted(path for path in folder.iterdir() if path.is_dir()):
+        label = _label_of(place, class_names)
+        for path in sorted(p for p in place.iterdir() if p.suffix.lower() in IMAGES):
+            images.append(_read_image(path))
+            labels.append(label)
+            if images[-1].shape != images[0].shape:
+                raise DataError(f"{path} is {images[-1].shape}; others are {images[0].shape}")
+    x = np.stack(images) if images else np.empty((0, 1, 1, 1), dtype=np.uint8)
+    return x, np.array(labels, dtype=np.int64)
+
+
+def _label_of(place: Path, class_names: list[str]) -> int:
+    """Return the label a class directory stands for."""
+    if place.name in class_names:
+        return class_names.index(place.name)
+    if place.name.isdecimal() and (not class_names or int(place.name) < len(class_names)):
+        return int(place.name)
+    raise DataError(f"{place} names no class; known are {', '.join(class_names[:20]) or 'numbers'}")
+
+
+def _read_image(path: Path) -> NDArray[np.uint8]:
+    """Read one image as (C, H, W) uint8."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            grey = image.mode in ("L", "1", "I;16")
+            array = np.asarray(image.convert("L" if grey else "RGB"), dtype=np.uint8)
+    except (*DAMAGED, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    return array[None] if grey else np.ascontiguousarray(array.transpose(2, 0, 1))

@@ -1,0 +1,94 @@
+"""FEMNIST (Caldas et al., LEAF, 2018), from the JSON files that LEAF's script writes.
+
+``femnist/data/{train,test}/*.json``, or ``femnist/data/all_data/*.json``, hold ``users`` and
+``user_data``: {writer: {"x": [784 numbers, 1 is white], "y": [labels]}}.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.arrays import IntArray
+from fedcli.data.cuts.natural import stratified_folds
+from fedcli.data.sets.class_names import DIGITS, LETTERS
+from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.directory import channel_moments
+from fedmodels.errors import DataError
+
+FOLDERS = ("femnist/data", "leaf/data/femnist/data", "femnist", "FEMNIST")
+Written = tuple[NDArray[np.uint8], IntArray, list[str]]
+"""Images (n, 1, 28, 28), labels (n,), and the writer of each."""
+
+
+def femnist(source: Source) -> Dataset:
+    """Load FEMNIST, one natural client per writer.
+
+    Without LEAF's own split every fifth example of each class is for test. For FedMLP's balanced
+    set of 62 x 600 set ``max_per_class = 600``.
+
+    Raises:
+        DataError: the files are missing or damaged.
+    """
+    advice = "run LEAF's data/femnist/preprocess.sh (github.com/TalwalkarLab/leaf) and put it there"
+    root = next((p for p in map(source.find, FOLDERS) if p is not None), None)
+    if root is None:
+        raise source.missing("femnist/data/train/*.json", advice)
+    if any((root / "train").glob("*.json")):
+        train, test = _read(root / "train"), _read(root / "test")
+    elif any((root / "all_data").glob("*.json")):
+        x, y, who = _read(root / "all_data")
+        held = stratified_folds(y, 5) == 4
+        names = np.array(who)
+        train = (x[~held], y[~held], names[~held].tolist())
+        test = (x[held], y[held], names[held].tolist())
+    else:
+        raise source.missing("femnist/data/train/*.json", advice)
+    return _made(train, test)
+
+
+def _made(train: Written, test: Written) -> Dataset:
+    """Number the writers in sorted order and put the parts together."""
+    writers = sorted({*train[2], *test[2]})
+    number = {writer: i for i, writer in enumerate(writers)}
+    mean, std = channel_moments(train[0], 255.0)
+    return Dataset(
+        name="femnist",
+        train_x=train[0],
+        train_y=train[1],
+        test_x=test[0],
+        test_y=test[1],
+        num_classes=62,
+        scale=255.0,
+        mean=mean,
+        std=std,
+        class_names=(*DIGITS, *LETTERS),
+        groups_train=np.array([number[w] for w in train[2]], dtype=np.int64),
+        groups_test=np.array([number[w] for w in test[2]], dtype=np.int64),
+        group_names=tuple(f"writer {writer}" for writer in writers),
+        variant=f"{len(writers)} writers, {len(train[1])} train and {len(test[1])} test examples",
+    )
+
+
+def _read(folder: Path) -> Written:
+    """Read every JSON file of a folder, in order of name."""
+    images: list[NDArray[np.uint8]] = []
+    labels: list[int] = []
+    who: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            content = json.loads(path.read_bytes())
+            for writer in content["users"]:
+                held = content["user_data"][writer]
+                x = np.array(held["x"], dtype=np.float64).reshape(-1, 1, 28, 28)
+                images.append(np.rint(255 * x).astype(np.uint8))
+                labels += [int(label) for label in held["y"]]
+                who += [str(writer)] * len(x)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from None
+    if not images or len(labels) != len(who) or not 0 <= min(labels) <= max(labels) < 62:
+        raise DataError(f"{folder} does not hold images with labels from 0 to 61")
+    return np.concatenate(images), np.array(labels, dtype=np.int64), who

@@ -1,0 +1,151 @@
+"""Data sets of sensor windows: UCI HAR, MotionSense, WISDM, HHAR, RealWorld.
+
+A windows file (``.npz``) holds ``X`` (n, 128, 6), acceleration in g, then angular velocity in
+rad/s; ``y``, ``subject``, ``device`` (n,), ``label_names``, ``device_names`` and, where several
+devices are of one model, ``device_models``. HHAR and RealWorld are cut from the publishers' files
+once, into such a file in the cache. A natural client is a subject with one device. Windows of one
+subject are never split between training and test set.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.arrays import read_npz
+from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.hhar import hhar_arrays
+from fedcli.data.sets.realworld import realworld_arrays
+from fedcli.data.sets.registry import DATASETS
+from fedmodels.errors import DataError
+
+Arrays = dict[str, NDArray[Any]]
+WINDOW = 128
+CHANNELS = 6
+COMBINED = ("sit", "stand", "walk", "up", "down", "bike", "run", "lie", "jump")
+REALWORLD_LABELS = (4, 3, 6, 0, 1, 2, 7, 8)
+"""RealWorld's labels in the combined set; HHAR's stay as they are."""
+REALWORLD_SUBJECTS = 100
+"""Added to RealWorld's subjects in the combined set."""
+
+
+def uci_har(source: Source) -> Dataset:
+    """Load UCI HAR (Anguita et al., 2013) with its official test subjects."""
+    return _windows(source, "uci_har.npz")
+
+
+def motionsense(source: Source) -> Dataset:
+    """Load MotionSense (Malekzadeh et al., 2019); every fifth subject is for test."""
+    return _windows(source, "motionsense.npz")
+
+
+def wisdm(source: Source) -> Dataset:
+    """Load WISDM (Weiss, 2019) at 20 Hz; every fifth subject is for test."""
+    return _windows(source, "wisdm.npz")
+
+
+def hhar(source: Source) -> Dataset:
+    """Load HHAR (Stisen et al., 2015): 9 users, 4 phone models; every fifth user is for test."""
+    return _dataset(source, hhar_arrays)
+
+
+def realworld(source: Source) -> Dataset:
+    """Load RealWorld (Sztyler, 2016): 15 subjects, 7 positions; every fifth is for test."""
+    return _dataset(source, realworld_arrays)
+
+
+def hhar_realworld(source: Source) -> Dataset:
+    """Load both, with the nine activities of FedAli: 36 + 105 natural clients."""
+    first, second = (
+        _cut_once(source, "hhar", hhar_arrays),
+        _cut_once(source, "realworld", realworld_arrays),
+    )
+    return _made(source.data.name, merged(first, second), "hhar and realworld")
+
+
+def merged(first: Arrays, second: Arrays) -> Arrays:
+    """Put HHAR and RealWorld together, their labels as in FedAli's combined set."""
+    shift = len(first["device_names"])
+    return {
+        "X": np.concatenate([first["X"], second["X"]]),
+        "y": np.concatenate([first["y"], np.array(REALWORLD_LABELS)[second["y"]]]),
+        "subject": np.concatenate([first["subject"], second["subject"] + REALWORLD_SUBJECTS]),
+        "device": np.concatenate([first["device"], second["device"] + shift]),
+        "label_names": np.array(COMBINED),
+        "device_names": np.concatenate([first["device_names"], second["device_names"]]),
+        "device_models": np.concatenate([first["device_names"], second["device_models"]]),
+    }
+
+
+def _cut_once(source: Source, name: str, cut: Callable[[Source], Arrays]) -> Arrays:
+    """Return a set's windows from a root or the cache; cut them first if they are in neither."""
+    file = f"{name}{'_legacy' if source.data.legacy_windows else ''}.npz"
+    found = source.find(file)
+    if found is not None:
+        return read_npz(found)
+    arrays = cut(source)
+    source.cache.mkdir(parents=True, exist_ok=True)
+    handle, place = tempfile.mkstemp(dir=source.cache)
+    with os.fdopen(handle, "wb") as out:
+        np.savez(out, allow_pickle=False, **arrays)
+    os.replace(place, source.cache / file)
+    return arrays
+
+
+def _dataset(source: Source, cut: Callable[[Source], Arrays]) -> Dataset:
+    """Return a set that is cut from the publisher's files."""
+    name = source.data.name
+    return _made(name, _cut_once(source, name, cut), "full")
+
+
+def _windows(source: Source, file: str) -> Dataset:
+    """Load one windows file."""
+    path = source.find(file)
+    if path is None:
+        raise source.missing(file, DATASETS[source.data.name].advice)
+    arrays = read_npz(path)
+    absent = {"X", "y", "subject", "device", "label_names", "device_names"} - set(arrays)
+    if absent:
+        raise DataError(f"{path} holds no {', '.join(sorted(absent))}")
+    return _made(source.data.name, arrays, f"{file}, {len(arrays['y'])} windows")
+
+
+def _made(name: str, arrays: Arrays, variant: str) -> Dataset:
+    """Make a data set, one natural client per subject and device."""
+    x, y = arrays["X"].astype(np.float32), arrays["y"].astype(np.int64)
+    if x.shape[1:] != (WINDOW, CHANNELS):
+        raise DataError(f"{name}: windows are {x.shape[1:]}, not ({WINDOW}, {CHANNELS})")
+    subject = arrays["subject"].astype(np.int64)
+    test = arrays["official_test"] == 1 if "official_test" in arrays else every_fifth(subject)
+    device_names = [str(device) for device in arrays["device_names"]]
+    models = [str(model) for model in arrays.get("device_models", arrays["device_names"])]
+    pairs = np.stack([subject, arrays["device"].astype(np.int64)], axis=1)
+    clients, group = np.unique(pairs, axis=0, return_inverse=True)
+    group = group.reshape(-1).astype(np.int64)
+    return Dataset(
+        name=name,
+        train_x=x[~test],
+        train_y=y[~test],
+        test_x=x[test],
+        test_y=y[test],
+        num_classes=len(arrays["label_names"]),
+        scale=1.0,
+        mean=tuple(x[~test].mean(axis=(0, 1), dtype=np.float64).tolist()),
+        std=tuple(x[~test].std(axis=(0, 1), dtype=np.float64).tolist()),
+        class_names=tuple(str(label) for label in arrays["label_names"]),
+        groups_train=group[~test],
+        groups_test=group[test],
+        group_names=tuple(f"subject {s}, {device_names[d]}" for s, d in clients),
+        devices=tuple(models[d] for _, d in clients),
+        variant=variant,
+    )
+
+
+def every_fifth(subject: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which windows belong to the subjects 4, 9, 14 … in sorted order; they are for test."""
+    return np.isin(subject, np.unique(subject)[4::5])

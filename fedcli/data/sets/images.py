@@ -1,0 +1,161 @@
+"""Image data sets: digits, MNIST and its kin, CIFAR.
+
+Means and deviations are those of the training set, the values usual in the literature.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.arrays import IntArray, read_npz
+from fedcli.data.cuts.natural import stratified_folds
+from fedcli.data.sets.archives import torchvision_pair
+from fedcli.data.sets.class_names import (
+    CIFAR10,
+    CIFAR100,
+    CIFAR100_COARSE,
+    CIFAR100_COARSE_OF,
+    DIGITS,
+    FASHION_MNIST,
+    LETTERS,
+)
+from fedcli.data.sets.dataset import Dataset, Source
+from fedmodels.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+def digits(source: Source) -> Dataset:
+    """Load scikit-learn's digits: (1, 8, 8), values 0 … 16; every fifth of a class is for test."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = bunch.images.astype(np.uint8)[:, None]  # (1797, 1, 8, 8)
+    y = bunch.target.astype(np.int64)
+    test = stratified_folds(y, 5) == 4
+    return Dataset(
+        name="digits",
+        train_x=x[~test],
+        train_y=y[~test],
+        test_x=x[test],
+        test_y=y[test],
+        num_classes=10,
+        scale=16.0,
+        mean=(0.3053,),
+        std=(0.3754,),
+        class_names=DIGITS,
+    )
+
+
+def mnist(source: Source) -> Dataset:
+    """Load MNIST (LeCun and Cortes)."""
+    return _torchvision_set(source, "MNIST", DIGITS, (0.1307,), (0.3081,))
+
+
+def fashion_mnist(source: Source) -> Dataset:
+    """Load Fashion-MNIST (Xiao et al., 2017)."""
+    return _torchvision_set(source, "FashionMNIST", FASHION_MNIST, (0.2860,), (0.3530,))
+
+
+def emnist_byclass(source: Source) -> Dataset:
+    """Load EMNIST-ByClass (Cohen et al., 2017), upright: 0-9, A-Z, a-z."""
+    names, mean, std = (*DIGITS, *LETTERS), (0.1736,), (0.3317,)
+    subset = source.find("emnist_byclass_subset.npz")
+    if subset is not None and source.find("EMNIST/raw", "EMNIST/gzip.zip") is None:
+        return _subset(source, subset, names, mean, std)
+    return _torchvision_set(source, "EMNIST", names, mean, std)
+
+
+def cifar10(source: Source) -> Dataset:
+    """Load CIFAR-10 (Krizhevsky, 2009)."""
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    subset = source.find("cifar10_subset.npz")
+    full = source.find("cifar-10-batches-py", "cifar-10-python.tar.gz")
+    if subset is not None and full is None:
+        return _subset(source, subset, CIFAR10, mean, std)
+    return _torchvision_set(source, "CIFAR10", CIFAR10, mean, std)
+
+
+def cifar100(source: Source) -> Dataset:
+    """Load CIFAR-100 (Krizhevsky, 2009) with its 100 fine or 20 coarse classes."""
+    mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    subset = source.find("cifar100_subset.npz")
+    full = source.find("cifar-100-python", "cifar-100-python.tar.gz")
+    if subset is not None and full is None:
+        fine = _subset(source, subset, CIFAR100, mean, std)
+    else:
+        fine = _torchvision_set(source, "CIFAR100", CIFAR100, mean, std)
+    coarse = np.array([CIFAR100_COARSE_OF[name] for name in CIFAR100], dtype=np.int64)
+    if source.data.labels == "fine":
+        return replace(fine, coarse=coarse)
+    return replace(
+        fine,
+        train_y=coarse[fine.train_y],
+        test_y=coarse[fine.test_y],
+        num_classes=20,
+        class_names=CIFAR100_COARSE,
+    )
+
+
+def _torchvision_set(
+    source: Source,
+    kind: str,
+    class_names: tuple[str, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Dataset:
+    """Load a whole data set through torchvision."""
+    (train_x, train_y), (test_x, test_y) = torchvision_pair(source, kind)
+    return Dataset(
+        name=source.data.name,
+        train_x=train_x,
+        train_y=train_y,
+        test_x=test_x,
+        test_y=test_y,
+        num_classes=len(class_names),
+        scale=255.0,
+        mean=mean,
+        std=std,
+        class_names=class_names,
+    )
+
+
+def _subset(
+    source: Source,
+    path: Path,
+    class_names: tuple[str, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Dataset:
+    """Load a subset: ``x_train`` (n, H, W[, C]) uint8, ``y_train`` (n,), ``x_test``, ``y_test``."""
+    train, test = _read_npz(path, "train"), _read_npz(path, "test")
+    variant = f"subset, {len(train[1])} train and {len(test[1])} test examples"
+    log.warning("%s: the full set is absent; %s is used (%s)", source.data.name, path.name, variant)
+    return Dataset(
+        name=source.data.name,
+        train_x=train[0],
+        train_y=train[1],
+        test_x=test[0],
+        test_y=test[1],
+        num_classes=len(class_names),
+        scale=255.0,
+        mean=mean,
+        std=std,
+        class_names=class_names,
+        variant=variant,
+    )
+
+
+def _read_npz(path: Path, part: str) -> tuple[NDArray[np.uint8], IntArray]:
+    """Read images (n, C, H, W) uint8 and labels (n,) of one part of a subset."""
+    arrays = read_npz(path)
+    if not {f"x_{part}", f"y_{part}"} <= set(arrays):
+        raise DataError(f"{path} holds no x_{part} and y_{part}")
+    x, y = arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64)
+    x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(x), y

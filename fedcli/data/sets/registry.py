@@ -1,0 +1,175 @@
+"""The data sets that are known by name, and what each of them is once it is in memory.
+
+``fedcli data`` prints this registry. Third parties add to it by an entry point of the group
+``fedtide.data``: a function from a :class:`Source` to a :class:`Dataset`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from fedcli.data.sets.dataset import Dataset, Source
+from fedmodels.config.scenario import Data
+from fedmodels.errors import ConfigError, suggestion
+from fedmodels.own_code import is_own, own
+
+GROUP = "fedtide.data"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A data set of the registry."""
+
+    loader: str
+    """``module:function``, imported only when it is used."""
+    about: str
+    files: tuple[str, ...]
+    """Files or directories of which one must lie in a root; none if the set is embedded."""
+    advice: str
+    """How to get it."""
+    takes_long: bool = False
+    """Reading it takes long: the result is kept as one memory-mapped file."""
+
+
+_IMAGES, _HAR, _OWN = (
+    "fedcli.data.sets.images",
+    "fedcli.data.sets.har",
+    "fedcli.data.sets.directory",
+)
+_FETCHED = "downloaded on first use"
+_BY_HAND = "put the publisher's files in $FEDTIDE_DATA: "
+
+DATASETS: dict[str, Known] = {
+    "digits": Known(f"{_IMAGES}:digits", "1797 digits of 8x8", (), "comes with scikit-learn"),
+    "mnist": Known(f"{_IMAGES}:mnist", "70 000 digits of 28x28", ("MNIST/raw",), _FETCHED),
+    "fashion-mnist": Known(
+        f"{_IMAGES}:fashion_mnist", "70 000 garments of 28x28", ("FashionMNIST/raw",), _FETCHED
+    ),
+    "emnist-byclass": Known(
+        f"{_IMAGES}:emnist_byclass",
+        "814 255 characters of 28x28, 62 classes",
+        ("EMNIST/raw", "emnist_byclass_subset.npz"),
+        _FETCHED,
+    ),
+    "cifar10": Known(
+        f"{_IMAGES}:cifar10",
+        "60 000 photographs of 32x32, 10 classes",
+        ("cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar10_subset.npz"),
+        _FETCHED,
+    ),
+    "cifar100": Known(
+        f"{_IMAGES}:cifar100",
+        "60 000 photographs of 32x32, 100 classes",
+        ("cifar-100-python", "cifar-100-python.tar.gz", "cifar100_subset.npz"),
+        _FETCHED,
+    ),
+    "uci-har": Known(
+        f"{_HAR}:uci_har",
+        "sensor windows of a phone on the waist, 6 activities",
+        ("uci_har.npz",),
+        f"{_BY_HAND}uci_har.npz",
+    ),
+    "motionsense": Known(
+        f"{_HAR}:motionsense",
+        "sensor windows of a phone in the pocket, 6 activities",
+        ("motionsense.npz",),
+        f"{_BY_HAND}motionsense.npz",
+    ),
+    "wisdm": Known(
+        f"{_HAR}:wisdm",
+        "sensor windows of phones and watches, 6 activities",
+        ("wisdm.npz",),
+        f"{_BY_HAND}wisdm.npz",
+    ),
+    "femnist": Known(
+        "fedcli.data.sets.femnist:femnist",
+        "characters of 28x28 by 3500 writers, 62 classes",
+        ("femnist", "FEMNIST", "leaf/data/femnist"),
+        f"{_BY_HAND}LEAF's femnist/data/train/*.json and test/*.json",
+        takes_long=True,
+    ),
+    "tiny-imagenet": Known(
+        "fedcli.data.sets.tiny_imagenet:tiny_imagenet",
+        "110 000 photographs of 64x64, 200 classes",
+        ("tiny-imagenet-200", "tiny-imagenet-200.zip"),
+        f"{_BY_HAND}tiny-imagenet-200.zip",
+        takes_long=True,
+    ),
+    "hhar": Known(
+        f"{_HAR}:hhar",
+        "sensor windows of four phone models, 6 activities",
+        ("hhar.npz", "Phones_accelerometer.csv", "Activity recognition exp"),
+        f"{_BY_HAND}Phones_accelerometer.csv and Phones_gyroscope.csv",
+    ),
+    "realworld": Known(
+        f"{_HAR}:realworld",
+        "sensor windows at seven body positions, 8 activities",
+        ("realworld.npz", "realworld2016_dataset", "realworld2016"),
+        f"{_BY_HAND}realworld2016_dataset/proband*/data/*.zip",
+    ),
+    "hhar+realworld": Known(
+        f"{_HAR}:hhar_realworld", "both, 9 activities", (), f"{_BY_HAND}those of both"
+    ),
+    "directory": Known(
+        f"{_OWN}:directory", "one's own arrays or class folders", (), "set [data] root"
+    ),
+}
+"""Every data set that comes with fedtide, by the name it has in a config."""
+
+
+def names() -> list[str]:
+    """Return the names of all data sets, those of third parties included."""
+    return sorted({*DATASETS, *(point.name for point in entry_points(group=GROUP))})
+
+
+def cache_dir() -> Path:
+    """Return the directory for what is unpacked or downloaded."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "fedtide"
+
+
+def source_of(data: Data) -> Source:
+    """Return where the data set of a config is looked for: root, ``$FEDTIDE_DATA``, the cache."""
+    places = [data.root, os.environ.get("FEDTIDE_DATA")]
+    roots = [Path(place).expanduser() for place in places if place]
+    return Source((*dict.fromkeys(roots), cache_dir()), data)
+
+
+def load(data: Data) -> Dataset:
+    """Load the data set that ``[data]`` names.
+
+    Raises:
+        ConfigError: no such data set is known, or it has no coarse labels.
+        DataError: it is missing, and cannot be fetched.
+    """
+    if data.labels == "coarse" and data.name != "cifar100":
+        raise ConfigError(f"[data] labels = 'coarse' belongs to cifar100, not to {data.name}")
+    source, known = source_of(data), DATASETS.get(data.name)
+    if known is not None and known.takes_long and source.find(*known.files) is not None:
+        from fedcli.data.sets.prepared import prepared  # imports torch: only where it is needed
+
+        return prepared(source, known.files, _loader(data.name))
+    return _loader(data.name)(source)
+
+
+def _loader(name: str) -> Callable[[Source], Dataset]:
+    """Return the function that loads a data set."""
+    if name in DATASETS:
+        module, _, function = DATASETS[name].loader.partition(":")
+        loader: Callable[[Source], Dataset] = getattr(importlib.import_module(module), function)
+        return loader
+    for point in entry_points(group=GROUP, name=name):
+        loaded: Callable[[Source], Dataset] = point.load()
+        return loaded
+    if is_own(name):
+        loader = own(name)
+        return loader
+    raise ConfigError(
+        f"[data] name = {name!r} is not known.{suggestion(name, names())} "
+        f"Known are: {', '.join(names())}"
+    )

@@ -1,0 +1,284 @@
+"""A client's directory, read: what it announces, and the arrays of its tasks.
+
+    DIR/<id>/client.json                                      a :class:`ClientFile`
+    DIR/<id>/task-K/{train_x,train_y,test_x,test_y}.npy       memory-mapped
+    DIR/<id>/task-K/{train,test}/<class>/*.png                or a participant's own images
+    DIR/global-test/{problem.json,x.npy,y.npy}                simulations only
+
+Nothing here unpickles anything, and nothing is believed before it was checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedcli.data.arrays import IntArray, read_array
+from fedcli.data.sets.directory import Labelled, read_class_folders
+from fedmodels.errors import DataError
+from fedmodels.tensors.bundle import Problem
+
+FORMAT = 1
+Part = Literal["train", "test"]
+PARTS: tuple[Part, Part] = ("train", "test")
+Count = Annotated[int, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+File = TypeVar("File", bound=_File)
+
+
+class ProblemFile(_File):
+    """What describes any examples: their shape, their classes, how they are normalised."""
+
+    format: Literal[1] = 1
+    dataset: str = "own"
+    input_shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, max_length=4)
+    num_classes: Annotated[int, Field(ge=1, le=1_000_000)]
+    scale: Positive = 1.0
+    mean: tuple[Finite, ...] = Field(default=(0.0,), min_length=1)
+    """Of ``x / scale``: one number per channel, or one for all."""
+    std: tuple[Positive, ...] = Field(default=(1.0,), min_length=1)
+    class_names: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> ProblemFile:
+        channels = self.input_shape[channel_axis(self.input_shape)]
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) not in (1, channels):
+                raise ValueError(f"{name} must hold 1 or {channels} numbers")
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise ValueError(f"class_names must hold {self.num_classes} names")
+        return self
+
+
+class TaskCounts(_File):
+    """Examples of one task per class."""
+
+    train: tuple[Count, ...]
+    test: tuple[Count, ...]
+
+
+class ClientFile(ProblemFile):
+    """``client.json``: what a client announces when it joins."""
+
+    tasks: tuple[TaskCounts, ...] | None = None
+    """Left out by a participant, they are counted."""
+
+
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """Return the axis of the channels of one example: the first of images, else the last."""
+    return 0 if len(shape) == 3 else len(shape) - 1
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """Turns raw inputs into what a net sees: ``(x / scale - mean) / std``."""
+
+    scale: float
+    mean: NDArray[np.float32]  # broadcasts over (n, *input_shape)
+    std: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, problem: ProblemFile) -> Normaliser:
+        """Return the normaliser a file describes."""
+        axis = channel_axis(problem.input_shape)
+        shape = [1] * len(problem.input_shape)
+
+        def spread(values: tuple[float, ...]) -> NDArray[np.float32]:
+            shape[axis] = len(values)
+            return np.array(values, dtype=np.float32).reshape(shape)
+
+        return cls(problem.scale, spread(problem.mean), spread(problem.std))
+
+    def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        """Return a normalised copy (n, …) of raw inputs."""
+        out = x.astype(np.float32)
+        out /= np.float32(self.scale)
+        out -= self.mean
+        out /= self.std
+        return out
+
+    def limits(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return what raw values 0 and ``scale``, black and white, become: (C,) each."""
+        low, high = -self.mean / self.std, (1 - self.mean) / self.std
+        return low.ravel(), high.ravel()
+
+
+@dataclass(frozen=True)
+class GlobalTest:
+    """The global test set of a simulation."""
+
+    problem: ProblemFile
+    x: NDArray[Any]  # (n, *input_shape), memory-mapped
+    y: IntArray  # (n,)
+
+    @classmethod
+    def find(cls, root: Path) -> GlobalTest | None:
+        """Open ``root/global-test``; None where there is none, as with a real participant.
+
+        Raises:
+            DataError: it is there but damaged.
+        """
+        place = root / "global-test"
+        if not place.is_dir():
+            return None
+        problem = read_file(place / "problem.json", ProblemFile)
+        x, y = read_array(place / "x.npy", mmap=True), read_array(place / "y.npy")
+        check_examples(place / "x.npy", x, y, problem)
+        return cls(problem, x, y)
+
+
+class ClientData:
+    """The directory of one client."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open ``directory`` and read its ``client.json``.
+
+        Raises:
+            DataError: the directory or its description is missing or wrong.
+        """
+        if not directory.is_dir():
+            raise DataError(f"{directory} is not there: it should be this client's data")
+        self.directory = directory
+        self.file = read_file(directory / "client.json", ClientFile)
+        if self.file.tasks is None:
+            self.file = self.file.model_copy(update={"tasks": self._counted()})
+        self.normaliser = Normaliser.of(self.file)
+
+    @property
+    def problem(self) -> Problem:
+        """What is learned: input shape and number of classes."""
+        return Problem(self.file.input_shape, self.file.num_classes)
+
+    @property
+    def tasks(self) -> tuple[TaskCounts, ...]:
+        """Counts per class of each task."""
+        return self.file.tasks or ()
+
+    @property
+    def num_tasks(self) -> int:
+        """How many tasks this client has."""
+        return len(self.tasks)
+
+    def announcement(self) -> str:
+        """Return ``client.json`` as it is sent with ``Join``, counts included."""
+        return self.file.model_dump_json()
+
+    def arrays(self, task: int, part: Part) -> Labelled:
+        """Return raw inputs (n, *input_shape), memory-mapped, and labels (n,) of a task.
+
+        Raises:
+            DataError: there is no such task, or its files do not hold what they must.
+        """
+        if not 0 <= task < self.num_tasks:
+            raise DataError(f"{self.directory} has no task {task}: it has {self.num_tasks}")
+        x, y = self._read(task, part)
+        counts = np.bincount(y, minlength=self.file.num_classes).tolist()
+        if counts != list(getattr(self.tasks[task], part)):
+            raise DataError(
+                f"{self._place(task, part)} does not hold the {part} counts that "
+                f"client.json gives for task {task}"
+            )
+        return x, y
+
+    def check(self) -> None:
+        """Read and check every task.
+
+        Raises:
+            DataError: names the first file that does not hold what it must.
+        """
+        for task in range(self.num_tasks):
+            self.arrays(task, "train")
+            self.arrays(task, "test")
+
+    def global_test(self) -> GlobalTest | None:
+        """Return the global test set beside this directory, if there is one.
+
+        Raises:
+            DataError: it is damaged, or made for another problem.
+        """
+        found = GlobalTest.find(self.directory.parent)
+        if found is not None and (
+            found.problem.input_shape != self.file.input_shape
+            or found.problem.num_classes != self.file.num_classes
+        ):
+            raise DataError(f"{self.directory.parent / 'global-test'} is of another problem")
+        return found
+
+    def _place(self, task: int, part: Part) -> Path:
+        """Return the image folder of a part if there is one, else its label file."""
+        folder = self.directory / f"task-{task}" / part
+        return folder if folder.is_dir() else folder.with_name(f"{part}_y.npy")
+
+    def _read(self, task: int, part: Part) -> Labelled:
+        """Read and check one part of a task, from a folder of images or from arrays."""
+        place = self._place(task, part)
+        if place.is_dir():
+            x, y = read_class_folders(place, list(self.file.class_names))
+            x = x if len(x) else np.empty((0, *self.file.input_shape), dtype=np.uint8)
+        else:
+            x = read_array(place.with_name(f"{part}_x.npy"), mmap=True)
+            y = read_array(place)
+        check_examples(place, x, y, self.file)
+        return x, y
+
+    def _counted(self) -> tuple[TaskCounts, ...]:
+        """Count the examples of the tasks that are there, from ``task-0`` on."""
+        tasks: list[TaskCounts] = []
+        while (self.directory / f"task-{len(tasks)}").is_dir():
+            labels = [self._read(len(tasks), part)[1] for part in PARTS]
+            train, test = (np.bincount(y, minlength=self.file.num_classes) for y in labels)
+            tasks.append(TaskCounts(train=tuple(train.tolist()), test=tuple(test.tolist())))
+        if not tasks:
+            raise DataError(f"{self.directory} holds no task-0")
+        return tuple(tasks)
+
+
+def read_file(path: Path, kind: type[File]) -> File:
+    """Read a JSON description.
+
+    Raises:
+        DataError: it is missing, or says what it must not.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"{path}: {where}{': ' if where else ''}{first['msg']}") from None
+
+
+def check_examples(path: Path, x: NDArray[Any], y: NDArray[Any], problem: ProblemFile) -> None:
+    """Check dtypes, shapes and the range of labels.
+
+    Raises:
+        DataError: names the file and what is wrong with it.
+    """
+    if x.dtype not in (np.uint8, np.float32):
+        raise DataError(f"{path}: inputs are {x.dtype}; expected uint8 or float32")
+    if x.shape[1:] != problem.input_shape:
+        raise DataError(
+            f"{path}: inputs have shape {list(x.shape[1:])}; expected {list(problem.input_shape)}"
+        )
+    if y.dtype != np.int64 or y.shape != (len(x),):
+        raise DataError(f"{path}: labels are {y.dtype} {list(y.shape)}; expected int64 [{len(x)}]")
+    if len(y) and (y.min() < 0 or y.max() >= problem.num_classes):
+        raise DataError(
+            f"{path}: labels go from {y.min()} to {y.max()}; "
+            f"expected 0 to {problem.num_classes - 1}"
+        )

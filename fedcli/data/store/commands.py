@@ -1,0 +1,153 @@
+"""What ``fedcli partition`` and ``fedcli data`` do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedcli.data.arrays import IntArray
+from fedcli.data.cuts.long_tail import keep_per_class
+from fedcli.data.cuts.partition import partition
+from fedcli.data.cuts.seeds import rng_of
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.registry import DATASETS, load, names, source_of
+from fedcli.data.store.partition_writer import TABLE, write_partition
+from fedcli.data.store.picture import draw_partition
+from fedcli.data.store.reserve import set_apart
+from fedcli.data.store.union import gathered
+from fedmodels.config.scenario import Data, ScenarioTable
+from fedmodels.errors import ConfigError
+
+MAX_ROWS = 40
+"""Pairs (client, task) printed; ``partition.json`` holds all of them."""
+MAX_CLASSES = 12
+"""Classes printed of one task."""
+
+
+def run_partition(
+    experiment_data: Data,
+    experiment_scenario: ScenarioTable,
+    num_clients: int,
+    seed: int,
+    out: Path,
+    console: Console | None = None,
+    *,
+    gather: bool = False,
+) -> str:
+    """Deal a data set out into one directory for each client, and print who holds what.
+
+    Args:
+        experiment_data: ``[data]``.
+        experiment_scenario: ``[scenario]``.
+        num_clients: ``[schedule] clients``.
+        seed: the run's seed.
+        out: the partition's root; reused if it holds the same partition already.
+        console: where to print; standard output by default.
+        gather: put all training data into client 0's directory (Centralized on pooled data).
+
+    Returns:
+        The path of the root.
+
+    Raises:
+        ConfigError: the scenario does not fit.
+        DataError: the data set is missing, or ``out`` holds something else.
+    """
+    console = console or Console()
+    dataset, reserve = set_apart(load(experiment_data), experiment_data, seed)
+    dataset = thinned(dataset, experiment_data, seed)
+    config = {
+        "data": experiment_data.model_dump(mode="json", exclude={"root"}),
+        "variant": dataset.variant,
+        "scenario": experiment_scenario.model_dump(mode="json"),
+        "clients": num_clients,
+        "seed": seed,
+    }
+    made = partition(
+        experiment_scenario,
+        dataset.train_y,
+        dataset.test_y,
+        dataset.num_classes,
+        num_clients,
+        seed,
+        dataset.groups,
+        coarse=dataset.coarse,
+    )
+    if reserve is not None and made.zscore != "none":
+        raise ConfigError(
+            "[data] server_examples: clients of this scenario normalise by themselves, so there is "
+            "no way to normalise what the server holds"
+        )
+    if gather:
+        dataset, made = gathered(dataset, made)
+        config["gathered"] = True
+    written = write_partition(out, dataset, made, config, reserve)
+    if written:
+        draw_partition(out)
+    console.print(_holdings(json.loads((out / TABLE).read_bytes())))
+    if reserve is not None:
+        counts = f"{len(reserve.y)} labelled and {len(reserve.unlabelled)} unlabelled"
+        console.print(f"the server holds {counts} training examples that no client holds")
+    done = "written to" if written else "the same partition is already in"
+    console.print(f"{done} {out}", markup=False, highlight=False, soft_wrap=True)
+    return str(out)
+
+
+def thinned(dataset: Dataset, data: Data, seed: int) -> Dataset:
+    """Return the data set with at most as many examples of each class as ``[data]`` allows."""
+    if data.max_per_class is not None:
+        kept = _some(dataset, dataset.train_y, data.max_per_class, seed, "max_per_class")
+        x, y = dataset.train_x[kept], dataset.train_y[kept]
+        groups = None if dataset.groups_train is None else dataset.groups_train[kept]
+        dataset = replace(dataset, train_x=x, train_y=y, groups_train=groups)
+    if data.max_test_per_class is not None:
+        kept = _some(dataset, dataset.test_y, data.max_test_per_class, seed, "max_test_per_class")
+        x, y = dataset.test_x[kept], dataset.test_y[kept]
+        groups = None if dataset.groups_test is None else dataset.groups_test[kept]
+        dataset = replace(dataset, test_x=x, test_y=y, groups_test=groups)
+    return dataset
+
+
+def _some(dataset: Dataset, labels: IntArray, most: int, seed: int, purpose: str) -> IntArray:
+    """Return positions of at most so many examples of each class, in their order."""
+    counts = np.full(dataset.num_classes, most, dtype=np.int64)
+    return keep_per_class(labels, counts, rng_of(seed, purpose))
+
+
+def _holdings(content: dict[str, Any]) -> Table:
+    """Return the table of who holds what."""
+    table = Table(title=Text(f"{content['dataset']} ({content['variant']})"), title_justify="left")
+    for column in ("client", "task", "train", "test", "training examples per class"):
+        table.add_column(column, justify="left" if "per class" in column else "right")
+    rows = [(i, m, task) for i, c in enumerate(content["clients"]) for m, task in enumerate(c)]
+    for i, m, task in rows[:MAX_ROWS]:
+        held = [(k, n) for k, n in enumerate(task["train"]) if n]
+        text = "  ".join(f"{k}:{n}" for k, n in held[:MAX_CLASSES])
+        more = f"  and {len(held) - MAX_CLASSES} more" if len(held) > MAX_CLASSES else ""
+        sizes = (str(sum(task["train"])), str(sum(task["test"])))
+        table.add_row(str(i), str(m), *sizes, text + more)
+    if len(rows) > MAX_ROWS:
+        table.caption = f"{len(rows) - MAX_ROWS} more rows: {TABLE} holds all of them"
+    return table
+
+
+def list_datasets(console: Console | None = None) -> None:
+    """Print which data sets are known, and where they lie or how to get them."""
+    console = console or Console()
+    table = Table("name", "what", "where, or how to get it")
+    for name in names():
+        known = DATASETS.get(name)
+        if known is None:
+            table.add_row(name, "from another package", "")
+            continue
+        found = source_of(Data(name=name)).find(*known.files) if known.files else None
+        table.add_row(
+            name, known.about, Text(str(found) if found else known.advice, overflow="fold")
+        )
+    console.print(table)

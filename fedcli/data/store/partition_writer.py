@@ -1,0 +1,270 @@
+"""Writing a partition: one directory for each client, the global test set, who holds what.
+
+The layout is described in :mod:`fedcli.data.store.client_data`, which reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcli.data.arrays import IntArray
+from fedcli.data.cuts.deal import Partition
+from fedcli.data.sets.dataset import Dataset, Inputs
+from fedcli.data.sets.directory import channel_moments
+from fedcli.data.store.client_data import (
+    FORMAT,
+    ClientData,
+    ClientFile,
+    GlobalTest,
+    Normaliser,
+    ProblemFile,
+    TaskCounts,
+)
+from fedcli.data.store.reserve import Reserve
+from fedmodels.errors import DataError
+
+__all__ = ["ClientData", "GlobalTest", "digest_of", "same_partition", "write_partition"]
+
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
+TABLE = "partition.json"
+
+
+def digest_of(config: Mapping[str, Any]) -> str:
+    """Return the sha256 of everything a partition follows from, as canonical JSON."""
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def same_partition(out: Path, config: Mapping[str, Any]) -> bool:
+    """Tell whether ``out`` already holds the partition of this config.
+
+    Raises:
+        DataError: it holds something else.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    try:
+        table = json.loads((out / TABLE).read_bytes())
+        found = table["digest"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DataError(f"{out} exists and is not a partition: choose another directory") from None
+    if found != digest_of(config):
+        raise DataError(
+            f"{out} holds another partition ({_difference(table.get('config'), config)}): "
+            "delete it or choose another directory"
+        )
+    return True
+
+
+def _difference(found: Any, wanted: Mapping[str, Any]) -> str:
+    """Name the first entry in which two configs differ."""
+    if isinstance(found, dict):
+        for key in sorted({*found, *wanted}):
+            ours, theirs = wanted.get(key), found.get(key)
+            if ours != theirs and isinstance(ours, dict) and isinstance(theirs, dict):
+                return f"{key}.{_difference(theirs, ours)}"
+            if ours != theirs:
+                return f"{key} was {theirs!r}, is {ours!r}"
+    return "its config differs"
+
+
+def write_partition(
+    out: Path,
+    dataset: Dataset,
+    partition: Partition,
+    config: Mapping[str, Any],
+    reserve: Reserve | None = None,
+) -> bool:
+    """Write ``out`` as a whole or not at all.
+
+    Args:
+        out: the partition's root; must be absent, empty, or hold the same partition.
+        dataset: what is dealt out.
+        partition: who gets what.
+        config: everything the partition follows from, as JSON values.
+        reserve: what the server gets, in ``out/server``.
+
+    Returns:
+        Whether it was written; False where the same partition was there already.
+
+    Raises:
+        DataError: ``out`` holds something else, or cannot be written.
+    """
+    if same_partition(out, config):
+        return False
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        try:
+            _write_all(place, dataset, partition, config)
+            if reserve is not None:
+                _write_server(place / "server", dataset, reserve)
+            place.chmod(0o755)
+            os.rename(place, out)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+    except OSError as error:
+        if out.is_dir() and any(out.iterdir()) and same_partition(out, config):
+            return False  # another process wrote it meanwhile
+        raise DataError(f"{out} cannot be written: {error}") from None
+    return True
+
+
+def _write_all(
+    place: Path, dataset: Dataset, partition: Partition, config: Mapping[str, Any]
+) -> None:
+    """Write every file of a partition into an empty directory."""
+    moments, counts = client_moments(dataset, partition), task_counts(dataset, partition)
+    for i, tasks in enumerate(partition.clients):
+        for m, task in enumerate(tasks):
+            folder = place / str(i) / f"task-{m}"
+            folder.mkdir(parents=True)
+            for part, indices in (("train", task.train), ("test", task.test)):
+                x, y = examples_of(dataset, partition, indices, part)
+                np.save(folder / f"{part}_x.npy", x, allow_pickle=False)
+                np.save(folder / f"{part}_y.npy", y, allow_pickle=False)
+        file = ClientFile(**description_of(dataset, moments[i]), tasks=tuple(counts[i]))
+        (place / str(i) / "client.json").write_text(file.model_dump_json(indent=1) + "\n")
+    _write_global_test(place / "global-test", dataset, partition, moments)
+    content = {
+        "format": FORMAT,
+        "digest": digest_of(config),
+        "config": config,
+        "dataset": dataset.name,
+        "variant": dataset.variant,
+        "class_names": dataset.class_names,
+        "clients": [[task.model_dump(mode="json") for task in tasks] for tasks in counts],
+    }
+    (place / TABLE).write_text(json.dumps(content) + "\n")
+
+
+def description_of(
+    dataset: Dataset, moments: Moments, scale: float | None = None
+) -> dict[str, Any]:
+    """Return the fields that client.json and problem.json share."""
+    return {
+        "dataset": dataset.name,
+        "input_shape": dataset.input_shape,
+        "num_classes": dataset.num_classes,
+        "scale": dataset.scale if scale is None else scale,
+        "mean": moments[0],
+        "std": moments[1],
+        "class_names": dataset.class_names,
+    }
+
+
+def examples_of(
+    dataset: Dataset, partition: Partition, indices: IntArray, part: str
+) -> tuple[Inputs, IntArray]:
+    """Return inputs and labels at the indices of a partition, ``part`` being train or test."""
+    first = len(dataset.train_y)
+    if not partition.pooled and part == "test":
+        indices = indices + first
+    train, test = indices[indices < first], indices[indices >= first] - first
+    order = np.argsort(np.argsort(indices >= first, kind="stable"), kind="stable")
+    x = np.concatenate([dataset.train_x[train], dataset.test_x[test]])[order]
+    y = np.concatenate([dataset.train_y[train], dataset.test_y[test]])[order]
+    return x, y
+
+
+def task_counts(dataset: Dataset, partition: Partition) -> list[list[TaskCounts]]:
+    """Return the examples per class of each task of each client."""
+    labels = {
+        "train": dataset.train_y,
+        "test": np.concatenate([dataset.train_y, dataset.test_y])
+        if partition.pooled
+        else dataset.test_y,
+    }
+    if partition.pooled:
+        labels["train"] = labels["test"]
+
+    def counts(indices: IntArray, part: str) -> tuple[int, ...]:
+        return tuple(np.bincount(labels[part][indices], minlength=dataset.num_classes).tolist())
+
+    return [
+        [TaskCounts(train=counts(t.train, "train"), test=counts(t.test, "test")) for t in tasks]
+        for tasks in partition.clients
+    ]
+
+
+def client_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
+    """Return mean and deviation per channel, of ``x / scale``, that each client normalises with."""
+    if partition.zscore == "none":
+        return [(dataset.mean, dataset.std)] * len(partition.clients)
+    if partition.zscore == "official":
+        return _official_moments(dataset, partition)
+    out = []
+    for tasks in partition.clients:
+        indices = np.concatenate([task.train for task in tasks])
+        out.append(channel_moments(examples_of(dataset, partition, indices, "train")[0], 1.0))
+    return out
+
+
+def _official_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
+    """One mean and deviation per sensor and device model, over all its windows (FedAli's code).
+
+    Its first three channels are acceleration, the others angular velocity.
+    """
+    devices = [dataset.devices[group] for group in owners_of(dataset, partition)]
+    groups = groups_of(dataset)
+    found: dict[str, Moments] = {}
+    for device in dict.fromkeys(devices):
+        of_device = [g for g, name in enumerate(dataset.devices) if name == device]
+        indices = np.flatnonzero(np.isin(groups, of_device))
+        x, _ = examples_of(dataset, partition, indices, "train")
+        sensors = [x[..., :3], x[..., 3:]]
+        mean = [float(s.mean(dtype=np.float64)) for s in sensors for _ in range(3)]
+        std = [float(s.std(dtype=np.float64)) or 1.0 for s in sensors for _ in range(3)]
+        found[device] = (tuple(mean), tuple(std))
+    return [found[device] for device in devices]
+
+
+def groups_of(dataset: Dataset) -> IntArray:
+    """Return the natural client of every training, then of every test example."""
+    groups = dataset.groups
+    if groups is None:
+        raise DataError(f"{dataset.name} does not tell its subjects apart")
+    return groups
+
+
+def owners_of(dataset: Dataset, partition: Partition) -> list[int]:
+    """Return the natural client that each client is."""
+    return [int(groups_of(dataset)[tasks[0].train[0]]) for tasks in partition.clients]
+
+
+def _write_global_test(
+    place: Path, dataset: Dataset, partition: Partition, moments: list[Moments]
+) -> None:
+    """Write the global test set; where clients have moments of their own, normalised by them."""
+    place.mkdir()
+    x, y = examples_of(dataset, partition, partition.global_test, "test")
+    file = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
+    if partition.zscore != "none":
+        groups = groups_of(dataset)[partition.global_test]
+        x = x.astype(np.float32)
+        for owner, own in zip(owners_of(dataset, partition), moments, strict=True):
+            described = ProblemFile(**description_of(dataset, own))
+            x[groups == owner] = Normaliser.of(described)(x[groups == owner])
+        file = ProblemFile(**description_of(dataset, ((0.0,), (1.0,)), scale=1.0))
+    np.save(place / "x.npy", x, allow_pickle=False)
+    np.save(place / "y.npy", y, allow_pickle=False)
+    (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n")
+
+
+def _write_server(place: Path, dataset: Dataset, reserve: Reserve) -> None:
+    """Write the server's examples, in the layout of the global test set."""
+    place.mkdir()
+    file = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
+    np.save(place / "x.npy", reserve.x, allow_pickle=False)
+    np.save(place / "y.npy", reserve.y, allow_pickle=False)
+    np.save(place / "unlabelled_x.npy", reserve.unlabelled, allow_pickle=False)
+    (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n")

@@ -1,0 +1,143 @@
+"""The task stream of one client: the current task's data, and nothing of the past.
+
+Training data of a task exist only while that task is open. Asking for those of another task is an
+error, so that a method cannot see old data even by mistake; test data of every task met so far
+stay, since they only measure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcli.data.arrays import IntArray
+from fedcli.data.store.client_data import ClientData, GlobalTest, Normaliser
+from fedmodels.errors import DataError
+
+Examples = tuple[Tensor, Tensor]
+"""Inputs (n, *input_shape) float32, normalised, and labels (n,) int64."""
+
+
+class TaskStream:
+    """What a client may see of its own data at this moment."""
+
+    def __init__(
+        self, data: ClientData, device: torch.device | str = "cpu", *, keep_history: bool = False
+    ) -> None:
+        """Start before the first task.
+
+        Args:
+            data: the client's directory.
+            device: where tensors are put.
+            keep_history: allow :meth:`train_up_to` (Centralized on a client's own history).
+        """
+        self.data = data
+        self.device = torch.device(device)
+        self.keep_history = keep_history
+        self.task: int | None = None
+        """The open task."""
+        self.num_seen = 0
+        """Tasks met so far: all up to the last one ever opened."""
+        self._train: dict[int, Examples] = {}
+        self._test: dict[int, Examples] = {}
+        self._global_test: Examples | None = None
+
+    def open(self, task: int) -> None:
+        """Make ``task`` the current one and free the training data of every other.
+
+        Raises:
+            DataError: the client has no such task.
+        """
+        if not 0 <= task < self.data.num_tasks:
+            raise DataError(
+                f"{self.data.directory} has no task {task}: it has {self.data.num_tasks}"
+            )
+        if task != self.task:
+            self._train.clear()
+        self.task = task
+        self.num_seen = max(self.num_seen, task + 1)
+
+    def meet(self, tasks: int) -> None:
+        """Let test data of the first ``tasks`` tasks be scored on, whatever was trained on."""
+        self.num_seen = max(self.num_seen, min(tasks, self.data.num_tasks))
+
+    def close(self) -> None:
+        """Free everything; no task is open afterwards."""
+        self.task = None
+        self._train.clear()
+        self._test.clear()
+        self._global_test = None
+
+    def train(self, task: int) -> Examples:
+        """Return the training data of the open task.
+
+        Raises:
+            DataError: ``task`` is not the open one.
+        """
+        if task != self.task:
+            raise DataError(self._gone(task))
+        if task not in self._train:
+            self._train[task] = self._tensors(*self.data.arrays(task, "train"))
+        return self._train[task]
+
+    def train_up_to(self, task: int) -> Examples:
+        """Return the training data of all tasks up to the open one, in order.
+
+        Raises:
+            DataError: the stream keeps no history, or ``task`` is not the open one.
+        """
+        if not self.keep_history or task != self.task:
+            raise DataError(self._gone(task))
+        parts = [self._tensors(*self.data.arrays(t, "train")) for t in range(task + 1)]
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+    def test(self, task: int) -> Examples:
+        """Return the test data of a task met so far.
+
+        Raises:
+            DataError: the task was not met yet.
+        """
+        if not 0 <= task < self.num_seen:
+            raise DataError(f"test data of task {task} were asked for before it was met")
+        if task not in self._test:
+            self._test[task] = self._tensors(*self.data.arrays(task, "test"))
+        return self._test[task]
+
+    def global_test(self) -> Examples | None:
+        """Return the global test set; None where there is none, as with a real participant."""
+        if self._global_test is None:
+            found = self.data.global_test()
+            if found is not None:
+                self._global_test = global_test_tensors(found, self.device)
+        return self._global_test
+
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """Return what black and white of each channel are in the inputs, (C,) each."""
+        low, high = self.data.normaliser.limits()
+        return torch.from_numpy(low), torch.from_numpy(high)
+
+    def _gone(self, task: int) -> str:
+        """Say why training data are out of reach."""
+        opened = "no task is open" if self.task is None else f"task {self.task} is open"
+        return f"training data of task {task} are out of reach: {opened}, and old data are gone"
+
+    def _tensors(self, x: NDArray[Any], y: IntArray) -> Examples:
+        return _tensors(x, y, self.data.normaliser, self.device)
+
+
+def global_test_tensors(found: GlobalTest, device: torch.device | str = "cpu") -> Examples:
+    """Return the global test set as tensors, normalised by its own description."""
+    return _tensors(found.x, found.y, Normaliser.of(found.problem), torch.device(device))
+
+
+def _tensors(
+    x: NDArray[Any], y: IntArray, normaliser: Normaliser, device: torch.device
+) -> Examples:
+    """Return a normalised copy; nothing of the memory-mapped file is held on to."""
+    inputs = torch.from_numpy(np.ascontiguousarray(normaliser(x)))
+    labels = torch.from_numpy(np.array(y, dtype=np.int64))
+    return inputs.to(device), labels.to(device)

@@ -1,0 +1,48 @@
+"""Everybody's training data in one place: what Centralized on pooled data trains on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedcli.data.arrays import IntArray
+from fedcli.data.cuts.deal import Partition, TaskIndices
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.store.client_data import Normaliser, ProblemFile
+from fedcli.data.store.partition_writer import client_moments, description_of, groups_of, owners_of
+
+
+def gathered(dataset: Dataset, partition: Partition) -> tuple[Dataset, Partition]:
+    """Move all training examples to client 0, task by task; test data stay where they are.
+
+    Where clients normalise with moments of their own, inputs come out normalised by their owner's.
+    """
+    if partition.zscore != "none":
+        dataset = _normalised_by_owner(dataset, partition)
+    nothing: IntArray = np.zeros(0, dtype=np.int64)
+    most = max(len(tasks) for tasks in partition.clients)
+    union = [
+        np.unique(np.concatenate([tasks[m].train for tasks in partition.clients if m < len(tasks)]))
+        for m in range(most)
+    ]
+    first = partition.clients[0]
+    clients = [
+        tuple(
+            TaskIndices(union[m], first[m].test if m < len(first) else nothing) for m in range(most)
+        ),
+        *(tuple(TaskIndices(nothing, t.test) for t in tasks) for tasks in partition.clients[1:]),
+    ]
+    return dataset, replace(partition, clients=tuple(clients), zscore="none")
+
+
+def _normalised_by_owner(dataset: Dataset, partition: Partition) -> Dataset:
+    """Return the data set with each natural client's inputs normalised by its own moments."""
+    x = np.concatenate([dataset.train_x, dataset.test_x]).astype(np.float32)
+    groups = groups_of(dataset)
+    moments = client_moments(dataset, partition)
+    for owner, own in zip(owners_of(dataset, partition), moments, strict=True):
+        normalise = Normaliser.of(ProblemFile(**description_of(dataset, own)))
+        x[groups == owner] = normalise(x[groups == owner])
+    first = len(dataset.train_y)
+    return replace(dataset, train_x=x[:first], test_x=x[first:], scale=1.0, mean=(0.0,), std=(1.0,))

@@ -1,0 +1,4 @@
+"""One client process: the link to the server, the worker that trains, private states.
+
+May import ``fedcli.data`` and fedmodels.
+"""

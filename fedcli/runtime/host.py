@@ -1,0 +1,301 @@
+"""One process that hosts one or several clients: training in turn, network beside it.
+
+Three threads: one pulls the next order, this one trains, one pushes results; a fourth sends
+heartbeats. At most one order is fetched ahead and one result waits to be sent; where clients train
+together, as many results as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcli.data.store.client_data import ClientData
+from fedcli.runtime.link import Link, Member, RunOver, SessionGone, Superseded, UploadRefused
+from fedcli.runtime.state import Session, StateDirectory
+from fedcli.runtime.together import Task, execute_together
+from fedcli.runtime.worker import Result, Worker, open_data
+from fedmodels.errors import FedtideError, LinkError
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId
+from fedmodels.tensors.heap import give_back_free_pages
+from fedpb import PROTOCOL
+from fedpb import coordinator_pb2 as rpc
+
+KEEP_BYTES = 256 << 20
+"""Uploads that one process keeps until they are committed, all its clients together."""
+TOKEN_BYTES = 16
+log = logging.getLogger(__name__)
+
+
+class Host:
+    """The clients of this process."""
+
+    def __init__(
+        self,
+        clients: Sequence[ClientId],
+        link: Link,
+        data: Path,
+        states: Path,
+        device: torch.device,
+        *,
+        start_over: bool = False,
+        code: Sequence[Path] = (),
+    ) -> None:
+        """Open every client's data and state, so that what is wrong with them shows at once.
+
+        Args:
+            clients: their ids.
+            link: to the server.
+            data: a directory with one for each client.
+            states: a directory for the clients' states.
+            device: where nets are trained.
+            start_over: go on from the initial private state where a lost one is too far back.
+            code: files of one's own whose code may run, if the server's experiment asks for it.
+        """
+        self.link, self.device, self.start_over, self.code = link, device, start_over, code
+        self.data: dict[ClientId, ClientData] = {c: open_data(data, c) for c in clients}
+        self.states = {c: StateDirectory(states / str(c)) for c in clients}
+        self.members: dict[ClientId, Member] = {}
+        self.workers: dict[ClientId, Worker] = {}
+        self._pulling_as: dict[ClientId, Member] = {}
+        self._issues: dict[ClientId, int] = {}
+        self._orders: queue.Queue[tuple[rpc.Order, Bundle] | BaseException] = queue.Queue(1)
+        self._results: queue.Queue[Result | None] = queue.Queue(1)
+        self._ahead: Task | None = None
+        """An order taken off the queue that did not belong to those before it."""
+        self._together = 1
+        self._failure: BaseException | None = None
+        self._closed = threading.Event()
+        self._rejoining = threading.Lock()
+
+    # --- joining ----------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Join the run with every client.
+
+        Raises:
+            LinkError: the server refused one of them.
+        """
+        for client in self.data:
+            reply = self._join(client)
+            self.beat_every_s = reply.beat_every_s
+            if client not in self.workers:
+                experiment = experiment_of(
+                    _tables(reply.experiment_json), "the server's experiment", self.code
+                )
+                torch.set_num_threads(experiment.training.threads)
+                self._together = experiment.training.together
+                self.workers[client] = Worker(
+                    client,
+                    self.data[client],
+                    self.states[client],
+                    experiment,
+                    self.device,
+                    sibling=next(iter(self.workers.values()), None),
+                    keep_bytes=KEEP_BYTES // len(self.data),
+                )
+
+    def _join(self, client: ClientId) -> rpc.JoinReply:
+        states = self.states[client]
+        session = states.session()
+        if not session.token:  # its own, and kept: a Join whose answer was lost can be repeated
+            session = Session(session.run_id, secrets.token_bytes(TOKEN_BYTES))
+            states.set_session(session)
+        reply = self.link.join(
+            rpc.JoinRequest(
+                client_id=str(client),
+                client_json=self.data[client].announcement(),
+                run_id=session.run_id,
+                token=session.token,
+                versions=states.versions(),
+                protocol=PROTOCOL,
+                start_over=self.start_over,
+            )
+        )
+        joined = Session(reply.run_id, reply.token)
+        if joined != session:
+            states.set_session(joined)
+        self.members[client] = Member(client, reply.run_id, reply.token)
+        return reply
+
+    def _rejoin(self, gone: Mapping[ClientId, Member]) -> None:
+        """Renew sessions the server no longer knows, unless another thread has done it."""
+        with self._rejoining:
+            for client, member in gone.items():
+                if self.members[client] is member:
+                    log.warning("client %s joins again", client)
+                    self._join(client)
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Do what the server orders until it says that the run is over.
+
+        A client whose last result was taken stays until then: a server that dies before it has
+        committed the end wants everybody again.
+
+        Raises:
+            LinkError: the server refused, or stayed away for longer than allowed.
+        """
+        self.join()
+        give_back_free_pages()
+        self._results = queue.Queue(self._together)
+        threads = [
+            threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True)
+            for work in (self._pull_forever, self._push_forever, self._beat_forever)
+        ]
+        for thread in threads:
+            thread.start()
+        is_over = False
+        try:
+            while not is_over:
+                try:
+                    tasks = self._next_tasks()
+                except RunOver:
+                    is_over = True
+                    continue
+                for result in self._execute(tasks):
+                    self._results.put(result)
+            self._results.put(None)
+            threads[1].join()
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            self._closed.set()
+            for member in self.members.values() if is_over else ():
+                self.link.leave(member, "finished")
+            self.link.close()
+
+    def _next_tasks(self) -> list[Task]:
+        """Wait for an order, and for those that are to be trained together with it."""
+        tasks = [self._next_task()]
+        first = tasks[0].order
+        if first.kind == rpc.ORDER_TRAIN:
+            while len(tasks) < self._together and tasks[-1].order.following:
+                task = self._next_task()
+                if task.order.issue != first.issue:  # nobody waits for the others any more
+                    self._ahead = task
+                    break
+                tasks.append(task)
+        return tasks
+
+    def _next_task(self) -> Task:
+        if self._ahead is not None:
+            task, self._ahead = self._ahead, None
+            return task
+        found = self._orders.get()
+        if isinstance(found, BaseException):
+            raise found
+        order, payload = found
+        return Task(self.workers[client_of(order)], order, payload)
+
+    def _execute(self, tasks: list[Task]) -> list[Result]:
+        """Do what orders say; those that were abandoned on the way have no result."""
+        first = tasks[0]
+        if self._together > 1 and first.order.kind == rpc.ORDER_TRAIN:
+            return execute_together(tasks)
+        result = first.worker.execute(first.order, first.payload)
+        return [] if result is None else [result]
+
+    def _pull_forever(self) -> None:
+        while not self._closed.is_set():
+            try:
+                order, payload = self.link.pull(self._waiting, self._spec)
+                self._issues[client_of(order)] = order.issue
+                self._orders.put((order, payload))
+                del payload
+            except SessionGone:
+                if not self._renew(self._pulling_as):
+                    return
+            except RunOver as over:
+                for worker in self.workers.values():
+                    worker.progress.superseded = True
+                self._orders.put(over)
+                return
+            except FedtideError as error:
+                if not self._closed.is_set():
+                    self._orders.put(error)
+                return
+
+    def _waiting(self) -> list[rpc.Waiting]:
+        """Say for whom a Pull waits, and remember with which sessions."""
+        self._pulling_as = dict(self.members)
+        return [
+            rpc.Waiting(
+                client_id=str(c),
+                token=m.token,
+                durable=self.states[c].durable,
+                issue=self._issues.get(c, 0),
+            )
+            for c, m in self._pulling_as.items()
+        ]
+
+    def _renew(self, gone: Mapping[ClientId, Member]) -> bool:
+        """Join again; what goes wrong with that ends the process."""
+        try:
+            self._rejoin(gone)
+        except FedtideError as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _spec(self, client: str) -> Mapping[str, BundleSpec]:
+        return next(iter(self.workers.values())).payload_spec
+
+    def _push_forever(self) -> None:
+        while (result := self._results.get()) is not None:
+            if self._failure is None:  # after one, results are only taken off the queue
+                self._push(result)
+
+    def _push(self, result: Result) -> None:
+        """Bring back one result, joining again where the server forgot the session."""
+        client = client_of(result.order)
+        while True:
+            member = self.members[client]
+            try:
+                self.link.push(member, result)
+                return
+            except SessionGone:
+                if not self._renew({client: member}):
+                    return
+            except UploadRefused as error:  # this client fails for this interaction
+                log.error("%s", error)
+                return
+            except (Superseded, RunOver) as error:
+                log.warning("client %s: %s", client, error)
+                return
+            except LinkError as error:
+                self._fail(error)
+                return
+
+    def _fail(self, error: FedtideError) -> None:
+        """End the process: the thread that trains finds the error where it waits for orders."""
+        self._failure = self._failure or error
+        self._orders.put(error)
+
+    def _beat_forever(self) -> None:
+        while not self._closed.wait(self.beat_every_s):
+            for client, worker in self.workers.items():
+                if worker.progress.interaction >= 0:
+                    self.link.beat(
+                        self.members[client], worker.progress, self.states[client].durable
+                    )
+
+
+def client_of(order: rpc.Order) -> ClientId:
+    """Return the client an order is for."""
+    return EVALUATOR if order.client_id == EVALUATOR else int(order.client_id)
+
+
+def _tables(text: str) -> dict[str, Any]:
+    tables: dict[str, Any] = json.loads(text)
+    return tables

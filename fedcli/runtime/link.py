@@ -1,0 +1,366 @@
+"""The link to the server: one channel, calls that wait out a server that is gone for a while.
+
+Payloads pass as raw bytes; the codec reads frames without a copy. Common parts of payloads are kept
+by digest, so that clients of one process fetch them once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+from grpc.experimental import ChannelOptions
+
+from fedcli.runtime.worker import Progress, Result
+from fedmodels.errors import LinkError, PayloadError
+from fedmodels.printable import printable
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedpb import AGAIN_AFTER
+from fedpb import coordinator_pb2 as rpc
+from fedpb.codec import Receiver, frames_of, merged, messages, read_chunk
+from fedpb.headers import header_of
+
+_SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
+_RETRIED = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
+"""After so long without a byte a server is asked whether it is there, and has so long to answer."""
+_CROWDED = "Concurrent RPC limit exceeded!"
+"""What gRPC's server says where more calls wait than it bears."""
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One client's place in the run."""
+
+    client: ClientId
+    run_id: str
+    token: bytes
+
+
+class SessionGone(Exception):
+    """The server does not know the session any more; joining again helps."""
+
+
+class RunOver(Exception):
+    """The run has ended, and its end is committed."""
+
+
+class UploadRefused(LinkError):
+    """The server will not take this upload, now or later; the run may go on."""
+
+
+class Superseded(Exception):
+    """The server no longer wants this result."""
+
+
+class Link:
+    """The calls of the service, with patience."""
+
+    def __init__(
+        self,
+        address: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        give_up_after_s: float | None = None,
+    ) -> None:
+        options = [
+            ("grpc.max_receive_message_length", 4 << 20),
+            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+            ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # of pings that measure, too
+            ("grpc.http2.max_pings_without_data", 0),  # else once a minute, after two without data
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
+            ("grpc.enable_retries", 0),
+            (ChannelOptions.SingleThreadedUnaryStream, 1),  # a Pull needs no thread of its own
+        ]
+        self.address = address
+        self._give_up_after_s = give_up_after_s
+        self._over_tls = credentials is not None
+        self._closed = threading.Event()
+        self._channel = (
+            grpc.secure_channel(address, credentials, options)
+            if credentials
+            else grpc.insecure_channel(address, options)
+        )
+        self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinReply)
+        self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatReply)
+        self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveReply)
+        self._pull = self._channel.unary_stream(
+            f"{_SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
+        )
+        push = f"{_SERVICE}/Push"
+        self._push = self._channel.stream_unary(push, None, rpc.PushReply.FromString)
+        self._push_whole = self._channel.unary_unary(push, None, rpc.PushReply.FromString)
+        """A stream of one message: the same on the wire, and without a thread that sends it."""
+        self._orders: Any = None
+        """The Pull under way, if there is one."""
+        self._held: dict[bytes, Bundle] = {}
+        """The last common part by digest."""
+
+    def _unary(self, name: str, request: Any, reply: Any) -> Any:
+        return self._channel.unary_unary(
+            f"{_SERVICE}/{name}", request.SerializeToString, reply.FromString
+        )
+
+    # --- patience ---------------------------------------------------------------------------------
+
+    def _patiently(self, what: str, call: Callable[[], T]) -> T:
+        """Make a call until the server answers; say so when it is gone, and again each minute.
+
+        Raises:
+            LinkError: the server refused, or stayed away for longer than allowed.
+            SessionGone: the session has to be renewed.
+            Superseded: the result is no longer wanted.
+            RunOver: the run has ended.
+        """
+        lost_since = told = None
+        wait_s = 0.1
+        while True:
+            try:
+                return call()
+            except grpc.RpcError as error:
+                again_s = _again_after_s(error)
+                if again_s is None:
+                    _raise_if_final(what, error)
+                if self._closed.is_set():
+                    raise LinkError(f"{what}: the link is closed") from None
+                reason = self._explained(_said(error))
+            if again_s is not None:  # the server is there: it says when to come again
+                lost_since, wait_s = None, max(wait_s, again_s)
+            else:
+                lost_since = lost_since or time.monotonic()
+                told = self._tell_lost(lost_since, told, reason)
+            if self._closed.wait(wait_s * random.uniform(0.5, 1.0)):
+                raise LinkError(f"{what}: the link is closed")
+            wait_s = min(2 * wait_s, max(2.0, again_s or 0.0))
+
+    def _tell_lost(self, lost_since: float, told: float | None, reason: str) -> float:
+        """Say that the server is gone, once and then each minute; return when that was last said.
+
+        Raises:
+            LinkError: it is gone for longer than allowed.
+        """
+        now = time.monotonic()
+        if self._give_up_after_s is not None and now - lost_since > self._give_up_after_s:
+            raise LinkError(
+                f"gave up: the server at {self.address} was gone for "
+                f"{self._give_up_after_s:g} s: {reason}"
+            )
+        if told is not None and now - told <= 60:
+            return told
+        log.warning("lost the server at %s, trying again: %s", self.address, reason)
+        return now
+
+    def _explained(self, details: str) -> str:
+        """Say what a failed TLS handshake looks like; one that cannot succeed is final.
+
+        Raises:
+            LinkError: the server's certificate is not signed by the authority that is trusted.
+        """
+        if "CERTIFICATE_VERIFY_FAILED" in details:
+            raise LinkError(
+                f"TLS: the certificate of the server at {self.address} is not signed by the "
+                "authority that --tls-ca names, or is for another host"
+            )
+        if self._over_tls and ("Socket closed" in details or "handshake" in details.lower()):
+            return (
+                f"{details} (over TLS this may be a certificate that the server does not accept: "
+                "check --tls-cert and --tls-ca)"
+            )
+        return details
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def join(self, request: rpc.JoinRequest) -> rpc.JoinReply:
+        """Join the run as one client.
+
+        Raises:
+            LinkError: the server refused, with its line.
+        """
+        reply: rpc.JoinReply = self._patiently(
+            f"client {request.client_id}", lambda: self._join(request)
+        )
+        return reply
+
+    def pull(
+        self,
+        waiting: Callable[[], Sequence[rpc.Waiting]],
+        specs: Callable[[str], Mapping[str, BundleSpec]],
+    ) -> tuple[rpc.Order, Bundle]:
+        """Wait for the next order of any client of this process; return it and its payload.
+
+        Orders come over one call, which is made when there is none.
+
+        Args:
+            waiting: tells for whom to wait, whenever a call is made.
+            specs: what the parts of a client's payload must hold.
+
+        Raises:
+            LinkError, SessionGone: as :meth:`_patiently` says.
+            PayloadError: the payload is not what ``specs`` says.
+        """
+        while True:
+            found = self._patiently("pull", lambda: self._next_order(waiting, specs))
+            if found is not None:
+                return found
+
+    def _next_order(
+        self,
+        waiting: Callable[[], Sequence[rpc.Waiting]],
+        specs: Callable[[str], Mapping[str, BundleSpec]],
+    ) -> tuple[rpc.Order, Bundle] | None:
+        if self._orders is None:
+            request = rpc.PullRequest(waiting=waiting(), held=list(self._held))
+            self._orders = self._pull(request)
+        found = None
+        try:
+            found = self._read_order(self._orders, specs)
+        finally:
+            if found is None:
+                self.end_pull()
+        return found
+
+    def end_pull(self) -> None:
+        """End the Pull under way, if there is one; the next order comes over a new one."""
+        if self._orders is not None:
+            self._orders.cancel()
+            self._orders = None
+
+    def _read_order(
+        self, stream: Iterator[bytes], specs: Callable[[str], Mapping[str, BundleSpec]]
+    ) -> tuple[rpc.Order, Bundle] | None:
+        first = next(stream, None)
+        if first is None:
+            return None  # the server ended the call: nobody waits for these clients any more
+        header, frame = read_chunk(first, rpc.PullHeader)
+        if header is None:
+            raise PayloadError("an order must begin with its header")
+        order, found = header.order, dict[str, Bundle]()
+        for part in header.parts:
+            if part.held:
+                found[part.role] = self._held[part.digest]
+                continue
+            receiver = Receiver(part.bundle, specs(order.client_id)[part.role])
+            while not receiver.is_complete:
+                if frame is None:
+                    _, frame = read_chunk(next(stream, b""), rpc.PullHeader)
+                if frame is None:
+                    raise PayloadError(f"an order's {part.role} part ended early")
+                receiver.feed(frame)
+                frame = None
+            found[part.role] = receiver.finish()
+            if part.role == "common":
+                self._held = {receiver.digest: found[part.role]}
+        if frame is not None:
+            raise PayloadError("an order goes on after its last part")
+        return order, merged(found)
+
+    def push(self, member: Member, result: Result) -> rpc.PushReply:
+        """Bring back the result of an order.
+
+        Raises:
+            LinkError, SessionGone, Superseded: as :meth:`_patiently` says.
+        """
+        order = result.order
+        header = rpc.PushHeader(
+            client_id=order.client_id,
+            token=member.token,
+            kind=order.kind,
+            interaction=order.interaction,
+            trip=order.trip,
+            report=result.report,
+            failure=result.failure,
+        )
+        header.bundle.CopyFrom(header_of(result.upload))
+        what = f"client {member.client}, interaction {order.interaction}"
+        reply: rpc.PushReply = self._patiently(what, lambda: self._send(header, result.upload))
+        return reply
+
+    def _send(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushReply:
+        """Make one Push; a frame is laid out while the one before it is under way."""
+        head = rpc.PushChunk(header=header).SerializeToString()
+        frames = frames_of(upload, header.bundle.payload_bytes)
+        stream = messages(head, (frame.laid_out() for frame in frames))
+        first, second = next(stream), next(stream, None)
+        reply: rpc.PushReply
+        if second is None:
+            reply = self._push_whole(first)
+        else:
+            reply = self._push(itertools.chain([first, second], stream))
+        return reply
+
+    def beat(self, member: Member, progress: Progress, durable: int) -> None:
+        """Give a sign of life; a server that is gone does not matter here."""
+        request = rpc.BeatRequest(
+            client_id=str(member.client),
+            token=member.token,
+            epoch=progress.epoch,
+            batch=progress.batch,
+            loss=float(progress.loss) if progress.loss is not None else 0.0,
+            durable=durable,
+            interaction=progress.interaction,
+        )
+        try:
+            if self._beat(request, timeout=5.0).superseded:
+                progress.superseded = True
+        except grpc.RpcError as error:
+            log.debug("beat: %s", _said(error))
+
+    def leave(self, member: Member, reason: str) -> None:
+        """Give the session back, if the server is there."""
+        request = rpc.LeaveRequest(client_id=str(member.client), token=member.token, reason=reason)
+        try:
+            self._leave(request, timeout=2.0)
+        except grpc.RpcError as error:
+            log.debug("leave: %s", _said(error))
+
+    def close(self) -> None:
+        """Close the channel; calls under way end."""
+        self._closed.set()
+        self._channel.close()
+
+
+def _said(error: Any) -> str:
+    """Return a server's line, fit to be printed."""
+    return printable(error.details() or "")
+
+
+def _raise_if_final(what: str, error: grpc.RpcError) -> None:
+    """Raise what a server's answer means, unless the call may be made again."""
+    code, line = error.code(), _said(error)
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        raise SessionGone(line) from None
+    if code == grpc.StatusCode.ABORTED:
+        raise Superseded(line) from None
+    if code == grpc.StatusCode.OUT_OF_RANGE:
+        raise RunOver(line) from None
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        raise UploadRefused(f"{what}: {line} ({code.name})") from None
+    if code not in _RETRIED:
+        raise LinkError(f"{what}: {line} ({code.name})") from None
+
+
+def _again_after_s(error: grpc.RpcError) -> float | None:
+    """Return after how long a server that is there wants the same call again; None if it does not.
+
+    No more than a minute, whatever the server says.
+    """
+    if error.details() == _CROWDED:
+        return 1.0
+    for key, value in error.trailing_metadata() or ():
+        if key == AGAIN_AFTER and str(value).isdecimal() and len(value) < 10:
+            return min(int(value) / 1000, 60.0)
+    return None

@@ -1,0 +1,233 @@
+"""A client's state directory: its session and its private state after each interaction.
+
+A state is written before the upload it belongs to is sent (temporary file, rename), so a crash at
+any moment leaves either the old or the new one. Nothing waits for the disk: a background thread
+syncs new states, and the newest synced one is reported as durable.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmodels.errors import ArchiveError
+from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
+from fedmodels.tensors.archive import load, save
+from fedmodels.tensors.bundle import Bundle
+
+_NAME = "state-{:08d}.safetensors"
+PERSONAL = "personal.safetensors"
+SECRET = "secret"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Session:
+    """Which run this directory belongs to, and the token that proves it."""
+
+    run_id: str = ""
+    token: bytes = b""
+
+
+class StateDirectory:
+    """The states of one client; used by the thread that trains."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a state directory, or make one.
+
+        Raises:
+            ArchiveError: it cannot be used.
+        """
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArchiveError(f"state directory {path}: {error.strerror}") from None
+        self._cached: tuple[int, Bundle] | None = None
+        self._secret: Secret | None = None
+        self._syncing: deque[int] = deque()
+        self._sync_wanted = threading.Event()
+        self._durable = -1
+        self._newest = max(self.versions(), default=-1)
+        """The last state that counts, or may; later ones are of commits that were rolled back."""
+        self._syncing_one = threading.Lock()
+        self._drop_unusable()
+        self._syncing.extend(self.versions())  # an earlier process may have died before its sync
+        self._sync_wanted.set()
+        threading.Thread(target=self._sync_forever, name="state-sync", daemon=True).start()
+
+    def _drop_unusable(self) -> None:
+        """Remove what a crash or a power loss left: cut writes and damaged states."""
+        for pattern in ("*.tmp", ".*.safetensors.*"):
+            for leftover in self.path.glob(pattern):
+                leftover.unlink()
+        for version in self.versions():
+            path = self.path / _NAME.format(version)
+            try:
+                load(path)
+            except ArchiveError as error:
+                log.warning("%s; it is dropped", error)
+                path.unlink()
+
+    # --- session ----------------------------------------------------------------------------------
+
+    def session(self) -> Session:
+        """Return the session stored here, or an empty one."""
+        try:
+            facts = json.loads((self.path / "session.json").read_text())
+            return Session(facts["run_id"], bytes.fromhex(facts["token"]))
+        except FileNotFoundError:
+            return Session()
+        except (ValueError, KeyError, TypeError):
+            raise ArchiveError(
+                f"{self.path / 'session.json'} is damaged; delete it to join afresh"
+            ) from None
+
+    def set_session(self, session: Session) -> None:
+        """Store a session, readable by its owner only, safely on the disk."""
+        facts = json.dumps({"run_id": session.run_id, "token": session.token.hex()})
+        self._write_private(self.path / "session.json", facts.encode(), sync=True)
+
+    # --- secret -----------------------------------------------------------------------------------
+
+    def secret(self) -> Secret:
+        """Return what only this client knows; draw it when it is first asked for.
+
+        It is safe on the disk before it is used, so that a crash changes no noise.
+
+        Raises:
+            ArchiveError: it is damaged, or cannot be stored.
+        """
+        path = self.path / SECRET
+        if self._secret is None:
+            try:
+                self._secret = Secret(path.read_bytes())
+            except FileNotFoundError:
+                fresh = Secret.fresh()
+                self._write_private(path, fresh.key, sync=True)
+                self._secret = fresh
+            except OSError as error:
+                raise ArchiveError(f"cannot read {path}: {error.strerror}") from None
+        if len(self._secret.key) != SECRET_BYTES:
+            raise ArchiveError(f"{path} is damaged; delete it to draw another")
+        return self._secret
+
+    def _write_private(self, path: Path, data: bytes, *, sync: bool = False) -> None:
+        """Write a small file, readable by its owner only, whole or not at all.
+
+        Raises:
+            ArchiveError: it cannot be written.
+        """
+        temporary = path.with_name(f"{path.name}.tmp")
+        try:
+            temporary.unlink(missing_ok=True)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                if sync:
+                    os.fsync(handle)
+            temporary.replace(path)
+            if sync:
+                _sync_path(path.parent)
+        except OSError as error:
+            raise ArchiveError(f"cannot write {path}: {error.strerror}") from None
+
+    # --- private states ---------------------------------------------------------------------------
+
+    def versions(self) -> list[int]:
+        """Return the interactions after which a private state is held, ascending."""
+        return sorted(int(f.stem.partition("-")[2]) for f in self.path.glob("state-*.safetensors"))
+
+    @property
+    def durable(self) -> int:
+        """Return the newest state that is safe on the disk; -1 for none."""
+        return self._durable
+
+    def load(self, base: int, initial: Bundle) -> Bundle:
+        """Return the private state after interaction ``base``, or ``initial`` for -1.
+
+        Raises:
+            ArchiveError: the state is gone or damaged.
+        """
+        with self._syncing_one:
+            self._newest = base
+            self._durable = min(self._durable, base)
+        if base < 0:
+            return initial
+        if self._cached is None or self._cached[0] != base:
+            self._cached = (base, load(self.path / _NAME.format(base))[0])
+        return self._cached[1]
+
+    def save(self, interaction: int, state: Bundle) -> None:
+        """Write the private state after an interaction."""
+        save(self.path / _NAME.format(interaction), state, {"interaction": str(interaction)})
+        self._cached = (interaction, state)
+        self._newest = interaction
+        self._syncing.append(interaction)
+        self._sync_wanted.set()
+
+    def settle(self, base: int, committed: int) -> None:
+        """Delete states of interactions that did not count.
+
+        Those after the last commit stay: after a roll-back they may count again.
+
+        Args:
+            base: the last interaction of this client that counts.
+            committed: the last interaction that counts at all.
+        """
+        for version in self.versions():
+            if base < version <= committed:
+                (self.path / _NAME.format(version)).unlink(missing_ok=True)
+
+    def prune(self, watermark: int) -> None:
+        """Delete states that no roll-back to the watermark can ask for."""
+        versions = self.versions()
+        needed = max((v for v in versions if v <= watermark), default=-1)
+        for version in versions:
+            if version < needed:
+                (self.path / _NAME.format(version)).unlink(missing_ok=True)
+
+    def save_personal(self, weights: Bundle, description: Mapping[str, str]) -> None:
+        """Store the final personal model and what it is, safely on the disk.
+
+        Nobody asks for it again once the run is over.
+        """
+        save(self.path / PERSONAL, weights, description, fsync=True)
+
+    def _sync_forever(self) -> None:
+        while True:
+            self._sync_wanted.wait()
+            self._sync_wanted.clear()
+            while self._syncing:
+                version = self._syncing.popleft()
+                synced = self._sync(self.path / _NAME.format(version))
+                with self._syncing_one:  # the run may have been rolled back meanwhile
+                    if synced and version <= self._newest:
+                        self._durable = version
+
+    def _sync(self, path: Path) -> bool:
+        try:
+            for place in (path, self.path):
+                _sync_path(place)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            log.error("%s is not safe on the disk: %s", path, error.strerror)
+            return False
+        return True
+
+
+def _sync_path(path: Path) -> None:
+    """Fsync a file or a directory."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,64 @@
+"""Clients of one process whose orders to train are done as one stacked training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedcli.runtime.worker import CAUGHT, Result, Worker
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.loop import ClientHalf
+from fedmodels.training.stack import begin_apart, fit_together
+from fedpb import coordinator_pb2 as rpc
+
+
+@dataclass(frozen=True)
+class Task:
+    """An order to train, its payload, and whose it is."""
+
+    worker: Worker
+    order: rpc.Order
+    payload: Bundle
+
+
+def execute_together(tasks: Sequence[Task]) -> list[Result]:
+    """Train the clients of several orders of one interaction at the same time.
+
+    A client that cannot begin or end fails alone; what goes wrong in their common steps fails all.
+
+    Returns:
+        A result for each order that was not abandoned.
+    """
+    found: list[Result | None] = []
+    begun: list[tuple[Task, ClientHalf]] = []
+    for place, task in enumerate(tasks):
+        try:
+            half = task.worker.begin(task.order, task.payload, place)
+            if isinstance(half, Result):
+                found.append(half)
+                continue
+            begin_apart(half)
+            begun.append((task, half))
+        except CAUGHT as error:
+            found.append(task.worker.failed(task.order, error))
+    if begun:
+        found += _trained(begun)
+    return [result for result in found if result is not None]
+
+
+def _trained(begun: Sequence[tuple[Task, ClientHalf]]) -> list[Result | None]:
+    start = time.monotonic()
+    try:
+        losses = fit_together([half for _, half in begun])
+    except CAUGHT as error:
+        return [task.worker.failed(task.order, error) for task, _ in begun]
+    each = (time.monotonic() - start) / len(begun)
+    return [_ended(*one, loss, each) for one, loss in zip(begun, losses, strict=True)]
+
+
+def _ended(task: Task, half: ClientHalf, loss: float, seconds: float) -> Result | None:
+    try:
+        return task.worker.end(task.order, half, half.end(loss), seconds)
+    except CAUGHT as error:
+        return task.worker.failed(task.order, error)

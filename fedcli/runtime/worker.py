@@ -1,0 +1,339 @@
+"""What one client does with an order: the client half of a method on its own data."""
+
+from __future__ import annotations
+
+import logging
+import math
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import InitVar, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedcli.data.store.client_data import ClientData, ClientFile, GlobalTest, Normaliser
+from fedcli.data.store.stream import TaskStream
+from fedcli.runtime.state import StateDirectory
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import DataError, FedtideError
+from fedmodels.methods import make
+from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.nets.trained import ModelFacts, header_of
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
+from fedmodels.training.loop import ClientHalf, score, train_locally
+from fedmodels.training.method import ClientContext, LocalResult, Run
+from fedpb import coordinator_pb2 as rpc
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """How far the training under way is; written by the worker, read by the heartbeat."""
+
+    interaction: int = -1
+    epoch: int = -1
+    batch: int = 0
+    loss: Tensor | None = None
+    superseded: bool = False
+    """Set by the heartbeat: nobody waits for this work any more."""
+
+
+class Abandoned(Exception):
+    """The work under way is no longer wanted."""
+
+
+CAUGHT = (
+    Abandoned,
+    FedtideError,
+    RuntimeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+)
+"""What an order may come to; it fails a client for an interaction, not the process."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What goes back to the server for one order."""
+
+    order: rpc.Order
+    upload: Bundle
+    report: rpc.Report
+    failure: str = ""
+
+
+@dataclass
+class Worker:
+    """One client of a run: its data, its private state, and a net to work with."""
+
+    client: ClientId
+    data: ClientData
+    states: StateDirectory
+    experiment: Experiment
+    device: torch.device
+    sibling: InitVar[Worker | None] = None
+    """Another client of this process: they train in turn, and share its net to work with."""
+    keep_bytes: int = 256 << 20
+    """A larger upload is not kept until it is committed, but computed again if need be."""
+    progress: Progress = field(default_factory=Progress)
+    run: Run = field(init=False)
+    net: SplitNet = field(init=False)
+    nets: list[SplitNet] = field(init=False)
+    """That net, and those of clients that train at the same time as it does."""
+
+    def __post_init__(self, sibling: Worker | None) -> None:
+        """Build the method, the net and the stream of tasks."""
+        table = self.experiment.method
+        self.method = make(table.name, **table.hyper_parameters())
+        self.run = sibling.run if sibling else Run(self.experiment, self.data.problem)
+        self.net = sibling.net if sibling else self.run.make_net().to(self.device).pack()
+        self.nets = sibling.nets if sibling else [self.net]
+        self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
+        self.stateful = self.method.keeps_state(self.run)
+        self._held: Result | None = None
+        self._committed = -1
+        self._looked_at, self._peak = -math.inf, 0
+
+    @cached_property
+    def payload_spec(self) -> Mapping[str, BundleSpec]:
+        """What the parts of an order's payload must hold."""
+        common, personal = self.method.payload_spec(self.run)
+        return {"common": common, "personal": personal}
+
+    def execute(self, order: rpc.Order, payload: Bundle) -> Result | None:
+        """Do what an order says; None when it was abandoned on the way.
+
+        What goes wrong here fails this client for this interaction, not the process.
+        """
+        try:
+            if order.kind == rpc.ORDER_TRAIN:
+                return self._train(order, payload)
+            if order.kind == rpc.ORDER_EVALUATE:
+                return self._evaluate(order, payload)
+            return self._finish(order, payload)
+        except CAUGHT as error:
+            return self.failed(order, error)
+
+    def failed(self, order: rpc.Order, error: Exception) -> Result | None:
+        """Return what goes back when an order came to an error; call it where it is caught."""
+        if isinstance(error, Abandoned):
+            return None
+        if isinstance(error, FedtideError):
+            return Result(order, Bundle(), rpc.Report(), str(error))
+        log.exception("client %s, interaction %d", self.client, order.interaction)
+        return Result(order, Bundle(), rpc.Report(), f"{type(error).__name__}: {error}")
+
+    def _forget(self, order: rpc.Order) -> None:
+        """Drop what an order says is no longer needed."""
+        if self.stateful:
+            self.states.settle(order.base, order.committed)
+            self.states.prune(order.durable)
+        rolled_back = order.committed < self._committed
+        if rolled_back or (self._held and self._held.order.interaction <= order.committed):
+            self._held = None
+        self._committed = order.committed
+
+    def _context(self, order: rpc.Order, net: SplitNet | None = None) -> ClientContext:
+        self.progress = Progress(order.interaction)
+        return ClientContext(
+            self.run, self.client, order.interaction, order.round, order.task,
+            net or self.net, self.stream, self.device, self._tick, secret=self.states.secret,
+        )  # fmt: skip
+
+    def _tick(self, epoch: int, batch: int, loss: Tensor) -> None:
+        now = self.progress
+        if now.superseded:
+            raise Abandoned
+        now.epoch, now.batch, now.loss = epoch, batch, loss
+
+    def _state(self, order: rpc.Order) -> Bundle:
+        assert isinstance(self.client, int), "the evaluator has no private state"
+        if not self.stateful:
+            return self._fixed_state
+        return self.states.load(order.base, self.method.init_client(self.run, self.client))
+
+    @cached_property
+    def _fixed_state(self) -> Bundle:
+        """The private state of a method that keeps none from one interaction to the next."""
+        assert isinstance(self.client, int)
+        return self.method.init_client(self.run, self.client)
+
+    def _train(self, order: rpc.Order, payload: Bundle) -> Result:
+        """Train in the net of this process."""
+        half = self.begin(order, payload)
+        if isinstance(half, Result):
+            return half
+        begun = time.monotonic()
+        done = train_locally(self.method, half.ctx, half.payload, half.state)
+        return self.end(order, half, done, time.monotonic() - begun)
+
+    def begin(self, order: rpc.Order, payload: Bundle, place: int = 0) -> ClientHalf | Result:
+        """Make ready to train; return the result if it is there from an earlier order.
+
+        Args:
+            order: to train.
+            payload: what came with it.
+            place: among the clients that train at the same time; each has a net of its own.
+        """
+        self._forget(order)
+        held = self._held
+        state_is_there = not self.stateful or order.interaction in self.states.versions()
+        if held is not None and state_is_there and _same(held.order, order):
+            return Result(order, held.upload, held.report)
+        while len(self.nets) <= place:
+            self.nets.append(self.net.copy())
+        state = self._state(order)
+        self.stream.open(order.task)
+        return ClientHalf(self.method, self._context(order, self.nets[place]), payload, state)
+
+    def end(self, order: rpc.Order, half: ClientHalf, done: LocalResult, seconds: float) -> Result:
+        """Save the private state, and keep the upload until it is committed."""
+        report = rpc.Report(
+            loss=done.loss if done.num_examples else 0.0,
+            seconds=seconds,
+            num_examples=done.num_examples,
+            extra=half.ctx.metrics,
+            peak_rss_bytes=self._peak_rss_bytes(),
+        )
+        if "after_local" in order.views:
+            self._add_counts(report, order, half.ctx, "after_local", half.payload, done.state)
+        if self.stateful:
+            self.states.save(order.interaction, done.state)
+        report.durable = self.states.durable
+        self.progress = Progress()
+        result = Result(order, done.upload, report)
+        self._held = result if done.upload.num_bytes() <= self.keep_bytes else None
+        return result
+
+    def _peak_rss_bytes(self) -> int:
+        """Return the most memory this process ever held; looked up once a second at most."""
+        now = time.monotonic()
+        if now - self._looked_at > 1.0:
+            self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+            self._looked_at = now
+        return self._peak
+
+    def _evaluate(self, order: rpc.Order, payload: Bundle) -> Result:
+        """Score the models the order names."""
+        self._forget(order)
+        report = rpc.Report(durable=self.states.durable)
+        ctx = self._context(order)
+        state = Bundle() if self.client == EVALUATOR else self._state(order)
+        for view in order.views:
+            ctx.view = view
+            if view == "global":
+                self.method.load_global(ctx, payload)
+                self._add_counts(report, order, ctx, view, payload, state)
+            elif self.client != EVALUATOR:
+                self.method.load(ctx, payload, state)
+                self._add_counts(report, order, ctx, view, payload, state)
+        return Result(order, Bundle(), report)
+
+    def _finish(self, order: rpc.Order, payload: Bundle) -> Result:
+        """Store the final personal model and report the digest of the private state."""
+        self._forget(order)
+        if self.client == EVALUATOR:
+            return Result(order, Bundle(), rpc.Report())
+        state, ctx = self._state(order), self._context(order)
+        ctx.view = "after_downlink"
+        self.method.load(ctx, payload, state)
+        description = header_of(self._facts(order, ctx.view))
+        self.states.save_personal(Bundle(weights=weights_of(self.net)), description)
+        if isinstance(self.client, int) and self.client < self.experiment.evaluate.pictures:
+            try:
+                self._draw(ctx, payload, state)
+            except (OSError, RuntimeError, ValueError) as error:  # no reason to lose a run
+                log.warning("client %s drew no picture: %s", self.client, error)
+        digest = state_digest([("client", state)])
+        return Result(order, Bundle(), rpc.Report(state_sha256=digest))
+
+    def _facts(self, order: rpc.Order, view: str) -> ModelFacts:
+        """Describe the net of this client as it is stored."""
+        file, net = self.data.file, self.experiment.net
+        return ModelFacts(
+            net.name, net.options(), file.input_shape, file.num_classes, file.scale, file.mean,
+            file.std, file.class_names, self.method.name, view, order.round,
+        )  # fmt: skip
+
+    def _draw(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        """Draw what the method has to show, for the owner of this directory alone."""
+        self.stream.meet(self.data.num_tasks)
+        tests = [self.stream.test(task) for task in range(self.data.num_tasks)]
+        x, y = (torch.cat(parts) for parts in zip(*tests, strict=True))
+        self.net.eval()
+        found = self.method.pictures(ctx, payload, state, x, y)
+        if found:
+            from fedcli.runtime.pictures import (
+                draw,  # matplotlib: only where there is something to draw
+            )
+
+            for name, picture in found.items():
+                draw(picture, self.states.path / "pictures" / f"{name}.png")
+
+    def _add_counts(
+        self,
+        report: rpc.Report,
+        order: rpc.Order,
+        ctx: ClientContext,
+        view: str,
+        payload: Bundle,
+        state: Bundle,
+    ) -> None:
+        """Score the model in the net on the test sets of the order."""
+        ctx.view = view
+        found = score(self.method, ctx, payload, state, dict(self._sets(order, view)))
+        for (rule, name), c in found.items():
+            report.counts.append(
+                rpc.Counts(
+                    view=view,
+                    rule=rule,
+                    test_set=name,
+                    loss_sum=c.loss_sum,
+                    support=c.support,
+                    predicted=c.predicted,
+                    correct=c.correct,
+                )
+            )
+
+    def _sets(self, order: rpc.Order, view: str) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+        if self.client != EVALUATOR:
+            self.stream.meet(order.tasks_seen)
+            for task in range(min(order.tasks_seen, self.data.num_tasks)):
+                yield f"task/{task}", self.stream.test(task)
+        if self.client == EVALUATOR or (order.global_test and view != "global"):
+            found = self.stream.global_test()
+            if found is not None:
+                yield "global-test", found
+
+
+def _same(one: rpc.Order, other: rpc.Order) -> bool:
+    """Tell whether the result of one order to train answers another as well."""
+    return one.interaction == other.interaction and one.views == other.views
+
+
+class EvaluatorData(ClientData):
+    """The evaluator's data: the global test set and no task."""
+
+    def __init__(self, root: Path) -> None:
+        """Open ``root/global-test``.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        found = GlobalTest.find(root)
+        if found is None:
+            raise DataError(f"{root / 'global-test'} is not there: the evaluator has nothing to do")
+        self.directory = root / "global-test"
+        self.file = ClientFile(**found.problem.model_dump(), tasks=())
+        self.normaliser = Normaliser.of(self.file)
+
+
+def open_data(root: Path, client: ClientId) -> ClientData:
+    """Open a client's directory under a partition root; the evaluator's is the global test set."""
+    return EvaluatorData(root) if client == EVALUATOR else ClientData(root / str(client))

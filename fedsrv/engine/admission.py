@@ -1,0 +1,141 @@
+"""Who may take part in a run: what its problem is, and whose description fits it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Self
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError, PayloadError, RunFailed
+from fedmodels.tensors.bundle import ClientId, Problem
+from fedsrv.engine.client_profile import Profile
+
+
+class Admission:
+    """Checks that everyone who takes part has the run's problem.
+
+    The problem is what the config says, or what clients agreed on in an earlier part of the run;
+    else what more than half of the clients describe alike. Until that is decided, nobody's word
+    counts more than another's.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[int, str],
+        clients: int = 1,
+        problem: Problem | None = None,
+        most_tasks: Callable[[int, int], int] | None = None,
+    ) -> None:
+        """Start from what is known.
+
+        Args:
+            known: descriptions of an earlier part of the run, if there are any.
+            clients: of the run; more than half of them decide.
+            problem: if the config says it.
+            most_tasks: from a client and a number of classes to the tasks the config gives it.
+        """
+        self._lock = threading.Lock()
+        self._known = dict(known)
+        self._clients, self._problem, self._most_tasks = clients, problem, most_tasks
+        self._said: dict[ClientId, tuple[str, Problem]] = {}
+        """What those who were admitted describe."""
+        for client, text in known.items():
+            self._problem = self._problem or Profile.parse(client, text).problem
+
+    @classmethod
+    def of(cls, experiment: Experiment, known: Mapping[int, str]) -> Self:
+        """Return the admission to an experiment's run."""
+        data, clients = experiment.data, experiment.schedule.clients
+        problem = None
+        if data.input_shape is not None and data.num_classes is not None:
+            problem = Problem(data.input_shape, data.num_classes)
+
+        def most_tasks(client: int, num_classes: int) -> int:
+            return experiment.scenario.tasks_per_client(clients, num_classes)[client]
+
+        return cls(known, clients, problem, most_tasks)
+
+    def check(self, client: ClientId, text: str) -> None:
+        """Check a description.
+
+        Raises:
+            PayloadError: it states another problem than the run's or than the client's own before,
+                or more tasks than the config gives it.
+        """
+        profile = Profile.parse(client, text)
+        with self._lock:
+            known = self._known.get(client) if isinstance(client, int) else None
+            if known is not None and json.loads(known) != json.loads(text):
+                raise PayloadError(f"client {client} had other data when it first joined this run")
+            if self._problem is not None and profile.problem != self._problem:
+                raise PayloadError(
+                    f"client {client} has {_described(profile.problem)}; the run has "
+                    f"{_described(self._problem)}"
+                )
+        self._check_tasks(client, profile)
+
+    def _check_tasks(self, client: ClientId, profile: Profile) -> None:
+        if self._most_tasks is None or not isinstance(client, int):
+            return
+        try:
+            most = self._most_tasks(client, profile.problem.num_classes)
+        except ConfigError as error:
+            raise PayloadError(f"client {client} does not fit the config: {error}") from None
+        if profile.num_tasks > most:
+            raise PayloadError(
+                f"client {client} announces {profile.num_tasks} tasks; [scenario] gives it {most}"
+            )
+
+    def admit(self, client: ClientId, text: str) -> list[ClientId]:
+        """Count a description that was checked; return who was admitted and does not fit after all.
+
+        A client that joins again takes back what it said before.
+        """
+        with self._lock:
+            self._said[client] = text, Profile.parse(client, text).problem
+            problem, votes = self._most_said()
+            if self._problem is None and votes > self._clients // 2:
+                self._problem = problem
+            return self._turned_away()
+
+    def settle(self) -> list[ClientId]:
+        """Decide among those who are there, and hold them to what they said; return who must leave.
+
+        Raises:
+            RunFailed: no more than half of them agree.
+        """
+        with self._lock:
+            problem, votes = self._most_said()
+            voters = [c for c in self._said if isinstance(c, int)]
+            if self._problem is None and voters and 2 * votes <= len(voters):
+                found = {c: _described(self._said[c][1]) for c in sorted(voters)}
+                shown = "; ".join(f"client {c} has {what}" for c, what in list(found.items())[:3])
+                raise RunFailed(
+                    f"no more than half of the clients describe the same problem: {shown}; say "
+                    "which it is with [data] input_shape and num_classes"
+                )
+            self._problem = self._problem or problem
+            away = self._turned_away()
+            self._known |= {c: said[0] for c, said in self._said.items() if isinstance(c, int)}
+            return away
+
+    def _most_said(self) -> tuple[Problem | None, int]:
+        """Return what most clients describe, and how many; the evaluator has no say."""
+        said = Counter(problem for c, (_, problem) in self._said.items() if isinstance(c, int))
+        return said.most_common(1)[0] if said else (None, 0)
+
+    def _turned_away(self) -> list[ClientId]:
+        """Forget those who have another problem than the run, and return them."""
+        if self._problem is None:
+            return []
+        away = [c for c, (_, problem) in self._said.items() if problem != self._problem]
+        for client in away:
+            del self._said[client]
+        return away
+
+
+def _described(problem: Problem) -> str:
+    return f"inputs {list(problem.input_shape)} and {problem.num_classes} classes"

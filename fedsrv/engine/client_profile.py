@@ -1,0 +1,113 @@
+"""What the server knows of its clients' data: the descriptions they give when they join."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.bundle import ClientId, Problem
+
+FORMAT = 1
+MOST_AXES, MOST_VALUES, MOST_CLASSES = 4, 2**24, 100_000
+"""Of one example's inputs, and of a problem: nets and arrays are built from these numbers."""
+MOST_EXAMPLES = 2**31
+"""Of one class in one task."""
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One client's description: the problem it has, and how many examples per task and class."""
+
+    problem: Problem
+    train: Counts  # (T, K)
+    test: Counts  # (T, K)
+    limits: tuple[Tensor, Tensor]
+    """What black and white of each channel are as inputs: (C,) each, or (1,) for all channels."""
+
+    @property
+    def num_tasks(self) -> int:
+        """Return how many tasks the client has."""
+        return len(self.train)
+
+    def labels(self, task: int) -> tuple[int, ...]:
+        """Return the classes the client trains on in a task; none in one it does not have."""
+        here = self.train[task] if task < self.num_tasks else np.zeros(0)
+        return tuple(int(c) for c in np.flatnonzero(here))
+
+    @classmethod
+    def parse(cls, client: ClientId, text: str) -> Profile:
+        """Read a ``client.json``.
+
+        Raises:
+            PayloadError: it is not one, or of another format version.
+        """
+        try:
+            facts = json.loads(text)
+            if facts["format"] != FORMAT:
+                raise PayloadError(
+                    f"client {client}: client.json has format {facts['format']}, expected {FORMAT}"
+                )
+            problem = Problem(tuple(facts["input_shape"]), facts["num_classes"])
+            if not _is_possible(problem):
+                raise ValueError("an impossible problem")
+            tasks = facts.get("tasks", [])
+            train, test = (_counts(tasks, part, problem) for part in ("train", "test"))
+            limits = _limits(facts, problem)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise PayloadError(f"client {client}: client.json is malformed: {error!r}") from None
+        return cls(problem, train, test, limits)
+
+
+def _is_possible(problem: Problem) -> bool:
+    """Tell whether a problem consists of whole numbers that are neither too small nor too large."""
+    numbers = (*problem.input_shape, problem.num_classes)
+    return (
+        all(type(n) is int and n >= 1 for n in numbers)
+        and 1 <= len(problem.input_shape) <= MOST_AXES
+        and math.prod(problem.input_shape) <= MOST_VALUES
+        and problem.num_classes <= MOST_CLASSES
+    )
+
+
+def _counts(tasks: list[dict[str, list[int]]], part: str, problem: Problem) -> Counts:
+    """Return the examples of each task and class (T, K)."""
+    rows = [task[part] for task in tasks]
+    for row in rows:
+        if len(row) != problem.num_classes:
+            raise ValueError(f"{part} counts of {len(row)} classes")
+        if not all(type(n) is int and 0 <= n < MOST_EXAMPLES for n in row):
+            raise ValueError(f"{part} counts that are none")
+    return np.array(rows, dtype=np.int64).reshape(len(rows), problem.num_classes)
+
+
+def _limits(facts: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return what raw values 0 and ``scale`` are after normalisation, of each channel or of all."""
+    channels = problem.input_shape[0 if len(problem.input_shape) == 3 else -1]
+    mean = np.array(facts.get("mean", [0.0]), dtype=np.float32)
+    std = np.array(facts.get("std", [1.0]), dtype=np.float32)
+    if not (mean.shape in ((1,), (channels,)) and std.shape in ((1,), (channels,))):
+        raise ValueError("a normalisation of other channels")
+    with np.errstate(all="ignore"):
+        low, high = -mean / std, (1 - mean) / std
+    if not (np.isfinite([low, high]).all() and (std > 0).all()):
+        raise ValueError("a normalisation that is none")
+    return torch.from_numpy(low), torch.from_numpy(high)
+
+
+def common_limits(profiles: Iterable[Profile]) -> tuple[Tensor, Tensor]:
+    """Return the median of each limit: one client of many does not say what black is."""
+    low, high = (
+        np.median(np.stack(np.broadcast_arrays(*edges)), axis=0).astype(np.float32)
+        for edges in zip(*(profile.limits for profile in profiles), strict=True)
+    )
+    return torch.from_numpy(low), torch.from_numpy(high)

@@ -1,0 +1,113 @@
+"""The engine's view of its clients: give orders to a cohort, get results back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedpb import coordinator_pb2 as rpc
+
+
+@dataclass(frozen=True)
+class Trip:
+    """One trip to clients and back: the order each gets, and the payload."""
+
+    orders: Mapping[ClientId, rpc.Order]
+    common: Bundle
+    personal: Mapping[ClientId, Bundle] = field(default_factory=dict)
+    spec: BundleSpec = field(default_factory=BundleSpec)
+    """What an upload must hold."""
+    needed: int | None = None
+    """Results it can be closed with when its deadline passes or clients fail; all unless given."""
+    share_of: Callable[[Bundle], float | None] = lambda upload: None
+    """What an upload's weights count in their mean, if the engine needs no more of them."""
+    check_report: Callable[[ClientId, rpc.Order, rpc.Report], None] = lambda *_: None
+    """Raises PayloadError for a report that says what it was not asked, or what cannot be."""
+    check_upload: Callable[[ClientId, Bundle], None] = lambda *_: None
+    """Raises PayloadError for an upload whose values cannot be."""
+
+    @property
+    def sample(self) -> rpc.Order:
+        """Return one of the orders; they differ in the client only."""
+        return next(iter(self.orders.values()))
+
+
+@dataclass
+class Result:
+    """What came back from one client."""
+
+    upload: Bundle
+    report: rpc.Report
+    logical_up: int = 0
+    logical_down: int = 0
+    wire_up: int = 0
+
+
+@dataclass
+class Results:
+    """What came back from a trip, in client-id order, and what crossed the wire for it."""
+
+    by_client: dict[ClientId, Result]
+    failed: dict[ClientId, str]
+    wire_down: int = 0
+    wire_up: int = 0
+    mean: Weights | None = None
+    """Of the uploads' weights, if it was taken as they came; they have no weights then."""
+
+
+class StateLost(Exception):
+    """A client came back without the private state it must hold; the run has to roll back."""
+
+    def __init__(self, client: int, versions: Sequence[int]) -> None:
+        super().__init__(f"client {client} holds private states {list(versions)} only")
+        self.client = client
+
+
+HoldsState = Callable[[int, Sequence[int]], bool]
+"""Tells whether a client that has these private states has the one it must hold; it raises
+:class:`LossTooLarge` where the run may not go back to what the client has."""
+
+
+class Cohort(Protocol):
+    """Clients that can be sent on a trip."""
+
+    def gather(self) -> Mapping[int, str]:
+        """Wait for the run's clients; return their descriptions (client.json) by id."""
+        ...
+
+    def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
+        """Wait until so many of these clients have joined; return what everybody who has says."""
+        ...
+
+    def has_evaluator(self) -> bool:
+        """Tell whether somebody scores the global model on the global test set."""
+        ...
+
+    def versions(self) -> Mapping[int, Sequence[int]]:
+        """Return which private states each client says it holds."""
+        ...
+
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
+        """Say which private states suffice, and when clients last trained; they have some.
+
+        Who joined before with too great a loss has to join again, and is told what to do.
+        """
+        ...
+
+    def starting_over(self) -> Sequence[int]:
+        """Return the clients that want to go on from their initial state; each is told once."""
+        ...
+
+    def exchange(self, trip: Trip) -> Results:
+        """Give the orders, wait for the results, and return them."""
+        ...
+
+    def commit(self, interaction: int, watermark: int) -> None:
+        """Remember what is committed and durable; orders carry it to the clients."""
+        ...
+
+    def durable(self) -> int | None:
+        """Return the interaction up to which every client's state is safe; None if all are."""
+        ...

@@ -1,0 +1,96 @@
+"""The mean of a trip's uploads, taken while others are still on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.weighted_mean import RunningMean
+from fedsrv.engine.cohort import Result
+
+
+class Folding:
+    """Adds up uploads in the order of their clients' ids, and lets go of their weights.
+
+    Else all of them would wait for the last: 50 of 45 MB are 2.3 GB. The order makes the bits those
+    of a mean of all at once. What would stay in memory anyway is left alone, and so is what the
+    method wants to see one by one.
+    """
+
+    def __init__(
+        self,
+        clients: Iterable[ClientId],
+        share_of: Callable[[Bundle], float | None],
+        kept_bytes: int,
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            clients: that were sent orders.
+            share_of: what an upload's weights count in the mean; None if they are not to be folded.
+            kept_bytes: uploads that need no more in all are left alone; of others, what needs three
+                quarters of it is added at a time: the sums are read and written once for them all.
+        """
+        self._clients = sorted(c for c in clients if isinstance(c, int))
+        self._share_of, self._kept_bytes = share_of, kept_bytes
+        self._mean = RunningMean()
+        self._next, self._at_once = 0, 1
+        self._pool: ThreadPoolExecutor | None = None
+        self._steps: list[Future[None]] = []
+
+    def came(
+        self, result: Result, results: Mapping[ClientId, Result], failed: Collection[ClientId]
+    ) -> None:
+        """Note that one more is there; a thread of its own adds it when its turn has come."""
+        if self._pool is None:
+            if not self._folds(result):
+                return
+            self._at_once = max(1, self._kept_bytes * 3 // 4 // result.logical_up)
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="fold")
+        self._steps.append(self._pool.submit(self._add, results, failed))
+
+    def finish(self, results: Mapping[ClientId, Result]) -> Weights | None:
+        """Add what is left and return the mean; None if uploads were left alone."""
+        if self._pool is None:
+            return None
+        everybody = set(self._clients)  # nobody else will answer
+        with self._pool as pool:
+            self._steps.append(pool.submit(self._add, results, everybody))
+        for step in self._steps:
+            step.result()
+        return self._mean.mean()
+
+    def _folds(self, result: Result) -> bool:
+        upload = result.upload
+        return (
+            result.logical_up * len(self._clients) > self._kept_bytes
+            and self._share_of(upload) is not None
+            and RunningMean.takes(upload.weights)
+            and not upload.num_evaluation_bytes()  # the record counts them one by one
+        )
+
+    def _add(self, results: Mapping[ClientId, Result], failed: Collection[ClientId]) -> None:
+        """Add the uploads up to the next client that has not answered, if they are enough."""
+        ready, end = list[Result](), self._next
+        for client in self._clients[self._next :]:
+            if client in results:
+                ready.append(results[client])
+            elif client not in failed:
+                break
+            end += 1
+        if len(ready) < self._at_once and end < len(self._clients):
+            return
+        self._next = end
+        uploads = [result.upload for result in ready]
+        self._mean.add([u.weights for u in uploads], [self._share_of(u) or 0.0 for u in uploads])
+        for result in ready:
+            result.upload = _without_weights(result.upload)
+
+
+def _without_weights(upload: Bundle) -> Bundle:
+    """Return the rest of an upload, in memory of its own."""
+    flat = upload.flat()
+    return Bundle.from_flat(
+        {key: flat[key].clone() for key in flat if not key.startswith("weights/")}
+    )

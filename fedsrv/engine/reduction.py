@@ -1,0 +1,141 @@
+"""The server half of an interaction, done so that no upload can spoil the run.
+
+A state that holds infinities is never returned, and nothing that an upload makes go wrong ends the
+run as long as enough others are left: whoever is behind it is found, and the rest reduced anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedmodels.errors import ClientFailed, PayloadError, RunFailed
+from fedmodels.tensors.bundle import Bundle, check_finite
+from fedmodels.training.method import Method, Metrics, ServerContext, ServerState
+
+CAUGHT = (
+    PayloadError,
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What values of uploads may make a method's server half raise."""
+
+Uploads = Mapping[int, Bundle]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What the uploads of an interaction come to."""
+
+    state: ServerState
+    metrics: Metrics
+    series: Mapping[str, Any]
+    left_out: dict[int, str] = field(default_factory=dict)
+    """Clients whose uploads are not in it, and why."""
+
+
+def reduced(
+    method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads, needed: int
+) -> Reduced:
+    """Aggregate and finish, without the clients whose uploads make that fail.
+
+    Args:
+        method: whose server half.
+        ctx: where in the run.
+        state: before; it is left as it is.
+        uploads: of all clients that answered.
+        needed: clients without which the run cannot go on.
+
+    Raises:
+        RunFailed: too few clients are left, or it cannot be told who is behind the failure.
+    """
+    try:
+        return _attempt(method, ctx, state, uploads)
+    except CAUGHT as error:
+        log.exception("interaction %d cannot be reduced as it is", ctx.interaction)
+        reason = _line(error)
+    behind = {} if ctx.mean is not None else _behind(method, ctx, state, uploads)
+    if not behind:
+        raise RunFailed(
+            f"interaction {ctx.interaction} cannot be reduced, and no single client is behind it: "
+            f"{reason}; the state before it is kept, and --resume goes on from there"
+        )
+    left = {c: upload for c, upload in uploads.items() if c not in behind}
+    client, why = next(iter(behind.items()))
+    others = f" ({len(behind) - 1} more failed)" if len(behind) > 1 else ""
+    if len(left) < needed:
+        raise RunFailed(str(ClientFailed(client, ctx.round, "reduction", why)) + others)
+    try:
+        return replace(_attempt(method, ctx, state, left), left_out=behind)
+    except CAUGHT as error:
+        failed = ClientFailed(client, ctx.round, "reduction", why)
+        raise RunFailed(f"{failed}{others}; without it: {_line(error)}") from None
+
+
+def _attempt(method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
+    """Aggregate and finish; raise what that raises, and for infinities."""
+    ctx = replace(ctx, series={})
+    after, metrics = method.finish(ctx, method.aggregate(ctx, state, uploads), uploads)
+    before = {id(bundle) for _, bundle in state.named()}
+    for name, bundle in after.named():
+        if id(bundle) not in before:
+            _check(name, bundle)
+    if not _is_finite(ctx.series):
+        raise PayloadError("a series of the record would hold NaN or infinite values")
+    return Reduced(after, metrics, ctx.series)
+
+
+def _check(name: str, bundle: Bundle) -> None:
+    try:
+        check_finite(bundle)
+    except PayloadError as error:
+        raise PayloadError(f"in the state that would follow, {name}: {error}") from None
+
+
+def _behind(
+    method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads
+) -> dict[int, str]:
+    """Return the clients whose uploads fail alone; else the first without whom all is well."""
+    alone = {c: _failure(method, ctx, state, {c: upload}) for c, upload in uploads.items()}
+    behind = {c: why for c, why in alone.items() if why}
+    if behind:
+        return behind
+    for client in uploads:
+        others = {c: upload for c, upload in uploads.items() if c != client}
+        if others and not _failure(method, ctx, state, others):
+            return {client: "the uploads of all cannot be reduced with its one"}
+    return {}
+
+
+def _failure(
+    method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads
+) -> str | None:
+    """Return what goes wrong with these uploads, if anything does."""
+    try:
+        _attempt(method, ctx, state, uploads)
+    except CAUGHT as error:
+        return _line(error)
+    return None
+
+
+def _line(error: Exception) -> str:
+    """Return an error as a line."""
+    first = str(error).partition("\n")[0]
+    return first if isinstance(error, PayloadError) else f"{type(error).__name__}: {first}"
+
+
+def _is_finite(values: Any) -> bool:
+    """Tell whether nested lists and mappings hold finite numbers alone."""
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    if isinstance(values, list | tuple):
+        return all(map(_is_finite, values))
+    return not isinstance(values, float) or math.isfinite(values)

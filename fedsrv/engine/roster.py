@@ -1,0 +1,54 @@
+"""The clients a run knows: what they say of their data, and what follows from that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedmodels.errors import RunFailed
+from fedmodels.numerics.metrics import frequency_groups, minority_classes
+from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.schedule import Step
+from fedsrv.state.store import Store
+
+
+class Roster:
+    """Known clients; those who come late are added, and whoever refers to it sees them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.profiles: dict[int, Profile] = {}
+        """Descriptions by id, ascending."""
+        self.groups: dict[str, list[int]] = {}
+        """Classes by name, such as ``minority``."""
+
+    def add(self, descriptions: Mapping[int, str]) -> None:
+        """Take in, and remember, what clients say; those known before stay."""
+        known = {**self._store.profiles(), **descriptions}
+        for client, text in known.items():
+            self._store.add_profile(client, text)
+        parsed = {c: Profile.parse(c, text) for c, text in sorted(known.items())}
+        self.profiles.clear()
+        self.profiles.update(parsed)
+        examples = sum(p.train.sum(axis=0) for p in parsed.values())
+        self.groups.update({"minority": minority_classes(examples), **frequency_groups(examples)})
+
+    def tasks(self, clients: int) -> dict[int, int]:
+        """Return the number of tasks of each client, as it was taken to be when the run began.
+
+        A client that is not known counts as one with the most tasks.
+        """
+        met = {c: p.num_tasks for c, p in self.profiles.items()}
+        absent = dict.fromkeys(range(clients), max(met.values()))
+        return self._store.fixed_tasks({**absent, **met})
+
+    def cohort_of(self, step: Step) -> tuple[int, ...]:
+        """Return the clients of a step that are known to have its task.
+
+        Raises:
+            RunFailed: there are none.
+        """
+        known = self.profiles
+        found = tuple(c for c in step.cohort if c in known and known[c].num_tasks > step.task)
+        if not found:
+            raise RunFailed(f"interaction {step.interaction}: nobody there has task {step.task}")
+        return found

@@ -1,0 +1,396 @@
+"""The round engine: the loop of a run, over any :class:`Cohort`.
+
+Every interaction is: broadcast, train, aggregate, finish, commit, score. Whatever is not committed
+is computed again after a crash, to the same bits. So clients need not wait for the commit: it is
+written while they train for the next interaction, whose own commit waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.methods import make
+from fedmodels.nets.cost import multiply_adds
+from fedmodels.numerics.prototypes import drift
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
+from fedmodels.tensors.heap import give_back_free_pages
+from fedmodels.training.method import Metrics, Run, ServerContext, ServerData, ServerState
+from fedmodels.training.stack import check_stacks
+from fedpb import coordinator_pb2 as rpc
+from fedsrv.engine.client_profile import common_limits
+from fedsrv.engine.cohort import Cohort, Results, StateLost, Trip
+from fedsrv.engine.reduction import reduced
+from fedsrv.engine.roster import Roster
+from fedsrv.engine.rows import record_of
+from fedsrv.engine.schedule import Step, steps
+from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
+from fedsrv.engine.server_data import check_fits, check_given
+from fedsrv.engine.summary import summarise
+from fedsrv.engine.taking_up import take_up
+from fedsrv.engine.terms import Terms
+from fedsrv.events import EventLog
+from fedsrv.state.history import History
+from fedsrv.state.ledger import Record
+from fedsrv.state.store import Store
+from fedsrv.state.syncer import Syncer
+
+STAGE, ROUND = 1, 2
+"""Numbers of the evaluation trips of one interaction."""
+
+
+class Engine:
+    """Takes a run from where it is committed to its end."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        cohort: Cohort,
+        store: Store,
+        events: EventLog,
+        server_data: ServerData | None = None,
+    ) -> None:
+        self.experiment, self.cohort, self.store, self.events = experiment, cohort, store, events
+        check_given(experiment, server_data is not None)
+        self.server_data = server_data
+        self.method = make(experiment.method.name, **experiment.method.hyper_parameters())
+        self.roster = Roster(store)
+        self.profiles, self.groups = self.roster.profiles, self.roster.groups
+        self.last_trained: dict[int, int] = {}
+        """Interaction of each client's last upload that counts: the private state it must hold."""
+        self.history = History()
+        self._lost: StateLost | None = None
+        """Why the run is taken up anew while it goes on."""
+        self._committing: Future[None] | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Run to the end and return the summary.
+
+        Raises:
+            RunFailed: too many clients failed.
+        """
+        self._meet_clients()
+        syncer = Syncer(self.store.sync)
+        try:
+            with ThreadPoolExecutor(1, "committer") as committer:
+                while True:
+                    try:
+                        self._take_up()
+                        syncer.want(self.store.committed)  # what comes after is not safe yet
+                        self.run_facts.forget_initial_weights()  # few methods need them again
+                        give_back_free_pages()
+                        return self._go_on(committer, syncer)
+                    except StateLost as lost:
+                        self._settle()
+                        self._lost = lost
+        finally:
+            syncer.close()
+
+    # --- beginnings -------------------------------------------------------------------------------
+
+    def _meet_clients(self) -> None:
+        """Wait for the clients, then derive from their descriptions what the run consists of."""
+        self.roster.add(self.cohort.gather())
+        self.run_facts = Run(self.experiment, next(iter(self.profiles.values())).problem)
+        if self.experiment.training.together > 1:
+            check_stacks(self.run_facts)
+        self.tasks = self.roster.tasks(self.experiment.schedule.clients)
+        self.steps = steps(self.experiment, self.method.trainers(self.run_facts), self.tasks)
+        self.stateful = self.method.keeps_state(self.run_facts)
+        self.upload_spec = self.method.upload_spec(self.run_facts)
+        self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
+        if self.server_data is not None:
+            check_fits(self.server_data, self.run_facts.problem)
+        if self.stateful:  # whoever lost too much must join again, and is told what to do
+            self._remember(self.store.committed)
+            self.cohort.require(self._holds_state, self.last_trained)
+            self.cohort.gather()
+
+    def _present(self, step: Step) -> tuple[int, ...]:
+        """Return who of a step's cohort is there to be sent orders.
+
+        Where the run began without some clients, those that came since take part from now on.
+        """
+        if len(self.profiles) < self.experiment.schedule.clients:
+            needed = min(self.experiment.min_clients, len(step.cohort))
+            found = self.cohort.meet(step.cohort, needed)
+            if not found.keys() <= self.profiles.keys():
+                self.roster.add(found)
+        return self.roster.cohort_of(step)
+
+    def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
+        """Return where the server half is at a step."""
+        return ServerContext(
+            self.run_facts,
+            step.interaction,
+            step.round,
+            step.task,
+            cohort,
+            server_data=self.server_data,
+            minority=tuple(self.groups["minority"]),
+            labels={c: self.profiles[c].labels(step.task) for c in cohort},
+            limits=common_limits(self.profiles.values()),
+            ends_task=self._ends_task(step),
+            tell=partial(self._tell_work, step),
+        )
+
+    def _ends_task(self, step: Step) -> bool:
+        """Tell whether the interaction after a step is on another task."""
+        following = self.steps[step.interaction + 1 : step.interaction + 2]
+        return any(other.task != step.task for other in following)
+
+    def _tell_work(self, step: Step, what: str, done: int, of: int, loss: float) -> None:
+        """Tell how far the server half is with long work of its own."""
+        place = {"interaction": step.interaction, "round": step.round}
+        self.events.tell("server", **place, work=what, step=done, of=of, loss=loss)
+
+    def _take_up(self) -> None:
+        """Go to the last commit whose server and client states all still exist.
+
+        Raises:
+            RunFailed: it lies further back than the run may go.
+        """
+        target = take_up(self.store, self.cohort, self.events, self._lost, stateful=self.stateful)
+        self._lost = None
+        self.state = self.store.state(target) if target >= 0 else self._initial_state()
+        self._remember(target)
+        self.cohort.commit(target, -1)
+        if self.stateful:
+            self.cohort.require(self._holds_state, self.last_trained)
+
+    def _remember(self, interaction: int) -> None:
+        """Look up who trained when, as far as an interaction."""
+        self.history = self.store.history()
+        self.last_trained = self.history.last_trained(interaction)
+
+    def _initial_state(self) -> ServerState:
+        return self.method.init_server(self.run_facts)
+
+    def _holds_state(self, client: int, versions: Sequence[int]) -> bool:
+        """Tell whether a client holds the private state it must; called from any thread."""
+        if self.last_trained.get(client, -1) in (-1, *versions):
+            return True
+        self.history.check(client, versions)
+        return False
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def _go_on(self, committer: ThreadPoolExecutor, syncer: Syncer) -> dict[str, Any]:
+        pending = self.store.pending()
+        if pending is not None:
+            record, counts = pending
+            self._score(self.steps[record["interaction"]], record, Scores.from_json(counts))
+        for step in self.steps[self.store.committed + 1 :]:
+            self._interact(step, committer, syncer)
+        self._settle()
+        return self._finish()
+
+    def _interact(self, step: Step, committer: ThreadPoolExecutor, syncer: Syncer) -> None:
+        """Do one interaction: train, aggregate, commit, score."""
+        ctx = self._context(step, self._present(step))
+        begun = time.monotonic()
+        due = self._is_due(step)
+        results = self._train(ctx, due)
+        ctx = replace(ctx, mean=results.mean)
+        trained = time.monotonic()
+        self.state, metrics, series = self._reduce(ctx, results)
+        record = record_of(step, results, metrics)
+        if series:
+            record["series"] = series
+        record["seconds"]["server"] = time.monotonic() - trained
+        self._settle()
+        record["seconds"]["wall"] = time.monotonic() - begun
+        scores = Scores()
+        scores.add(results.by_client)
+        needs_trip = due and bool(self._views(step))
+        if due and not needs_trip:
+            self._fill_in(step, record, scores)
+        counts = scores.to_json() if needs_trip else None
+        self._committing = committer.submit(self._commit, step, record, self.state, counts, syncer)
+        self.last_trained |= dict.fromkeys(record["cohort"], step.interaction)
+        if needs_trip:
+            self._settle()
+            self._score(step, record, scores)
+
+    def _reduce(
+        self, ctx: ServerContext, results: Results
+    ) -> tuple[ServerState, Metrics, Mapping[str, Any]]:
+        """Return what the uploads come to; clients that spoil it have failed."""
+        uploads = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
+        found = reduced(self.method, ctx, self.state, uploads, self._needed(ctx.cohort))
+        for client, reason in found.left_out.items():
+            del results.by_client[client]
+            results.failed[client] = reason
+            facts = {"interaction": ctx.interaction, "round": ctx.round, "reason": reason}
+            self.events.tell("failed", client, **facts)
+        before, after = (s.common.prototypes.get("class") for s in (self.state, found.state))
+        moved = drift(before, after)
+        more = {} if moved is None else {"prototype_drift": moved}
+        return found.state, {**found.metrics, **more}, found.series
+
+    def _needed(self, clients: Sequence[ClientId]) -> int:
+        """Return how many of these clients a trip needs at least."""
+        return min(self.experiment.min_clients, len(clients))
+
+    def _commit(
+        self, step: Step, record: Record, state: ServerState, counts: str | None, syncer: Syncer
+    ) -> None:
+        """Make an interaction count, and tell so."""
+        self.store.commit(record, state, counts)
+        self._advance_watermark(record, syncer)
+        self.events.tell(
+            "commit", interaction=step.interaction, round=step.round, task=step.task,
+            loss=record["metrics"].get("loss"), of=len(self.steps),
+            failed=record.get("failed", {}),
+        )  # fmt: skip
+
+    def _settle(self) -> None:
+        """Wait until the last interaction is committed; raise what went wrong with that."""
+        if self._committing is not None:
+            self._committing.result()
+            self._committing = None
+
+    def _train(self, ctx: ServerContext, due: bool) -> Results:
+        common, personal = self.method.broadcast(ctx, self.state)
+        views = [
+            v
+            for v in self.method.views
+            if due and v == "after_local" and v in self.experiment.evaluate.views
+        ]
+        orders = self._orders(ctx, rpc.ORDER_TRAIN, ctx.cohort, views, ctx.task + 1)
+        trip = Trip(
+            orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
+            self.method.share_of, self.terms.check_report, partial(self._check_upload, ctx),
+        )  # fmt: skip
+        return self.cohort.exchange(trip)
+
+    def _check_upload(self, ctx: ServerContext, client: ClientId, upload: Bundle) -> None:
+        """Check an upload's values; many threads do so while the state stays as it was sent."""
+        assert isinstance(client, int), "the evaluator trains nothing"
+        told = self.terms.announced(client, self.steps[ctx.interaction])
+        self.method.check_upload(ctx, self.state, upload, told)
+
+    def _orders(
+        self,
+        ctx: ServerContext,
+        kind: rpc.OrderKind,
+        clients: Iterable[ClientId],
+        views: Sequence[str],
+        tasks_seen: int,
+        trip: int = 0,
+    ) -> dict[ClientId, rpc.Order]:
+        return {
+            client: rpc.Order(
+                kind=kind,
+                client_id=str(client),
+                interaction=ctx.interaction,
+                round=ctx.round,
+                task=ctx.task,
+                views=views,
+                tasks_seen=tasks_seen,
+                trip=trip,
+                global_test=self.experiment.evaluate.generalization,
+                base=self.last_trained.get(client, -1) if isinstance(client, int) else -1,
+            )
+            for client in clients
+        }
+
+    def _advance_watermark(self, record: Record, syncer: Syncer) -> None:
+        committed = record["interaction"]
+        syncer.want(committed)
+        clients = self.cohort.durable()
+        watermark = min(syncer.durable, committed if clients is None else clients)
+        floor = self.store.advance(watermark)
+        self.history = self.history.after(committed, record["cohort"], floor)
+        self.cohort.commit(committed, floor)
+
+    # --- scoring ----------------------------------------------------------------------------------
+
+    def _is_due(self, step: Step) -> bool:
+        """Tell whether the round of a step is scored."""
+        every = self.experiment.evaluate.every
+        last_round = step.round == self.steps[-1].round
+        return last_round or (every > 0 and (step.round + 1) % every == 0)
+
+    def _views(self, step: Step) -> list[str]:
+        """Return the views that need an evaluation trip after a step of a scored round."""
+        wanted: list[str] = [v for v in self.experiment.evaluate.views if v in self.method.views]
+        trip = [v for v in wanted if v != "after_local"]
+        return trip if step.ends_round else [v for v in trip if v == "after_downlink"]
+
+    def _score(self, step: Step, record: Record, scores: Scores) -> None:
+        """Score the committed models and complete the record."""
+        ctx = self._context(step, self.roster.cohort_of(step))
+        common, personal = self.method.evaluation(ctx, self.state)
+        clients: list[ClientId] = list(self.profiles) if step.ends_round else list(record["cohort"])
+        if step.ends_round and self.cohort.has_evaluator():
+            clients.append(EVALUATOR)
+        kind, views = rpc.ORDER_EVALUATE, self._views(step)
+        number = ROUND if step.ends_round else STAGE
+        orders = self._orders(ctx, kind, clients, views, self._tasks_seen(step), number)
+        needed, check = self._needed(clients), self.terms.check_report
+        trip = Trip(orders, common, personal, needed=needed, check_report=check)
+        results = self.cohort.exchange(trip)
+        scores.add(results.by_client)
+        record["bytes"]["wire_down"] += results.wire_down
+        record["bytes"]["wire_up"] += results.wire_up
+        self._fill_in(step, record, scores)
+        self.store.add_scores(record)
+
+    def _fill_in(self, step: Step, record: Record, scores: Scores) -> None:
+        """Put scores into a record."""
+        for other in scores.settle_global_test():
+            reason = "its global test set is not what most others scored on: its scores are dropped"
+            self.events.tell("failed", other, interaction=step.interaction, reason=reason)
+        view = self.method.local_view
+        own = scores.of(view)
+        a_sel = accuracy_over(own_test(own[c]) for c in record["cohort"] if c in own)
+        if a_sel is not None:
+            record["metrics"]["a_sel"] = a_sel
+        if step.ends_round:
+            seen = self._tasks_seen(step)
+            found = round_metrics(scores, view, self.groups, self.profiles, seen)
+            record["metrics"] |= found
+        for client, row in client_rows(scores, self._tasks_seen(step)).items():
+            record["clients"].setdefault(client, {}).update(row)
+        self.events.tell(
+            "scores", interaction=step.interaction, round=step.round, metrics=record["metrics"]
+        )
+
+    def _tasks_seen(self, step: Step) -> int:
+        """Return how many tasks clients are scored on: with ``rounds_outer``, all after a round."""
+        all_seen = self.experiment.schedule.order == "rounds_outer" and step.ends_round
+        return max(self.tasks.values()) if all_seen else step.task + 1
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _finish(self) -> dict[str, Any]:
+        """Let every client store its final model and report its digest; return the summary."""
+        last = self.steps[-1]
+        everyone: list[ClientId] = list(self.profiles)
+        ctx = self._context(last, tuple(self.profiles))
+        common, personal = self.method.broadcast(ctx, self.state)
+        if self.cohort.has_evaluator():
+            everyone.append(EVALUATOR)
+        orders = self._orders(ctx, rpc.ORDER_FINISH, everyone, (), 0)
+        needed, check = self._needed(everyone), self.terms.check_report
+        ends = Trip(orders, common, personal, needed=needed, check_report=check)
+        results = self.cohort.exchange(ends)
+        digests = [r.report.state_sha256 for c, r in results.by_client.items() if c != EVALUATOR]
+        digest = state_digest(self.state.named(), digests)
+        records = [record for record, _ in self.store.records()]
+        macs = multiply_adds(self.run_facts.make_net(), self.run_facts.problem.input_shape)
+        summary = summarise(records, self.experiment, self.method.local_view, digest, macs)
+        asked = {*everyone, *range(self.experiment.schedule.clients)}
+        missing = sorted(str(c) for c in asked if c not in results.by_client)
+        if missing:
+            summary["clients_missing"] = missing
+        if self.history.started_over:
+            summary["clients_started_over"] = sorted(self.history.started_over)
+        self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)
+        return summary

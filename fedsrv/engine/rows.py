@@ -1,0 +1,63 @@
+"""The rows of a run: what is recorded of an interaction before its models are scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fedmodels.training.method import Metrics
+from fedsrv.engine.cohort import Results
+from fedsrv.engine.schedule import Step
+from fedsrv.state.ledger import Record
+
+
+def record_of(step: Step, results: Results, metrics: Metrics) -> Record:
+    """Return the record of an interaction, without its scores."""
+    clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
+    reports = {c: r.report for c, r in clients.items()}
+    trained = [r for r in reports.values() if r.num_examples and math.isfinite(r.loss)]
+    examples = sum(r.num_examples for r in trained)
+    loss = sum(r.loss * r.num_examples for r in trained)
+    per_client = {
+        str(c): {
+            "down": r.logical_down,
+            "up": r.logical_up,
+            **({"eval_up": extra} if (extra := r.upload.num_evaluation_bytes()) else {}),
+        }
+        for c, r in clients.items()
+    }
+    return {
+        "round": step.round,
+        "interaction": step.interaction,
+        "task": step.task,
+        "cohort": sorted(clients),
+        "metrics": _finite({"loss": loss / examples if examples else math.nan, **metrics}),
+        "bytes": {
+            "down": sum(b["down"] for b in per_client.values()),
+            "up": sum(b["up"] for b in per_client.values()),
+            "wire_down": results.wire_down,
+            "wire_up": results.wire_up,
+            "per_client": per_client,
+        },
+        "seconds": {"train": max((r.seconds for r in reports.values()), default=0.0)},
+        "clients": {
+            str(c): _finite(
+                {
+                    "loss": r.loss,
+                    "seconds": r.seconds,
+                    "num_examples": r.num_examples,
+                    "peak_rss_bytes": r.peak_rss_bytes,
+                    **dict(r.extra),
+                }
+            )
+            for c, r in reports.items()
+        },
+        **(
+            {"failed": {str(c): why for c, why in results.failed.items()}} if results.failed else {}
+        ),
+    }
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers JSON can hold; a client that made no step has no loss."""
+    return {key: value for key, value in numbers.items() if math.isfinite(value)}

@@ -1,0 +1,77 @@
+"""Who is visited when: the interactions of a run, in order, from its config and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.numerics.randomness import derive_seed
+
+
+@dataclass(frozen=True)
+class Step:
+    """One interaction of the schedule."""
+
+    interaction: int
+    round: int
+    task: int
+    cohort: tuple[int, ...]
+    """Clients that train, ascending."""
+    ends_round: bool
+    """Whether it is the last interaction of its round."""
+    ends_run: bool
+
+
+def draw_cohort(seed: int, round: int, candidates: Sequence[int], size: int) -> tuple[int, ...]:
+    """Draw ``size`` of the candidates without replacement, from a fresh generator per round."""
+    if size >= len(candidates):
+        return tuple(sorted(candidates))
+    rng = np.random.default_rng(derive_seed(seed, "server", round, "cohort"))
+    return tuple(sorted(int(c) for c in rng.choice(sorted(candidates), size, replace=False)))
+
+
+def steps(experiment: Experiment, trainers: Sequence[int], tasks: Mapping[int, int]) -> list[Step]:
+    """Return every interaction of a run.
+
+    Args:
+        experiment: gives rounds, cohort size, order and seed.
+        trainers: clients that cohorts are drawn from.
+        tasks: number of tasks of each client; clients may have different ones. A client takes
+            part in the interactions of the tasks it has.
+    """
+    found = list(_visits(experiment, trainers, tasks))
+    return [
+        Step(
+            number,
+            round,
+            task,
+            cohort,
+            ends_round=number + 1 == len(found) or found[number + 1][0] != round,
+            ends_run=number + 1 == len(found),
+        )
+        for number, (round, task, cohort) in enumerate(found)
+    ]
+
+
+def _visits(
+    experiment: Experiment, trainers: Sequence[int], tasks: Mapping[int, int]
+) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Yield (round, task, cohort) in order."""
+    schedule, size = experiment.schedule, experiment.cohort_size
+    most = max((tasks[c] for c in trainers), default=0)
+    if schedule.order == "rounds_outer":
+        for round in range(schedule.rounds):
+            cohort = draw_cohort(experiment.seed, round, trainers, size)
+            for task in range(most):
+                members = tuple(c for c in cohort if tasks[c] > task)
+                if members:
+                    yield round, task, members
+    else:
+        for task in range(most):
+            candidates = [c for c in trainers if tasks[c] > task]
+            for visit in range(schedule.rounds):
+                round = task * schedule.rounds + visit
+                yield round, task, draw_cohort(experiment.seed, round, candidates, size)

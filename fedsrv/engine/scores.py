@@ -1,0 +1,209 @@
+"""From the counts clients report to the metrics of a round and of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedmodels.numerics.metrics import Counts, iaa, mean_accuracy, mean_and_std
+from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.cohort import Result
+from fedsrv.engine.terms import GLOBAL_TEST
+
+
+@dataclass
+class Scores:
+    """The counts of one interaction: (client, view, rule) to counts by test set."""
+
+    counts: dict[tuple[ClientId, str, str], dict[str, Counts]] = field(default_factory=dict)
+
+    def add(self, results: Mapping[ClientId, Result]) -> None:
+        """Take in what a trip brought back."""
+        for client, result in results.items():
+            for c in result.report.counts:
+                found = Counts(
+                    np.array(c.support), np.array(c.predicted), np.array(c.correct), c.loss_sum
+                )
+                self.counts.setdefault((client, c.view, c.rule), {})[c.test_set] = found
+
+    def settle_global_test(self) -> list[ClientId]:
+        """Drop scores on other global test sets than the one most score on; return whose they were.
+
+        Nobody announces that set. Where as many say otherwise, the evaluator's counts, then that of
+        the first client.
+        """
+        said: dict[tuple[int, ...], set[ClientId]] = {}
+        for (client, _, _), sets in self.counts.items():
+            if GLOBAL_TEST in sets:
+                said.setdefault(tuple(sets[GLOBAL_TEST].support.tolist()), set()).add(client)
+
+        def weight(support: tuple[int, ...]) -> tuple[int, bool, int]:
+            whose = said[support]
+            numbers = [c for c in whose if isinstance(c, int)]
+            return len(whose), EVALUATOR in whose, -min(numbers, default=0)
+
+        agreed = max(said, key=weight, default=())
+        for sets in self.counts.values():
+            if GLOBAL_TEST in sets and tuple(sets[GLOBAL_TEST].support.tolist()) != agreed:
+                del sets[GLOBAL_TEST]
+        return sorted({c for support in said if support != agreed for c in said[support]}, key=str)
+
+    def to_json(self) -> str:
+        """Return everything as text that a crash does not lose."""
+        rows = [
+            [
+                client,
+                view,
+                rule,
+                name,
+                c.support.tolist(),
+                c.predicted.tolist(),
+                c.correct.tolist(),
+                c.loss_sum,
+            ]
+            for (client, view, rule), sets in self.counts.items()
+            for name, c in sets.items()
+        ]
+        return json.dumps(rows)
+
+    @classmethod
+    def from_json(cls, text: str) -> Scores:
+        """Rebuild what :meth:`to_json` wrote."""
+        scores = cls()
+        for client, view, rule, name, support, predicted, correct, loss in json.loads(text):
+            found = Counts(np.array(support), np.array(predicted), np.array(correct), loss)
+            scores.counts.setdefault((client, view, rule), {})[name] = found
+        return scores
+
+    def of(self, view: str, rule: str | None = None) -> dict[int, dict[str, Counts]]:
+        """Return the counts of every client by test set, for one view and rule."""
+        out: dict[int, dict[str, Counts]] = {}
+        for (client, v, r), sets in self.counts.items():
+            if isinstance(client, int) and v == view and rule in (None, r):
+                out.setdefault(client, sets)  # a method's own rule comes first
+        return out
+
+    def of_everyone(self) -> Counts | None:
+        """Return the evaluator's counts of everyone's model on the global test set."""
+        for (client, view, _), sets in self.counts.items():
+            if client == EVALUATOR and view == "global" and GLOBAL_TEST in sets:
+                return sets[GLOBAL_TEST]  # by the method's own rule, which comes first
+        return None
+
+    def rules(self) -> list[str]:
+        """Return every prediction rule that was scored, the method's own first."""
+        return list(dict.fromkeys(rule for _, _, rule in self.counts))
+
+
+def own_test(sets: Mapping[str, Counts]) -> Counts | None:
+    """Return the counts over a client's own test data of all tasks it has met; None without any."""
+    tasks = [counts for name, counts in sets.items() if name.startswith("task/")]
+    total = sum(tasks[1:], tasks[0]) if tasks else None
+    return total if total is not None and total.total() else None
+
+
+def accuracy_over(found: Iterable[Counts | None]) -> float | None:
+    """Return the unweighted mean of the clients' accuracies; None when nobody has test data."""
+    counts = [c for c in found if c is not None and c.total()]
+    return mean_accuracy(counts) if counts else None
+
+
+def round_metrics(
+    scores: Scores,
+    local_view: str,
+    groups: Mapping[str, Sequence[int]],
+    profiles: Mapping[int, Profile],
+    tasks_seen: int,
+) -> dict[str, float]:
+    """Return the metrics of one scored round (metrics of GLDP, FedMLP, pFedGRP and FedAli).
+
+    Args:
+        scores: counts of the round.
+        local_view: view that stands for "the client's model".
+        groups: classes by name, such as ``minority``, for variants over these classes alone.
+        profiles: the clients' descriptions; training examples met so far weigh ``iaa``.
+        tasks_seen: how many tasks the clients have met.
+    """
+    out: dict[str, float | None] = {}
+    for key, view in (("a_glo", "global"), ("a_loc", local_view)):
+        own = {c: own_test(sets) for c, sets in scores.of(view).items()}
+        union = [sets.get(GLOBAL_TEST) for sets in scores.of(view).values()]
+        if view == "global":
+            union = [scores.of_everyone()]
+        for suffix, found in (("", list(own.values())), ("_balanced", union)):
+            out |= _variants(key + suffix, found, groups)
+        for rule in scores.rules()[1:]:
+            other = (own_test(sets) for sets in scores.of(view, rule).values())
+            out[f"{key}_{rule}"] = accuracy_over(other)
+    out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)
+    out |= _f1(scores, "after_local" if scores.of("after_local") else "after_downlink")
+    return {key: value for key, value in out.items() if value is not None and math.isfinite(value)}
+
+
+def _variants(
+    key: str, found: Sequence[Counts | None], groups: Mapping[str, Sequence[int]]
+) -> dict[str, float | None]:
+    """Return a mean accuracy over clients, and the same over each group of classes."""
+    known = [counts for counts in found if counts is not None]
+    rows = {f"{key}_{name}": [c.subset(classes) for c in known] for name, classes in groups.items()}
+    return {key: accuracy_over(known), **{k: accuracy_over(row) for k, row in rows.items()}}
+
+
+def _weighted_accuracy(
+    scores: Scores, local_view: str, profiles: Mapping[int, Profile], tasks_seen: int
+) -> float | None:
+    """Return IAA: the accuracy of what clients hold after the downlink, by examples met."""
+    view = "after_downlink" if local_view == "after_downlink" else "global"
+    own = {c: own_test(sets) for c, sets in scores.of(view).items()}
+    met = {c: int(profiles[c].train[:tasks_seen].sum()) for c, counts in own.items() if counts}
+    if not sum(met.values()):
+        return None
+    return iaa([counts.accuracy() for counts in own.values() if counts], list(met.values()))
+
+
+def _f1(scores: Scores, view: str) -> dict[str, float | None]:
+    """Return Personalization, Generalization and Global as FedAli defines them."""
+    found = scores.of(view)
+    out: dict[str, float | None] = {}
+    own = [c for sets in found.values() if (c := own_test(sets))]
+    union = [sets[GLOBAL_TEST] for sets in found.values() if GLOBAL_TEST in sets]
+    for key, counts in (("personalization", own), ("generalization", union)):
+        if counts:
+            out[key], out[f"{key}_std"] = mean_and_std(c.macro_f1() for c in counts)
+            out[f"{key}_acc"] = mean_accuracy(counts)
+    everyone = scores.of_everyone()
+    if everyone is not None:
+        out["global_f1"], out["global_acc"] = everyone.macro_f1(), everyone.accuracy()
+    return out
+
+
+def client_rows(scores: Scores, tasks_seen: int) -> dict[str, dict[str, Any]]:
+    """Return every client's accuracies by view: overall, per task and per class.
+
+    However the scores came in, a row is no longer than the tasks that were seen.
+    """
+    out: dict[str, dict[str, Any]] = {}
+    for (client, view, rule), sets in scores.counts.items():
+        views = out.setdefault(str(client), {}).setdefault("views", {})
+        name = view if view not in views or rule == "classifier" else f"{view}:{rule}"
+        total = own_test(sets) or sets.get(GLOBAL_TEST)
+        if total is None:
+            continue
+        tasks = max((t + 1 for t in range(tasks_seen) if f"task/{t}" in sets), default=0)
+        views[name] = {
+            "accuracy": total.accuracy(),
+            "loss": total.loss() if math.isfinite(total.loss()) else None,
+            "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(tasks)],
+            "classes": [None if math.isnan(a) else float(a) for a in total.per_class()],
+        }
+    return out
+
+
+def _accuracy(counts: Counts | None) -> float | None:
+    return counts.accuracy() if counts is not None and counts.total() else None

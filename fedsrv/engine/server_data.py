@@ -1,0 +1,117 @@
+"""The server's own examples: the one directory of data that a coordinator opens.
+
+    DIR/problem.json                       how inputs are normalised, as beside a global test set
+    DIR/{x,y,unlabelled_x}.npy             labelled examples, balanced, and unlabelled ones
+
+``fedcli partition`` sets them apart from the training split, so that no client holds them. Nothing
+here knows a data set: arrays are read as they lie.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError, DataError
+from fedmodels.methods import method_class
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.method import ServerData
+
+
+class _Facts(BaseModel):
+    """What normalises raw inputs: ``(x / scale - mean) / std``, per channel."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    input_shape: tuple[int, ...] = Field(min_length=1, max_length=4)
+    scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    mean: tuple[float, ...] = Field(default=(0.0,), min_length=1)
+    std: tuple[float, ...] = Field(default=(1.0,), min_length=1)
+
+
+def server_data_for(experiment: Experiment, directory: Path | None) -> ServerData | None:
+    """Return what the method's server half trains on; None where it trains on nothing.
+
+    Raises:
+        ConfigError: the method needs data and no directory is given.
+        DataError: the directory is damaged.
+    """
+    check_given(experiment, directory is not None)
+    needs = method_class(experiment.method.name).needs_server_data
+    return read_server_data(directory) if needs and directory is not None else None
+
+
+def check_given(experiment: Experiment, given: bool) -> None:
+    """Check that a method whose server half trains on examples has some.
+
+    Raises:
+        ConfigError: says how to get them.
+    """
+    if method_class(experiment.method.name).needs_server_data and not given:
+        raise ConfigError(
+            f"{experiment.method.name} trains on data of the server's own: give [data] "
+            "server_examples = N per class, and to fedsrv serve --server-data the directory "
+            "'server' of the partition"
+        )
+
+
+def read_server_data(directory: Path) -> ServerData:
+    """Read and normalise the server's examples.
+
+    Raises:
+        DataError: a file is missing, or does not hold what it must.
+    """
+    try:
+        facts = _Facts.model_validate_json((directory / "problem.json").read_bytes())
+        x, y, unlabelled = (
+            np.load(directory / f"{name}.npy", allow_pickle=False)
+            for name in ("x", "y", "unlabelled_x")
+        )
+    except (OSError, ValueError, ValidationError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{directory} is not a directory of server data: {reason}") from None
+    for name, inputs in (("x", x), ("unlabelled_x", unlabelled)):
+        if inputs.dtype not in (np.uint8, np.float32) or inputs.shape[1:] != facts.input_shape:
+            raise DataError(
+                f"{directory / name}.npy holds {inputs.dtype} {list(inputs.shape)}; expected "
+                f"uint8 or float32 [n, {', '.join(map(str, facts.input_shape))}]"
+            )
+    if y.dtype != np.int64 or y.shape != (len(x),) or not len(y):
+        raise DataError(f"{directory / 'y.npy'} must hold one int64 label for each example of x")
+    return ServerData(_inputs(x, facts), torch.from_numpy(y), _inputs(unlabelled, facts))
+
+
+def check_fits(data: ServerData, problem: Problem) -> None:
+    """Check that the server's examples are of the clients' problem.
+
+    Raises:
+        DataError: shapes or classes differ.
+    """
+    low, high = int(data.y.min()), int(data.y.max())
+    if tuple(data.x.shape[1:]) != problem.input_shape or not 0 <= low <= high < problem.num_classes:
+        raise DataError(
+            f"the server's data have inputs {list(data.x.shape[1:])} and labels {low}…{high}; the "
+            f"clients' have {list(problem.input_shape)} and {problem.num_classes} classes"
+        )
+
+
+def _inputs(x: NDArray[Any], facts: _Facts) -> Tensor:
+    """Return normalised inputs; channels are the first axis of images, else the last."""
+    shape = [1] * len(facts.input_shape)
+    axis = 0 if len(shape) == 3 else len(shape) - 1
+
+    def spread(values: tuple[float, ...]) -> NDArray[np.float32]:
+        shape[axis] = len(values)
+        return np.array(values, dtype=np.float32).reshape(shape)
+
+    out = x.astype(np.float32)
+    out /= np.float32(facts.scale)
+    out -= spread(facts.mean)
+    out /= spread(facts.std)
+    return torch.from_numpy(out)

@@ -1,0 +1,149 @@
+"""The figures of a whole run, from its committed records: each metric by its own rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import DataError
+from fedmodels.numerics.metrics import (
+    average_forgetting_measure,
+    backward_transfer,
+    best_round,
+    forgetting,
+)
+
+Record = Mapping[str, Any]
+_OF_CLIENTS = ("personalization", "generalization")
+_OF_SERVER = ("global_f1", "global_acc")
+
+
+def summarise(
+    records: Sequence[Record],
+    experiment: Experiment,
+    local_view: str,
+    state_sha256: str,
+    macs_per_example: int,
+) -> dict[str, Any]:
+    """Return ``summary.json``."""
+    rows = [row for record in records for row in record["clients"].values()]
+    trained = sum(row.get("num_examples", 0) for row in rows) * experiment.training.local_epochs
+    return {
+        "format": 1,
+        "method": experiment.method.name,
+        "data": experiment.data.name,
+        "scenario": experiment.scenario.kind,
+        "seed": experiment.seed,
+        "rounds": 1 + max((r["round"] for r in records), default=-1),
+        "metrics": run_metrics(records, experiment, local_view),
+        "bytes": {
+            key: sum(r["bytes"][key] for r in records)
+            for key in ("down", "up", "wire_down", "wire_up")
+        },
+        "seconds": {
+            key: sum(r["seconds"][key] for r in records) for key in ("train", "server", "wall")
+        },
+        "compute": {
+            "macs_per_example": macs_per_example,
+            "training_macs": 3 * macs_per_example * trained,  # backward counts twice
+            "peak_client_rss_bytes": max((row.get("peak_rss_bytes", 0) for row in rows), default=0),
+        },
+        "state_sha256": state_sha256,
+    }
+
+
+def run_metrics(
+    records: Sequence[Record], experiment: Experiment, local_view: str
+) -> dict[str, float]:
+    """Return a run's metrics: means over the last scored rounds, unless a metric says otherwise.
+
+    Personalization and Generalization are those of the round with the best mean Personalization,
+    Global F1 and accuracy those of the global model's best round (FedAli; ``evaluate.select_by``
+    says by what, ``…_last`` are those of the last scored round); AA is the mean of the IAA series
+    and AFM is taken against the reference run (pFedGRP); forgetting is over the stages of the last
+    round of each task.
+    """
+    scored = [r["metrics"] for r in records if "a_glo" in r["metrics"] or "a_loc" in r["metrics"]]
+    scored = scored or [r["metrics"] for r in records if r["metrics"]]
+    out: dict[str, float] = {}
+    for key in sorted({key for metrics in scored for key in metrics}):
+        series = [metrics[key] for metrics in scored if key in metrics]
+        out[key] = float(np.mean(series[-experiment.evaluate.last_rounds :]))
+    out |= _best_rounds(scored, experiment.evaluate.select_by)
+    iaa = [metrics["iaa"] for metrics in scored if "iaa" in metrics]
+    if iaa:
+        out["aa"] = float(np.mean(iaa))
+        if experiment.evaluate.reference:
+            reference = iaa_series(Path(experiment.evaluate.reference))
+            out["afm"] = average_forgetting_measure(iaa, reference)
+    matrix = stage_matrix(records, local_view)
+    if len(matrix) > 1:
+        out["forgetting"], out["bwt"] = forgetting(matrix), backward_transfer(matrix)
+    return {key: value for key, value in out.items() if np.isfinite(value)}
+
+
+def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[str, float]:
+    """Return FedAli's metrics at the best round of clients' models and of the global model."""
+    out: dict[str, float] = {}
+    by_f1 = select_by == "f1"
+    for names, key in (
+        (_OF_CLIENTS, "personalization" if by_f1 else "personalization_acc"),
+        (_OF_SERVER, "global_f1" if by_f1 else "global_acc"),
+    ):
+        candidates = [m for m in scored if key in m]
+        if not candidates:
+            continue
+        best = candidates[best_round([m[key] for m in candidates])]  # ties: the earliest
+        out |= {k: value for k, value in best.items() if k.startswith(names)}
+        out |= {f"{name}_last": candidates[-1][name] for name in names if name in candidates[-1]}
+    return out
+
+
+def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, Any]:
+    """Return R (T, T): mean accuracy on task j after training on task i, in i's last round.
+
+    Entries a client cannot have (task j not met, or no test data) are left out of the mean; NaN
+    where nobody has one.
+    """
+    last: dict[int, Record] = {}
+    for record in records:
+        if any(_task_series(row, local_view) for row in record.get("clients", {}).values()):
+            last[record["task"]] = record
+    stages = sorted(last)
+    matrix = np.full((len(stages), len(stages)), np.nan)
+    for i, stage in enumerate(stages):
+        rows = [_task_series(row, local_view) for row in last[stage]["clients"].values()]
+        for j, task in enumerate(stages[: i + 1]):
+            values = [a for row in rows if len(row) > task and (a := row[task]) is not None]
+            matrix[i, j] = np.mean(values) if values else np.nan
+    return matrix
+
+
+def _task_series(row: Mapping[str, Any], local_view: str) -> list[float | None]:
+    views = row.get("views", {})
+    found = views.get(local_view, {}).get("tasks") or views.get("global", {}).get("tasks") or []
+    return list(found)
+
+
+def iaa_series(run: Path) -> list[float]:
+    """Return the IAA series of a reference run.
+
+    Raises:
+        DataError: the run has none.
+    """
+    try:
+        lines = (run / "rounds.jsonl").read_text().splitlines()
+    except OSError as error:
+        raise DataError(
+            f"evaluate.reference: {run} is no run directory ({error.strerror}); run the "
+            "Centralized reference first"
+        ) from None
+    series = [metrics["iaa"] for line in lines if "iaa" in (metrics := json.loads(line)["metrics"])]
+    if not series:
+        raise DataError(f"evaluate.reference: the run {run} has no IAA series")
+    return series

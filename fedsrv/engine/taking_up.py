@@ -1,0 +1,36 @@
+"""Where a run goes on: at the last commit whose server and client states all still exist."""
+
+from __future__ import annotations
+
+from fedsrv.engine.cohort import Cohort, StateLost
+from fedsrv.events import EventLog
+from fedsrv.state.store import Store
+
+
+def take_up(
+    store: Store, cohort: Cohort, events: EventLog, lost: StateLost | None, *, stateful: bool
+) -> int:
+    """Go back, or on again, to that commit; return its interaction.
+
+    Args:
+        store: what is committed, and what was undone.
+        cohort: whose states have to fit.
+        events: told what happens.
+        lost: why it is done while the run goes on; None at the beginning.
+        stateful: whether clients keep private states at all.
+
+    Raises:
+        RunFailed: it lies further back than the run may go.
+    """
+    for client in cohort.starting_over():
+        store.start_over(client)
+        events.tell("started-over", client)
+    committed, versions = store.committed, cohort.versions()
+    held = versions if stateful else {}
+    target = store.history().target(store.newest, store.has_state, held)
+    if target < committed:
+        why = str(lost or "states of the server or of clients are gone")
+        reason = f"{why}; interactions after {target} are computed again"
+        events.tell("rollback", lost.client if lost else "", interaction=target, reason=reason)
+    store.go_to(target)
+    return target

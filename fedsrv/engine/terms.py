@@ -1,0 +1,129 @@
+"""What a run's clients may answer: by what they were ordered and by what they announced.
+
+Whatever a client says is kept in records, or becomes part of the state that everybody gets. So it
+is checked field by field before anything is kept; a client that says what cannot be has failed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.announced import Announced, check_examples
+from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedmodels.training.method import Method, Run
+from fedpb import coordinator_pb2 as rpc
+from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.schedule import Step
+
+GLOBAL_TEST = "global-test"
+OWN_KEYS = frozenset({"loss", "seconds", "num_examples", "peak_rss_bytes", "views"})
+"""What a record says of a client by itself: no number of a method's own has such a name."""
+MOST_SECONDS = 1e8
+MOST_LOSS = 3.5e38
+"""Of one example: what float32 can hold."""
+MOST_BYTES = 2**50
+MOST_TESTED = 2**31
+"""Examples of the global test set, which nobody announces."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the answers of a run have to keep to."""
+
+    method: Method
+    run: Run
+    profiles: Mapping[int, Profile]
+    steps: Sequence[Step]
+
+    def announced(self, client: int, step: Step) -> Announced:
+        """Return what a client's description says of the data behind an upload."""
+        train = self.profiles[client].train
+        ordered = [s.task for s in self.steps[: step.interaction + 1] if client in s.cohort]
+        counts = train[step.task], train[: step.task + 1].sum(0), train[ordered].sum(0)
+        return Announced(client, *(torch.from_numpy(each.copy()) for each in counts))
+
+    def check_report(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
+        """Check what a client says beside its upload.
+
+        Raises:
+            PayloadError: names the first thing that was not asked for, or cannot be.
+        """
+        self._check_numbers(client, order, report)
+        is_last = order.kind == rpc.ORDER_FINISH and client != EVALUATOR
+        if not re.fullmatch(r"[0-9a-f]{64}" if is_last else "", report.state_sha256):
+            what = "no digest of a state" if is_last else "a digest that nobody asked for"
+            raise PayloadError(f"the report holds {what}")
+        known = self.method.reported(self.run) - OWN_KEYS if order.kind == rpc.ORDER_TRAIN else ()
+        for name in report.extra:
+            if name not in known:
+                raise PayloadError(f"the report holds {name[:50]!r}, which the method has not")
+        self._check_counts(client, order, report)
+
+    def _check_numbers(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
+        most = 0
+        if order.kind == rpc.ORDER_TRAIN and isinstance(client, int):
+            told = self.announced(client, self.steps[order.interaction])
+            history, replay = self.method.keeps_history, self.method.replays
+            most = told.most_examples(history=history, replay=replay)
+        check_examples(report.num_examples, most, "the report's number of examples")
+        if not 0 <= report.seconds <= MOST_SECONDS or not 0 <= report.peak_rss_bytes <= MOST_BYTES:
+            raise PayloadError("the report holds impossible seconds or bytes")
+        for name, value in (("loss", report.loss), *report.extra.items()):
+            if math.isfinite(value) and abs(value) > MOST_LOSS:  # without a step there is no loss
+                raise PayloadError(f"the report's {name[:50]!r} is {value:g}, beyond {MOST_LOSS:g}")
+
+    def _check_counts(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
+        """Check that scores are of what was ordered, each once, on the data that were announced."""
+        supports = self._supports(client, order)
+        if len(report.counts) > len(order.views) * len(self.method.rules) * (len(supports) + 1):
+            raise PayloadError("the report holds more scores than were ordered")
+        seen: dict[tuple[str, str], int] = {}
+        of_global: list[int] | None = None
+        for counts in report.counts:
+            view, name = counts.view, counts.test_set
+            if view not in order.views or (client == EVALUATOR and view != "global"):
+                raise PayloadError(f"the report scores an unknown view {view[:50]!r}")
+            place = seen.get((view, name), 0)
+            if counts.rule not in self.method.rules[place : place + 1]:
+                raise PayloadError(f"the report scores a rule {counts.rule[:50]!r} out of place")
+            seen[view, name] = place + 1
+            self._check_sums(counts)
+            support = list(counts.support)
+            if name == GLOBAL_TEST and _scores_globally(client, order, view):
+                of_global = of_global or support
+                if support != of_global:
+                    raise PayloadError("the report scores two global test sets")
+            elif name not in supports:
+                raise PayloadError(f"the report scores an unknown test set {name[:50]!r}")
+            elif support != supports[name]:
+                raise PayloadError(f"the report scores other examples of {name} than announced")
+
+    def _supports(self, client: ClientId, order: rpc.Order) -> dict[str, list[int]]:
+        """Return the examples of each class of the test sets that a client was asked to score."""
+        if not isinstance(client, int):
+            return {}
+        rows = self.profiles[client].test[: order.tasks_seen]
+        return {f"task/{task}": row.tolist() for task, row in enumerate(rows)}
+
+    def _check_sums(self, counts: rpc.Counts) -> None:
+        arrays = (counts.support, counts.predicted, counts.correct)
+        classes = self.run.problem.num_classes
+        if any(len(values) != classes for values in arrays):
+            raise PayloadError(f"the report counts other than {classes} classes")
+        total = sum(counts.support)
+        sane = all(0 <= c <= min(s, p) for s, p, c in zip(*arrays, strict=True))
+        if not sane or sum(counts.predicted) != total or total > MOST_TESTED:
+            raise PayloadError("the report's counts contradict each other")
+        loss = counts.loss_sum  # infinite where a rule rules a class out
+        if loss < 0 or (math.isfinite(loss) and loss > MOST_LOSS * max(total, 1)):
+            raise PayloadError("the report holds an impossible loss")
+
+
+def _scores_globally(client: ClientId, order: rpc.Order, view: str) -> bool:
+    return client == EVALUATOR or (order.global_test and view != "global")

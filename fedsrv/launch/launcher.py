@@ -1,0 +1,292 @@
+"""A run on one machine: coordinator and clients as processes, watched, restarted and cleaned up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import tomli_w
+import torch
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import DataError, RunFailed
+from fedmodels.own_code import is_own
+from fedmodels.tensors.bundle import EVALUATOR
+from fedsrv.engine.server_data import check_given
+from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, fork_hosts, share_memory
+from fedsrv.launch.processes import (
+    Box,
+    Child,
+    Said,
+    coordinator_arguments,
+    error_in,
+    next_said,
+    started,
+)
+from fedsrv.launch.progress import Display
+from fedsrv.report.run_record import read_run
+from fedsrv.report.tables import final_table, write_html
+from fedsrv.state.run_directory import refuse_existing
+
+MAX_RESTARTS = 3
+"""Restarts of one process without progress of the run, after which the run has failed."""
+LEAVING_S = 10.0
+"""Time that clients have to end by themselves when the coordinator has ended the run."""
+CLIENT_BYTES = 200 << 20
+"""Memory a client process is reckoned with."""
+PROCESSES_PER_CORE = 50
+"""Client processes that a core still bears; beyond, several clients share one."""
+log = logging.getLogger(__name__)
+
+
+def launch(
+    experiment: Experiment,
+    out: Path,
+    *,
+    hosts: int | None = None,
+    resume: bool = False,
+    data: Path | None = None,
+    device: str = "auto",
+    server_data: Path | None = None,
+) -> None:
+    """Run an experiment to its end; print the final table and write ``report.html``.
+
+    Args:
+        experiment: what to run.
+        out: the run directory.
+        hosts: client host processes; one per client, while the machine bears it, unless given.
+        resume: go on with the run in ``out``.
+        data: a partition root made before.
+        device: ``auto``, ``cpu`` or ``cuda:K``.
+        server_data: the server's own examples; those of the partition, if any, unless given.
+
+    Raises:
+        FedtideError: the run failed; says why.
+        KeyboardInterrupt: the user stopped it; the run can be resumed.
+    """
+    if not resume:
+        refuse_existing(out)
+    root = data or out / "data"
+    held = server_data or root / "server"
+    made_here = data is None and experiment.data.server_examples is not None
+    check_given(experiment, made_here or held.is_dir())
+    if experiment.evaluate.reference:  # fail before the run, not after it
+        from fedsrv.engine.summary import iaa_series
+
+        iaa_series(Path(experiment.evaluate.reference))
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    display = Display(f"{experiment.method.name} on {experiment.data.name}")
+    with Launch(experiment, out, root, device, display, held, data is not None) as run:
+        run.partition()
+        try:
+            with display:
+                run.start(hosts or affordable_hosts(experiment.schedule.clients))
+                run.watch()
+        except KeyboardInterrupt:
+            display.say(f"stopped; add --resume to go on with the run in {out}")
+            raise
+    record = read_run(out)
+    write_html([record], out / "report.html")
+    display.console.print(final_table(record))
+    display.say(f"report: {out / 'report.html'}")
+
+
+def affordable_hosts(clients: int) -> int:
+    """Return how many client processes this machine bears."""
+    fits = int(psutil.virtual_memory().available * 0.7) // CLIENT_BYTES
+    return max(1, min(clients, fits, PROCESSES_PER_CORE * (os.cpu_count() or 1)))
+
+
+def host_ranges(clients: int, hosts: int) -> list[str]:
+    """Return the client ids of each host as ``--client-id`` says them; never more than clients.
+
+    Each has every so many of them: as all begin with their lowest, uploads come in about the order
+    in which they are reduced.
+    """
+    hosts = min(hosts, clients)
+    ranges = [range(first, clients, hosts) for first in range(hosts)]
+    step = f":{hosts}" if hosts > 1 else ""
+    return [f"{r[0]}-{r[-1]}{step}" if len(r) > 1 else str(r[0]) for r in ranges]
+
+
+@dataclass
+class Launch:
+    """The processes of one launched run."""
+
+    experiment: Experiment
+    out: Path
+    data: Path
+    device: str
+    display: Display
+    server_data: Path
+    """The server's own examples; only where there are any."""
+    made_before: bool = False
+    """Whether the data have been dealt out to clients already."""
+    box: Box = field(default_factory=Box)
+    address: str = "127.0.0.1:0"
+    clients: list[str] = field(default_factory=list)
+    """What each host is started with as ``--client-id``."""
+    ended: set[str] = field(default_factory=set)
+    restarts: dict[str, int] = field(default_factory=dict)
+    finished: bool = False
+
+    def __enter__(self) -> Launch:
+        """Start dealing out the data; meanwhile the fork server and a coordinator get ready."""
+        self.config = self.out / "logs" / "launch.toml"
+        self.config.write_text(tomli_w.dumps(self.experiment.to_dict()))
+        share_memory()
+        argv = ["partition", str(self.config), "--out", str(self.data), "--no-picture"]
+        self.dealing: Forked | None = None
+        if not self.made_before:
+            self.dealing = fork_fedcli(argv, self._log("partition"))
+        hosts, waiting = fork_hosts(self._log("hosts")), fork_coordinator(self._log("server"))
+        self.fork_server = Child("hosts", hosts, self.box)  # threads from here on
+        self.coordinator = Child("server", waiting, self.box)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End everything that was started."""
+        if self.dealing is not None:
+            self.dealing.kill()
+            self.dealing.close()
+        self.fork_server.end()
+        self.coordinator.end()
+
+    def _log(self, source: str) -> Path:
+        return self.out / "logs" / f"{source}.log"
+
+    # --- beginnings -------------------------------------------------------------------------------
+
+    def partition(self) -> None:
+        """Wait until the data are dealt out to client directories, unless that was done before.
+
+        Raises:
+            DataError: the data set is missing, or the partition is not there.
+        """
+        if self.dealing is not None:
+            status = self.dealing.wait()
+            if status:
+                log = self._log("partition")
+                raise DataError(error_in(log) or f"fedcli partition ended with {status}: see {log}")
+        elif not (self.data / "0").is_dir():
+            raise DataError(
+                f"--data {self.data} holds no client directory 0; "
+                "make one with: fedcli partition CONFIG --out DIR"
+            )
+        else:
+            self._check_pooled()
+
+    def _check_pooled(self) -> None:
+        """Refuse a partition that is not pooled for a method that trains on pooled data.
+
+        Raises:
+            DataError: says how to go on.
+        """
+        table = self.data / "partition.json"
+        if self.experiment.method.pools_data and table.is_file():
+            made = json.loads(table.read_bytes()).get("config", {})
+            if not made.get("gathered"):
+                raise DataError(
+                    f"--data {self.data} is dealt out to clients, and centralized trains on client "
+                    "0's alone: leave out --data, or make a pooled one with fedcli partition"
+                )
+
+    def start(self, hosts: int) -> None:
+        """Start the coordinator; the clients follow when it listens."""
+        self.clients = host_ranges(self.experiment.schedule.clients, hosts)
+        if (self.data / "global-test").is_dir():
+            self.clients.append(EVALUATOR)
+        self.coordinator.tell(self._arguments())
+
+    def _arguments(self) -> list[str]:
+        held = self.server_data if self.server_data.is_dir() else None
+        evaluator = EVALUATOR in self.clients
+        return coordinator_arguments(self.config, self.out, self.address, evaluator, held)
+
+    def _start_client(self, client: str) -> None:
+        argv = ["join", "--client-id", client, "--server", self.address]
+        argv += ["--data", str(self.data), "--state-dir", str(self.out / "clients")]
+        argv += ["--device", self._device_of(client)]
+        for name in (self.experiment.method.name, self.experiment.net.name):
+            argv += ["--code", name.rpartition(":")[0]] if is_own(name) else []
+        log = self._log(f"client-{client}")
+        self.fork_server.tell({"id": client, "argv": argv, "log": str(log)})
+
+    def _device_of(self, client: str) -> str:
+        """Spread hosts over the GPUs, where there are any."""
+        if self.device != "auto":
+            return self.device
+        gpus = torch.cuda.device_count()
+        return f"cuda:{self.clients.index(client) % gpus}" if gpus else "cpu"
+
+    # --- watching ---------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Follow the run to its end, restarting what dies.
+
+        Raises:
+            RunFailed: the run failed, or a process died again and again without progress.
+        """
+        until = math.inf
+        while not (self.finished and self.ended >= set(self.clients)):
+            if self.finished:
+                until = min(until, time.monotonic() + LEAVING_S)
+            said = next_said(self.box, until)
+            if said is None:  # whoever is left missed the end, and would wait for ever
+                return
+            if said.source == "server":
+                self._server_said(said)
+            elif said.status is not None:
+                self._restart("hosts", said.status)
+                process = started(["-m", "fedcli.hosts"], self._log("hosts"))
+                self.fork_server = Child("hosts", process, self.box)
+                for client in self.clients:
+                    if client not in self.ended:
+                        self._start_client(client)
+            else:
+                self._client_said(json.loads(said.line))
+
+    def _server_said(self, said: Said) -> None:
+        if said.line.startswith("listening on "):
+            fresh = self.address.endswith(":0")
+            self.address = said.line.removeprefix("listening on ")
+            if fresh:
+                for client in self.clients:
+                    self._start_client(client)
+        elif said.line.startswith("{"):
+            event = json.loads(said.line)
+            if event["kind"] == "commit":
+                self.restarts.clear()
+            self.display.take(event)
+        elif said.status == 0:
+            self.finished = True
+        elif said.status is not None and said.status > 0:
+            raise RunFailed(error_in(self._log("server")))
+        elif said.status is not None:
+            self._restart("server", said.status)
+            process = started(["-m", "fedsrv", *self._arguments()], self._log("server"))
+            self.coordinator = Child("server", process, self.box)
+
+    def _client_said(self, fact: dict[str, object]) -> None:
+        client = str(fact.get("id", ""))
+        if "status" not in fact:
+            return
+        if fact["status"] == 0 or self.finished:
+            self.ended.add(client)
+            return
+        self._restart(f"client-{client}", int(str(fact["status"])))
+        self._start_client(client)
+
+    def _restart(self, source: str, status: int) -> None:
+        """Count a restart; three without progress are too many."""
+        self.restarts[source] = self.restarts.get(source, 0) + 1
+        why = error_in(self._log(source)) if status > 0 else f"killed by signal {-status}"
+        if self.restarts[source] > MAX_RESTARTS:
+            raise RunFailed(f"{source} died {MAX_RESTARTS + 1} times without progress: {why}")
+        self.display.say(f"{source} died ({why}); starting it again")

@@ -1,0 +1,4 @@
+"""What a finished or running run shows: tables, quantities, figures, the page.
+
+Reads run directories; may import fedmodels alone.
+"""

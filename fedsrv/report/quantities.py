@@ -1,0 +1,215 @@
+"""The quantities a report shows, each computed from one run's record as a mapping to numbers.
+
+Means over clients are unweighted. Interactions are those of ``rounds.jsonl``; a client or a task
+that was not scored in an interaction is simply not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+from typing import Any
+
+from fedsrv.report.run_record import VIEWS, RunRecord, number, numbers, table
+
+PERCENTAGES = {
+    *("a", "aa", "iaa", "afm", "acc", "accuracy", "f1", "forgetting", "bwt"),
+    *("personalization", "generalization", "many", "medium", "few"),
+}
+"""Words of a metric's name that make it a fraction of one, shown as a percentage."""
+
+SMALLER_IS_BETTER = {"afm", "forgetting"}
+
+
+def is_percentage(metric: str) -> bool:
+    """Tell whether a metric is a fraction that reports show as a percentage."""
+    words = metric.split("_")
+    return not {"round", "loss", "count"} & set(words) and bool(PERCENTAGES & set(words))
+
+
+def direction(metric: str) -> int:
+    """Return 1 where more is better, -1 where less is, and 0 where neither is."""
+    words = set(metric.split("_"))
+    if not is_percentage(metric) or "std" in words:
+        return 0
+    return -1 if SMALLER_IS_BETTER & words and "paper" not in words else 1
+
+
+def metric_names(run: RunRecord) -> list[str]:
+    """Return every metric that some interaction has: percentages, then losses, then the rest."""
+    found = dict.fromkeys(name for row in run.rows for name in numbers(row.get("metrics")))
+    return sorted(found, key=lambda name: (not is_percentage(name), "loss" not in name))
+
+
+def metric_curve(run: RunRecord, name: str) -> dict[int, float]:
+    """Return ``{round: metric}``."""
+    return run.curve(lambda row: numbers(row.get("metrics")).get(name))
+
+
+def training_loss(run: RunRecord) -> dict[int, float]:
+    """Return ``{round: mean training loss of the cohort}``."""
+    return run.curve(lambda row: _mean(number(client.get("loss")) for _, client in _clients(row)))
+
+
+def view_curve(run: RunRecord, view: str) -> dict[int, float]:
+    """Return ``{round: mean accuracy of the clients' models in this view}``."""
+    return run.curve(lambda row: _mean(_accuracies(row, view).values()))
+
+
+def client_accuracy(run: RunRecord, view: str) -> dict[int, float]:
+    """Return ``{client: the last accuracy it reached in this view}``."""
+    latest: dict[int, float] = {}
+    for row in run.rows:
+        latest.update(_accuracies(row, view))
+    return dict(sorted(latest.items()))
+
+
+def task_accuracy(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
+    """Return ``{(interaction, task): mean accuracy on the task over the clients scored on it}``."""
+    out: dict[tuple[int, int], float] = {}
+    for index, row in enumerate(run.rows):
+        per_task: dict[int, list[float]] = {}
+        for _, client in _clients(row):
+            tasks = table(table(client.get("views")).get(view)).get("tasks")
+            for task, value in enumerate(tasks if isinstance(tasks, list) else ()):
+                if (accuracy := number(value)) is not None:
+                    per_task.setdefault(task, []).append(accuracy)
+        for task, values in per_task.items():
+            out[interaction_of(row, index), task] = fmean(values)
+    return out
+
+
+def forgetting_matrix(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
+    """Return ``{(k, task): accuracy on the task when task k had been learnt}``.
+
+    Task k counts as learnt after the last interaction that trained on it and was scored.
+    """
+    scored = task_accuracy(run, view)
+    with_scores = {interaction for interaction, _ in scored}
+    learnt: dict[int, int] = {}
+    for index, row in enumerate(run.rows):
+        task, interaction = number(row.get("task")), interaction_of(row, index)
+        if task is not None and interaction in with_scores:
+            learnt[int(task)] = interaction
+    return {
+        (k, task): value
+        for k, at in learnt.items()
+        for (interaction, task), value in scored.items()
+        if interaction == at
+    }
+
+
+def weight_matrices(run: RunRecord) -> dict[int, dict[tuple[int, int], float]]:
+    """Return ``{interaction: {(receiving client, contributing client): weight}}``."""
+    found = {at: _matrix(weights, cohort) for at, weights, cohort in _weights(run, list)}
+    return {at: cells for at, cells in found.items() if cells}
+
+
+def weight_vectors(run: RunRecord) -> dict[tuple[int, int], float]:
+    """Return ``{(interaction, client): weight}`` of methods that give each client one weight."""
+    return {
+        (at, int(client)): float(weight)
+        for at, weights, cohort in _weights(run, (int, float))
+        for client, weight in zip(cohort, map(number, weights), strict=True)
+        if weight is not None
+    }
+
+
+def _weights(
+    run: RunRecord, kind: type | tuple[type, ...]
+) -> Iterator[tuple[int, list[Any], list[Any]]]:
+    """Yield interaction, weights and cohort of rows whose weights begin with one of a kind."""
+    for index, row in enumerate(run.rows):
+        weights = table(row.get("series")).get("aggregation_weights")
+        if not isinstance(weights, list) or not weights or not isinstance(weights[0], kind):
+            continue
+        cohort = row.get("cohort")
+        if not isinstance(cohort, list) or len(cohort) != len(weights):
+            cohort = list(range(len(weights)))
+        yield interaction_of(row, index), weights, cohort
+
+
+def bytes_of_client(run: RunRecord, direction: str) -> dict[int, float]:
+    """Return ``{client: logical bytes over the whole run}``; ``direction`` is down or up."""
+    sums: dict[int, float] = {}
+    for row in run.rows:
+        per_client = table(table(row.get("bytes")).get("per_client"))
+        for client, moved in _by_id(per_client):
+            if (count := number(table(moved).get(direction))) is not None:
+                sums[client] = sums.get(client, 0.0) + count
+    return dict(sorted(sums.items()))
+
+
+def seconds_of_client(run: RunRecord) -> dict[int, float]:
+    """Return ``{client: seconds of training over the whole run}``."""
+    sums: dict[int, float] = {}
+    for row in run.rows:
+        for client, facts in _clients(row):
+            if (seconds := number(facts.get("seconds"))) is not None:
+                sums[client] = sums.get(client, 0.0) + seconds
+    return dict(sorted(sums.items()))
+
+
+def spent(run: RunRecord, part: str, name: str) -> dict[int, float]:
+    """Return ``{interaction: value}`` of one entry of ``bytes`` or ``seconds``."""
+    values = {
+        interaction_of(row, index): number(table(row.get(part)).get(name))
+        for index, row in enumerate(run.rows)
+    }
+    return {at: value for at, value in values.items() if value is not None}
+
+
+def views_of(run: RunRecord) -> list[str]:
+    """Return the views that some client was scored in."""
+    found = {
+        str(view)
+        for row in run.rows
+        for _, client in _clients(row)
+        for view in table(client.get("views"))
+    }
+    order = {view: index for index, view in enumerate(VIEWS)}
+    return sorted(found, key=lambda view: (order.get(view.partition(":")[0], len(VIEWS)), view))
+
+
+def interaction_of(row: Mapping[str, Any], index: int) -> int:
+    """Return the number of a row's interaction, or its place in the file where it has none."""
+    return int(number(row.get("interaction"), index))
+
+
+def _by_id(entries: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
+    """Yield what belongs to numbered clients; the evaluator is none."""
+    for key, value in entries.items():
+        if str(key).isdecimal():
+            yield int(key), value
+
+
+def _clients(row: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for client, facts in _by_id(table(row.get("clients"))):
+        yield client, table(facts)
+
+
+def _accuracies(row: Mapping[str, Any], view: str) -> dict[int, float]:
+    found = {
+        client: number(table(table(facts.get("views")).get(view)).get("accuracy"))
+        for client, facts in _clients(row)
+    }
+    return {client: value for client, value in found.items() if value is not None}
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _matrix(weights: list[Any], cohort: list[Any]) -> dict[tuple[int, int], float]:
+    columns = cohort if all(_length(row) == len(cohort) for row in weights) else None
+    cells = {}
+    for receiver, row in zip(cohort, weights, strict=True):
+        for j, value in enumerate(row if isinstance(row, list) else ()):
+            if (weight := number(value)) is not None:
+                cells[int(receiver), int(columns[j]) if columns else j] = weight
+    return cells
+
+
+def _length(row: object) -> int:
+    return len(row) if isinstance(row, list) else 0

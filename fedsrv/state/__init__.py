@@ -1,0 +1,4 @@
+"""What a run keeps on disk: commits, states and the way back after a crash.
+
+May import fedmodels alone.
+"""

@@ -1,0 +1,114 @@
+"""Who trained when, and how far a run may go back for what somebody lost.
+
+A client that lost what was not synced (a power failure) can always be followed: everybody keeps its
+states since the durable watermark. Beyond that, a run goes back by ``[server] max_rollback``
+interactions at most, counted from the newest that was ever committed, so that several small losses
+do not add up to a large one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fedmodels.errors import RunFailed
+
+
+class LossTooLarge(Exception):
+    """A client lost a private state, and the run would have to go back too far for it."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The cohorts of a run, and the range its roll-backs stay in; never changed, but replaced."""
+
+    cohorts: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Who trained in each interaction that is committed, or undone and not passed again."""
+    started_over: Mapping[int, int] = field(default_factory=dict)
+    """After which interaction a client began anew from its initial private state."""
+    highest: int = -1
+    """The newest interaction that was ever committed."""
+    floor: int = -1
+    """The earliest interaction the run may be rolled back to."""
+    max_rollback: int = 0
+
+    def last_trained(self, interaction: int) -> dict[int, int]:
+        """Return each client's last upload that counts up to an interaction.
+
+        It names the private state the client must hold.
+        """
+        found: dict[int, int] = {}
+        for number in sorted(self.cohorts):
+            if number <= interaction:
+                found |= dict.fromkeys(self.cohorts[number], number)
+        return {c: k for c, k in found.items() if k > self.started_over.get(c, -1)}
+
+    def check(self, client: int, versions: Sequence[int]) -> None:
+        """Refuse a client for whose sake the run would have to go back too far.
+
+        Raises:
+            LossTooLarge: says what there is to choose from.
+        """
+        since = self.started_over.get(client, -1)
+        trained = [
+            k for k, cohort in sorted(self.cohorts.items()) if client in cohort and k > since
+        ]
+        needed = max((k for k in trained if k <= self.floor), default=None)
+        if needed is None or needed in versions:
+            return
+        if any(k in versions for k in trained if k > self.floor):
+            return
+        held = ", ".join(map(str, versions)) or "none"
+        raise LossTooLarge(
+            f"client {client} lost its private state: it holds those after interactions {held}, "
+            f"the run needs that after {trained[-1]} and may go back to {self.floor} at most "
+            f"([server] max_rollback = {self.max_rollback}). Restore its --state-dir; or go back "
+            "all the way: fedsrv serve (or launch) … --resume --set server.max_rollback="
+            f"{self.highest + 1}; or let it go on from its initial private state: "
+            "fedcli join … --start-over"
+        )
+
+    def after(self, interaction: int, cohort: Sequence[int], floor: int) -> History:
+        """Return this history and one committed interaction more."""
+        highest = max(self.highest, interaction)
+        cohorts = {**self.cohorts, interaction: cohort}
+        return replace(self, cohorts=cohorts, highest=highest, floor=floor)
+
+    def target(
+        self,
+        newest: int,
+        has_state: Callable[[int], bool],
+        versions: Mapping[int, Sequence[int]],
+    ) -> int:
+        """Return the newest interaction whose server and client states all still exist.
+
+        At -1 everything is derived from the seed: the run begins anew.
+
+        Args:
+            newest: where to begin.
+            has_state: tells whether the server's exists.
+            versions: what clients hold; nobody is listed where clients keep no state.
+
+        Raises:
+            RunFailed: it lies further back than the run may go.
+        """
+        for interaction in range(newest, self.floor - 1, -1):
+            trained = self.last_trained(interaction).items()
+            if has_state(interaction) and all(
+                number in versions[client] for client, number in trained if client in versions
+            ):
+                return interaction
+        raise RunFailed(self._why_nowhere(versions))
+
+    def _why_nowhere(self, versions: Mapping[int, Sequence[int]]) -> str:
+        """Say why the run cannot be taken up with the states that clients hold."""
+        for client, held in sorted(versions.items()):
+            try:
+                self.check(client, held)
+            except LossTooLarge as error:
+                return str(error)
+        return (
+            f"the states of the server and of clients fit together at no interaction since "
+            f"{self.floor}; put copies of them back, or have everything computed again: --resume "
+            f"--set server.max_rollback={self.highest + 1}"
+        )

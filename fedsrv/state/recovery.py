@@ -1,0 +1,157 @@
+"""``fedsrv recover``: a new ``run.db`` for a run whose own is damaged or gone.
+
+Everything is taken from what lies beside it: the config from ``config.toml``, records from
+``rounds.jsonl``, the run's id from its states. What cannot serve is set aside, never deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ArchiveError
+from fedmodels.resolution import parse_experiment
+from fedmodels.tensors.archive import load_named
+from fedsrv.state.client_parts import Parts
+from fedsrv.state.ledger import Ledger
+from fedsrv.state.run_directory import lock, state_numbers, sync_path, writing
+
+ASIDE = "set-aside"
+_DATABASE = ("run.db", "run.db-wal", "run.db-shm")
+
+
+def recover(run: Path, say: Callable[[str], None]) -> int:
+    """Make a new ``run.db``; return the last interaction it holds.
+
+    Args:
+        run: the run directory; what is replaced goes to ``set-aside`` in it.
+        say: told what was recovered and what was not, a line at a time.
+
+    Raises:
+        ArchiveError: too little is left to go on with.
+        RunFailed: the directory is in use, or cannot be written.
+    """
+    if not run.is_dir():
+        raise ArchiveError(f"{run} is no run directory")
+    held = lock(run)
+    try:
+        with writing(run):
+            return _recover(run, say)
+    finally:
+        os.close(held)
+
+
+def _recover(run: Path, say: Callable[[str], None]) -> int:
+    experiment = _experiment(run)
+    records = _records(run / "rounds.jsonl")
+    last, run_id, reasons = _newest(run / "server", len(records) - 1)
+    for reason in reasons:
+        say(f"not usable: {reason}")
+    fresh = run / "run.db.new"
+    fresh.unlink(missing_ok=True)
+    oldest = min(state_numbers(run / "server"))  # clients keep theirs as long
+    facts = {"watermark": str(oldest), "highest": str(last)}
+    _write(fresh, experiment, run_id, records[: last + 1], facts)
+    aside = _set_aside(run, last)
+    fresh.replace(run / "run.db")
+    sync_path(run)
+    say(
+        f"run {run_id[:8]}: interactions 0 to {last} are recovered, their records from "
+        f"rounds.jsonl and the state after {last} from server/; what follows is computed again"
+    )
+    say("clients' descriptions are taken anew when they join; whether one had started over is lost")
+    if aside:
+        say(f"set aside in {run / ASIDE}: {', '.join(aside)}")
+    say(f"go on with --resume --out {run}")
+    return last
+
+
+def _experiment(run: Path) -> Experiment:
+    path = run / "config.toml"
+    try:
+        return parse_experiment(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArchiveError(f"{path} is needed, and cannot be read: {error}") from None
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """Return the records from the first on, up to the first line that is not the next one."""
+    found: list[dict[str, Any]] = []
+    if not path.is_file():
+        return found
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(record, dict) or record.get("interaction") != len(found):
+            break
+        cohort = record.get("cohort")
+        if not isinstance(cohort, list) or not all(isinstance(c, int) for c in cohort):
+            break
+        found.append(record)
+    return found
+
+
+def _newest(states: Path, last: int) -> tuple[int, str, list[str]]:
+    """Return the newest interaction with a record and a whole state, its run, and what was not.
+
+    Raises:
+        ArchiveError: there is none.
+    """
+    reasons: list[str] = []
+    for number in sorted(state_numbers(states), reverse=True):
+        if number > last:
+            continue
+        try:
+            _, header = load_named(states / f"state-{number:08d}.safetensors")
+            Parts(states).load(dict(header.get("parts", {})))
+            return number, str(header["run"]), reasons
+        except (ArchiveError, KeyError, TypeError, ValueError) as error:
+            reasons.append(str(error))
+    why = f": {reasons[0]}" if reasons else ""
+    raise ArchiveError(
+        f"{states.parent} cannot be recovered: no state that can be read has its record in "
+        f"rounds.jsonl, which holds interactions up to {last}{why}"
+    )
+
+
+def _write(
+    path: Path,
+    experiment: Experiment,
+    run_id: str,
+    records: list[dict[str, Any]],
+    facts: dict[str, str],
+) -> None:
+    ledger = Ledger(path, strict=True, new=True, run_id=run_id)
+    try:
+        text = json.dumps(experiment.to_dict(), sort_keys=True)
+        ledger.set_facts(experiment=text, **facts)
+        for record in records:
+            ledger.append(record, None)
+        ledger.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        ledger.db.execute("PRAGMA journal_mode=DELETE")
+    finally:
+        ledger.close()
+
+
+def _set_aside(run: Path, last: int) -> list[str]:
+    """Move away the old database and states that no record speaks of; return their names."""
+    late = [n for n in state_numbers(run / "server") if n > last]
+    old = [run / name for name in _DATABASE]
+    old += [run / "server" / f"state-{number:08d}.safetensors" for number in sorted(late)]
+    moved = [path for path in old if path.exists()]
+    if moved:
+        (run / ASIDE).mkdir(exist_ok=True)
+    for path in moved:
+        place = run / ASIDE / path.name
+        copies = 1
+        while place.exists():
+            copies += 1
+            place = run / ASIDE / f"{path.name}.{copies}"
+        path.replace(place)
+    return [path.name for path in moved]

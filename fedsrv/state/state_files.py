@@ -1,0 +1,129 @@
+"""The committed states of a run as files: one per interaction, and the parts they name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedmodels.errors import ArchiveError
+from fedmodels.tensors.archive import load_named, save_named
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.method import ServerState
+from fedsrv.state.client_parts import Manifest, Parts
+from fedsrv.state.run_directory import state_numbers, sync_path
+
+
+class StateFiles:
+    """The states of one run."""
+
+    def __init__(self, directory: Path, run_id: str, *, strict: bool) -> None:
+        """Look what there is.
+
+        Args:
+            directory: where they lie.
+            run_id: of the run; a state of another one counts as damaged.
+            strict: sync each as it is written.
+        """
+        self.directory, self.run_id, self.strict = directory, run_id, strict
+        self.kept = state_numbers(directory)
+        """Interactions after which the state is kept."""
+        self._parts = Parts(directory)
+        self._manifests: dict[int, Manifest] = {}
+        self._synced: set[str] = set()
+        """Part files that are safe on the disk; written by the syncing thread alone."""
+
+    def path(self, interaction: int) -> Path:
+        """Return the file of the state after an interaction."""
+        return self.directory / f"state-{interaction:08d}.safetensors"
+
+    def read(self, interaction: int, *, aside: bool = False) -> ServerState:
+        """Return the state after an interaction.
+
+        Args:
+            interaction: which.
+            aside: it is not what the next state is written after, only looked at.
+
+        Raises:
+            ArchiveError: a file of it is gone, damaged or of another run.
+        """
+        named, header = load_named(self.path(interaction))
+        if header.get("run") != self.run_id:
+            raise ArchiveError(f"{self.path(interaction)} belongs to another run")
+        parts = Parts(self.directory) if aside else self._parts
+        clients = parts.load(self._manifest(interaction))
+        return ServerState(named.get("common", Bundle()), named.get("own", Bundle()), clients)
+
+    def why_unusable(self, interaction: int) -> str:
+        """Return why the state after an interaction cannot be read, or nothing."""
+        try:
+            self.read(interaction, aside=True)
+        except ArchiveError as error:
+            return str(error)
+        return ""
+
+    def exists(self, interaction: int) -> bool:
+        """Tell whether all files of a state are there."""
+        if not self.path(interaction).exists():
+            return False
+        try:
+            return self._parts.exist(self._manifest(interaction))
+        except ArchiveError:
+            return False
+
+    def write(self, interaction: int, state: ServerState) -> None:
+        """Write a state, and the parts that changed since the last one.
+
+        Raises:
+            ArchiveError: it cannot be written.
+        """
+        header = {"run": self.run_id}
+        parts = self._parts.save(interaction, state, header, fsync=self.strict)
+        bundles, facts = {"common": state.common, "own": state.own}, {**header, "parts": parts}
+        save_named(self.path(interaction), bundles, facts, fsync=self.strict)
+        self.kept.add(interaction)
+        self._manifests[interaction] = parts
+
+    def forget(self) -> None:
+        """Write and sync every part anew at the next commit: the run was rolled back."""
+        self._parts.forget()
+        self._synced = set()
+
+    def drop(self, interactions: Iterable[int]) -> None:
+        """Delete states, and the parts that no other one names."""
+        gone = set(interactions)
+        for number in gone:
+            self.path(number).unlink(missing_ok=True)
+        self.kept -= gone
+        manifests = [self._manifests.pop(number, None) for number in gone]
+        if any(manifests):
+            self.drop_parts()
+
+    def drop_parts(self) -> None:
+        """Delete the parts that no state file names any more."""
+        manifests: dict[int, Manifest] = {}
+        for interaction in sorted(self.kept):
+            with contextlib.suppress(ArchiveError):
+                manifests[interaction] = self._manifest(interaction)
+        self._manifests = manifests
+        self._parts.drop(manifests.values())
+
+    def _manifest(self, interaction: int) -> Manifest:
+        """Return the file of each part of the state after an interaction.
+
+        Raises:
+            ArchiveError: the state file is gone or damaged.
+        """
+        if interaction not in self._manifests:
+            _, header = load_named(self.path(interaction), verify=False)
+            self._manifests[interaction] = dict(header.get("parts", {}))
+        return self._manifests[interaction]
+
+    def sync(self, interaction: int) -> None:
+        """Put a state safely on the disk."""
+        files = self._manifests.get(interaction, {}).values()
+        parts = [self.directory / name for name in files if name not in self._synced]
+        for path in (*parts, self.path(interaction), self.directory):
+            if path.exists():
+                sync_path(path)
+        self._synced = set(files)

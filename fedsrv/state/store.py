@@ -1,0 +1,362 @@
+"""The run directory: what is committed, and how a run is taken up again.
+
+An interaction is committed by one rename (the new server state) and one record in the database
+(:mod:`fedsrv.state.ledger`); the record is the commit. Scores of the committed models are added to
+the record when they are known. A state file without a record, or the other way round, is no commit
+and is computed again. What the server keeps of single clients lies in files of its own
+(:mod:`fedsrv.state.client_parts`), written before the state file that names them.
+
+A roll-back deletes nothing: what it undid stays until the replay has passed it, and is taken up
+again where everybody still has it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedmodels.config.experiment import Experiment, difference
+from fedmodels.errors import ArchiveError, ConfigError, RunFailed
+from fedmodels.tensors.bundle import state_digest
+from fedmodels.training.method import ServerState
+from fedsrv.state.history import History
+from fedsrv.state.ledger import Ledger, Record
+from fedsrv.state.run_directory import (
+    holds_commits,
+    lock,
+    may_hold_a_run,
+    refuse_existing,
+    sync_path,
+    write_atomically,
+    writing,
+)
+from fedsrv.state.state_files import StateFiles
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """One run directory, locked while it is open; used by the engine's thread only."""
+
+    def __init__(self, path: Path, experiment: Experiment, resume: bool) -> None:
+        """Create the directory, or take up the run it holds.
+
+        Raises:
+            ConfigError: it exists and ``resume`` was not asked for, holds another experiment, or
+                cannot be written.
+            ArchiveError: its database is damaged; nothing was changed.
+            RunFailed: another process uses it, or too many of its states are damaged.
+        """
+        self.path = path
+        self.experiment = experiment
+        self.strict = experiment.server.durability == "strict"
+        if not resume:
+            refuse_existing(path)
+        elif path.is_dir() and any(path.iterdir()) and not may_hold_a_run(path):
+            raise ConfigError(
+                f"{path} holds no run to resume; leave --resume out, or name its --out"
+            )
+        self.states = path / "server"
+        try:
+            self.states.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {path} cannot be used: {error.strerror}") from None
+        self._lock_file = lock(path)
+        try:
+            self._ledger = Ledger(path / "run.db", strict=self.strict, new=not holds_commits(path))
+        except BaseException:
+            os.close(self._lock_file)
+            raise
+        self._db = self._ledger.db
+        self.run_id = self._ledger.run_id
+        self._files = StateFiles(self.states, self.run_id, strict=self.strict)
+        try:
+            self._compare_experiment()
+            self._sync_log()  # before a client stores whose it is
+            with writing(path):
+                self._take_up_files()
+                self.rewrite_lines()
+        except BaseException:
+            self.close()
+            raise
+
+    def _compare_experiment(self) -> None:
+        """Compare the stored experiment with this one, and remember this one."""
+        from fedmodels.resolution import experiment_of
+
+        stored = self._ledger.facts()
+        self._highest = int(stored.get("highest", -1))
+        self.watermark = int(stored.get("watermark", -1))
+        """The interaction up to which everybody's states are safe, as far as was ever known."""
+        if "experiment" in stored:
+            before = experiment_of(json.loads(stored["experiment"]), str(self.path / "run.db"))
+            changed = [
+                key
+                for key in difference(before, self.experiment)
+                if not self._may_change(key, before)
+            ]
+            if changed:
+                raise ConfigError(
+                    f"{self.path} was begun with another config; it differs in "
+                    f"{', '.join(changed)}. Resume with the config in {self.path / 'config.toml'}"
+                )
+        text = json.dumps(self.experiment.to_dict(), sort_keys=True)
+        with writing(self.path):
+            self._ledger.set_facts(experiment=text)
+
+    def _may_change(self, key: str, before: Experiment) -> bool:
+        """Only more rounds may be asked for, and where all others come before; and ways back."""
+        now, scenario = self.experiment.schedule, self.experiment.scenario
+        one_task = scenario.tasks == 1 and not scenario.fixes_tasks
+        return key == "server.max_rollback" or (
+            key == "schedule.rounds"
+            and now.rounds >= before.schedule.rounds
+            and (now.order == "rounds_outer" or one_task)
+        )
+
+    # --- what is committed ------------------------------------------------------------------------
+
+    @property
+    def committed(self) -> int:
+        """Return the last committed interaction; -1 before the first."""
+        return self._ledger.committed
+
+    @property
+    def newest(self) -> int:
+        """Return the last interaction that is committed, or undone and not passed again."""
+        return max((self.committed, *self._ledger.undone()))
+
+    def records(self) -> list[tuple[Record, bool]]:
+        """Return every committed record and whether its scores are in."""
+        return self._ledger.records()
+
+    def pending(self) -> tuple[Record, str] | None:
+        """Return the record that waits for scores, and the counts its training trip brought."""
+        return self._ledger.pending()
+
+    def state(self, interaction: int) -> ServerState:
+        """Return the committed state after an interaction.
+
+        Raises:
+            ArchiveError: a file of it is gone, damaged or of another run.
+        """
+        return self._files.read(interaction)
+
+    def has_state(self, interaction: int) -> bool:
+        """Tell whether the state after an interaction can be taken up; -1 always can."""
+        return interaction == -1 or self._files.exists(interaction)
+
+    def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
+        """Make an interaction count; with ``counts``, its scores are still to come.
+
+        Raises:
+            ArchiveError, RunFailed: it cannot be written.
+        """
+        with writing(self.path):
+            self._compare_replay(record, state)
+            self._files.write(record["interaction"], state)
+            self._ledger.append(record, counts)
+            if counts is None:
+                self._append(record)
+
+    def add_scores(self, record: Record) -> None:
+        """Complete the last committed record with its scores.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
+        with writing(self.path):
+            self._ledger.complete(record)
+            self._append(record)
+
+    # --- roll-back --------------------------------------------------------------------------------
+
+    def history(self) -> History:
+        """Return who trained when, and how far the run may go back."""
+        committed = {record["interaction"]: record["cohort"] for record, _ in self.records()}
+        undone = {number: record["cohort"] for number, record in self._ledger.undone().items()}
+        return History(
+            cohorts=undone | committed,
+            started_over=self._ledger.started_over(),
+            highest=max(self._highest, self.committed),
+            floor=self.floor,
+            max_rollback=self.experiment.server.max_rollback,
+        )
+
+    @property
+    def floor(self) -> int:
+        """Return the earliest interaction the run may be rolled back to."""
+        behind = max(self._highest, self.committed) - self.experiment.server.max_rollback
+        return max(-1, min(self.watermark, behind))
+
+    def go_to(self, interaction: int) -> None:
+        """Make an interaction the last committed one: roll back, or take up what was undone."""
+        if interaction < self.committed:
+            self.roll_back(interaction)
+        elif interaction > self.committed:
+            log.warning("interactions up to %d are all there again", interaction)
+            with writing(self.path):
+                self._ledger.redo(interaction)
+                self._files.forget()
+                self.rewrite_lines()
+
+    def roll_back(self, interaction: int) -> None:
+        """Undo every commit after an interaction; the states stay until the replay passed them."""
+        log.warning("interactions after %d are computed again", interaction)
+        self._highest = max(self._highest, self.committed)
+        self.watermark = min(self.watermark, interaction)  # what is written again is not safe yet
+        facts = {"highest": str(self._highest), "watermark": str(self.watermark)}
+        with writing(self.path):
+            self._ledger.set_facts(**facts)
+            self._ledger.undo(interaction)
+            self._files.forget()
+            self.rewrite_lines()
+
+    def _compare_replay(self, record: Record, state: ServerState) -> None:
+        """Forget what was undone where the replay comes to another result: it cannot serve."""
+        number = record["interaction"]
+        undone = self._ledger.undone()
+        if number not in undone:
+            return
+        try:
+            before = state_digest(self._files.read(number, aside=True).named())
+        except ArchiveError:
+            before = ""
+        if before == state_digest(state.named()) and undone[number]["cohort"] == record["cohort"]:
+            return
+        log.warning("the replay differs from what was undone from interaction %d on", number)
+        self._ledger.forget_undone(number)
+        self._files.drop(n for n in undone if n >= number)
+
+    def start_over(self, client: int) -> None:
+        """Remember that a client goes on from its initial private state."""
+        with writing(self.path):
+            self._ledger.start_over(client)
+
+    def advance(self, watermark: int) -> int:
+        """Take in what is safe everywhere; return up to where nobody needs older states."""
+        if watermark > self.watermark:
+            self.watermark = watermark
+            with writing(self.path):
+                self._ledger.set_facts(watermark=str(watermark))
+        floor = self.floor
+        self.prune(floor)
+        return floor
+
+    def prune(self, watermark: int) -> None:
+        """Delete states that nothing can roll back to any more."""
+        keep = min(watermark, self.committed)
+        self._files.drop(number for number in self._files.kept if number < keep)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def end(self, summary: Record) -> None:
+        """Commit the end of the run, safely on the disk: clients that are told of it leave."""
+        end = {"rounds": self.experiment.schedule.rounds, "after": self.committed}
+        value = json.dumps({**end, "summary": summary})
+        with writing(self.path):
+            self._ledger.set_facts(end=value)
+            self.sync(self.committed)
+
+    def ended(self) -> Record | None:
+        """Return the summary, if the run came to its end and was not asked for more rounds."""
+        end = json.loads(self._ledger.facts().get("end", "{}"))
+        same = (end.get("rounds"), end.get("after")) == (
+            self.experiment.schedule.rounds,
+            self.committed,
+        )
+        return dict(end["summary"]) if end and same else None
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def profiles(self) -> dict[int, str]:
+        """Return the description every client gave when it first joined."""
+        return self._ledger.profiles()
+
+    def add_profile(self, client: int, client_json: str) -> None:
+        """Remember a client's description."""
+        with writing(self.path):
+            self._ledger.add_profile(client, client_json)
+
+    def fixed_tasks(self, tasks: Mapping[int, int]) -> dict[int, int]:
+        """Return the numbers of tasks that the schedule was made from; these, the first time."""
+        if "tasks" not in self._ledger.facts():
+            with writing(self.path):
+                self._ledger.set_facts(tasks=json.dumps(list(tasks.items())))
+        found = json.loads(self._ledger.facts()["tasks"])
+        return {int(client): int(number) for client, number in found}
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def _take_up_files(self) -> None:
+        """After a crash: go back to the newest state that is whole; drop what has no record.
+
+        Nothing is deleted before it is clear that the records are all there, and that the run may
+        go back so far.
+        """
+        files = self._files
+        oldest = min(files.kept, default=0)
+        if oldest > max(0, self.newest):  # older ones were pruned: later records were safe by then
+            raise self._ledger.damaged(
+                f"it ends with interaction {self.newest}, and the states begin with {oldest}"
+            )
+        last, unusable = self._last_usable()
+        for leftover in self.states.glob(".*.safetensors.*"):  # a write that a crash cut short
+            leftover.unlink()
+        undone = self._ledger.undone().keys()
+        unusable |= {number for number in undone if files.why_unusable(number)}
+        known = {*range(last + 1), *undone, *unusable}
+        if last < self.committed:
+            self.roll_back(last)
+        for number in sorted(files.kept - known):
+            log.warning("the state after interaction %d has no record; dropped", number)
+        files.drop((files.kept - known) | unusable)
+        files.drop_parts()
+
+    def _last_usable(self) -> tuple[int, set[int]]:
+        """Return the last committed interaction whose state is whole, and those that are not.
+
+        Raises:
+            RunFailed: the run may not go back to it.
+        """
+        last, reasons = self.committed, dict[int, str]()
+        while last >= 0 and (reason := self._files.why_unusable(last)):
+            reasons[last] = reason
+            last -= 1
+        if reasons and last < self.floor:
+            raise RunFailed(
+                f"no state after interaction {self.floor} or later can be read "
+                f"({next(iter(reasons.values()))}); put a copy back, or have everything after "
+                f"interaction {last} computed again: --resume --set server.max_rollback="
+                f"{max(self._highest, self.committed) - last}"
+            )
+        for reason in reasons.values():
+            log.warning("%s; it is computed again", reason)
+        return last, set(reasons)
+
+    def rewrite_lines(self) -> None:
+        """Write ``rounds.jsonl`` anew from what is committed."""
+        lines = [json.dumps(record) + "\n" for record, scored in self.records() if scored]
+        write_atomically(self.path / "rounds.jsonl", "".join(lines))
+
+    def _append(self, record: Record) -> None:
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def sync(self, interaction: int) -> None:
+        """Put the state after an interaction, and its record, safely on the disk."""
+        self._files.sync(interaction)
+        self._sync_log()
+
+    def _sync_log(self) -> None:
+        """Put the database's log safely on the disk, with its name, which SQLite does not sync."""
+        for path in (self.path / "run.db-wal", self.path):
+            sync_path(path)
+
+    def close(self) -> None:
+        """Give the directory back."""
+        self._ledger.close()
+        os.close(self._lock_file)

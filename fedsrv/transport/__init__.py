@@ -1,0 +1,4 @@
+"""Clients over the network: the gRPC service, sessions, open trips, upload buffers, TLS.
+
+May import ``engine``.
+"""

@@ -1,0 +1,75 @@
+"""Which private states clients hold, and which they must hold for the run to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedmodels.tensors.bundle import ClientId
+from fedsrv.engine.cohort import HoldsState
+from fedsrv.state.history import LossTooLarge
+from fedsrv.transport.sessions import Member
+
+
+class Holdings:
+    """What the cohort knows of private states; used while it holds its lock."""
+
+    def __init__(self, members: dict[ClientId, Member]) -> None:
+        self._members = members
+        self._required: HoldsState = lambda client, versions: True
+        self._stateful = False
+        self._last_trained: Mapping[ClientId, int] = {}
+        self.lost: int | None = None
+        """A client that came back without the state it must hold."""
+        self._starting_over: set[int] = set()
+
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
+        """Hold clients to the states they must have; whoever lost too much has to join again."""
+        self._required, self._stateful = holds, True
+        self._last_trained = dict(last_trained.items())
+        for client, member in list(self._members.items()):
+            member.trained = self.trained(client)
+            try:
+                self.lacks(client, member.versions, member.start_over)
+            except LossTooLarge:  # it is told so when it joins again
+                del self._members[client]
+
+    def trained(self, client: ClientId) -> int:
+        """Return the last interaction a client trained in, as far as the run was taken up."""
+        return self._last_trained.get(client, -1)
+
+    def starting_over(self) -> Sequence[int]:
+        """Return, once, who may start over."""
+        found, self._starting_over = sorted(self._starting_over), set()
+        return found
+
+    def lacks(self, client: ClientId, versions: Sequence[int], start_over: bool) -> bool:
+        """Tell whether a client's states do not suffice; one that may, starts over.
+
+        Raises:
+            LossTooLarge: the run may not go back to what it has.
+        """
+        if not isinstance(client, int):
+            return False
+        try:
+            return not self._required(client, versions)
+        except LossTooLarge:
+            if not start_over:
+                raise
+            self._starting_over.add(client)
+            return True
+
+    def versions(self) -> Mapping[int, Sequence[int]]:
+        """Return which private states each client says it holds; nobody counts as lost any more."""
+        self.lost = None
+        return {c: m.versions for c, m in self._members.items() if isinstance(c, int)}
+
+    def durable(self, committed: int) -> int | None:
+        """Return the interaction up to which every client's state is safe; None if all are."""
+        if not self._stateful:
+            return None
+        late = [
+            m.durable
+            for c, m in self._members.items()
+            if isinstance(c, int) and m.durable < min(m.trained, committed)
+        ]
+        return min(late, default=None)

@@ -1,0 +1,83 @@
+"""A trip under way: what is sent with its orders, and what has come back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from fedmodels.errors import ClientFailed
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
+from fedpb import coordinator_pb2 as rpc
+from fedpb.codec import Encoded, encode
+from fedsrv.engine.cohort import Result, Trip
+from fedsrv.engine.folding import Folding
+
+
+@dataclass
+class OpenTrip:
+    """A trip under way."""
+
+    trip: Trip
+    common: Encoded
+    personal: dict[ClientId, Encoded]
+    folding: Folding
+    results: dict[ClientId, Result] = field(default_factory=dict)
+    failed: dict[ClientId, str] = field(default_factory=dict)
+    issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
+    wire_down: int = 0
+
+    @classmethod
+    def of(cls, trip: Trip, kept_bytes: int) -> Self:
+        """Encode what a trip sends; uploads of more than ``kept_bytes`` in all may be folded."""
+        folding = Folding(trip.orders, trip.share_of, kept_bytes)
+        return cls(trip, encode(trip.common), _encoded_once(trip.personal), folding)
+
+    def answered(self, client: ClientId) -> bool:
+        """Tell whether nothing more is expected of a client."""
+        return client in self.results or client in self.failed
+
+    def is_complete(self) -> bool:
+        """Tell whether every client answered."""
+        return len(self.results) + len(self.failed) == len(self.trip.orders)
+
+    @property
+    def needed(self) -> int:
+        """Return how many results it can be closed with."""
+        return len(self.trip.orders) if self.trip.needed is None else self.trip.needed
+
+
+def _encoded_once(bundles: Mapping[ClientId, Bundle]) -> dict[ClientId, Encoded]:
+    """Encode every bundle; clients that get the same object share the encoding."""
+    by_object: dict[int, Encoded] = {}
+    for bundle in bundles.values():
+        if id(bundle) not in by_object:
+            by_object[id(bundle)] = encode(bundle)
+    return {client: by_object[id(bundle)] for client, bundle in bundles.items()}
+
+
+def answers(header: rpc.PushHeader, order: rpc.Order) -> bool:
+    """Tell whether a result answers an order, also one issued again after a crash."""
+    same = header.kind == order.kind and header.interaction == order.interaction
+    return same and (order.kind == rpc.ORDER_TRAIN or header.trip == order.trip)
+
+
+def by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
+    """Sort clients ascending, the evaluator last."""
+    client = item[0]
+    return (True, 0) if client == EVALUATOR else (False, int(client))
+
+
+def what_for(trip: Trip) -> str:
+    """Say what a trip is for."""
+    sample = trip.sample
+    kind = {rpc.ORDER_TRAIN: "training", rpc.ORDER_EVALUATE: "evaluation"}.get(sample.kind, "end")
+    return f"{kind}, round {sample.round}, interaction {sample.interaction}"
+
+
+def why_failed(trip: Trip, failed: Mapping[ClientId, str]) -> str:
+    """Return the line that names the first client of a trip that failed, and counts the others."""
+    client, reason = next(iter(failed.items()))
+    others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
+    return str(ClientFailed(client, trip.sample.round, "upload", reason)) + others

@@ -1,0 +1,400 @@
+"""Clients that join over the network, as the engine's cohort.
+
+Holds sessions, the trip under way and its results behind one lock; knows nothing of gRPC. The
+engine's thread waits in it for the clients, the service's threads bring what they say.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedpb import coordinator_pb2 as rpc
+from fedsrv.engine.admission import Admission
+from fedsrv.engine.cohort import HoldsState, Result, Results, StateLost, Trip
+from fedsrv.events import EventLog
+from fedsrv.transport.holdings import Holdings
+from fedsrv.transport.open_trip import OpenTrip, answers, by_id, what_for, why_failed
+from fedsrv.transport.sessions import (
+    AlreadyConnected,
+    Caller,
+    Member,
+    NotReady,
+    RunOver,
+    Superseded,
+    UnknownSession,
+)
+from fedsrv.transport.spool import Spool
+from fedsrv.transport.waiting import LOOK_EVERY_S, Notice, Patience
+
+MOST_TOKEN_BYTES = 64
+
+
+class RemoteCohort:
+    """Clients that join over the network; its methods are called from many threads."""
+
+    LEASE_S = 15.0
+    """A client neither waiting nor heard of for this long is no longer connected."""
+    MOST_AHEAD = 3
+    """Orders a process may have: one its client trains for, one it holds, one on its way; and
+    twice as many as train together, if that is more."""
+
+    def __init__(
+        self,
+        num_clients: int,
+        spool: Spool,
+        events: EventLog,
+        *,
+        deadline_s: float | None = None,
+        min_clients: int | None = None,
+        admission: Admission,
+        expects_evaluator: bool = False,
+        together: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.num_clients = num_clients
+        self._most_ahead = max(self.MOST_AHEAD, 2 * together)
+        self.spool, self.events = spool, events
+        self.admission = admission
+        self._min_clients = min_clients or num_clients
+        self._clock = clock
+        self._begun = clock()
+        self._expected: list[ClientId] = [*range(num_clients)]
+        if expects_evaluator:
+            self._expected.append(EVALUATOR)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        """Tells the engine; every Pull has a condition of its own, or one result would wake all."""
+        self._callers: set[Caller] = set()
+        self._members: dict[ClientId, Member] = {}
+        self._open: OpenTrip | None = None
+        self._has_opened = False
+        """Whether there was a trip since this process began."""
+        self._over = False
+        self._holdings = Holdings(self._members)
+        self._patience = Patience(self._changed, self._is_there, self._may_come, deadline_s)
+        self._gathering = Notice("gathering the run's clients", events, clock)
+        self.committed = self.watermark = -1
+
+    # --- for the engine ---------------------------------------------------------------------------
+
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
+        with self._changed:
+            self._holdings.require(holds, last_trained)
+            self.wake()
+
+    def starting_over(self) -> Sequence[int]:
+        with self._changed:
+            return self._holdings.starting_over()
+
+    def gather(self) -> Mapping[int, str]:
+        with self._changed:
+            self._wait_to_join()
+            while self._turn_away(self.admission.settle()):
+                self._wait_to_join()
+            return self._descriptions()
+
+    def _wait_to_join(self) -> None:
+        joined, needed = self._members, self._min_clients
+        self._patience.wait_to_join(self._gathering, self._expected, joined, needed)
+
+    def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
+        notice = Notice("gathering a round's clients", self.events, self._clock)
+        with self._changed:
+            joined = self._members
+            self._patience.wait_to_join(notice, clients, joined, needed, enough_will_do=True)
+            return self._descriptions()
+
+    def _descriptions(self) -> Mapping[int, str]:
+        found = {c: m.client_json for c, m in self._members.items() if isinstance(c, int)}
+        return dict(sorted(found.items()))
+
+    def has_evaluator(self) -> bool:
+        with self._changed:
+            return EVALUATOR in self._members
+
+    def versions(self) -> Mapping[int, Sequence[int]]:
+        with self._changed:
+            return self._holdings.versions()
+
+    def exchange(self, trip: Trip) -> Results:
+        """Give the orders and wait until all answered, or the deadline closes the trip.
+
+        Raises:
+            RunFailed: fewer clients than needed can answer; names those that failed.
+            StateLost: a client came back without the state it must hold.
+        """
+        open_trip = OpenTrip.of(trip, self.spool.budget)
+        needed = open_trip.needed
+        with self._changed:
+            self._open, self._has_opened = open_trip, True
+            self.wake()
+            self._patience.wait(
+                Notice(what_for(trip), self.events, self._clock),
+                lambda: [c for c in trip.orders if not open_trip.answered(c)],
+                lambda: (
+                    open_trip.is_complete()
+                    or len(trip.orders) - len(open_trip.failed) < needed
+                    or self._holdings.lost is not None
+                ),
+                lambda: len(open_trip.results) >= needed,
+                for_the_living=True,
+            )
+            self._open = None
+            lost = self._holdings.lost
+            if lost is not None:
+                raise StateLost(lost, self._members[lost].versions)
+            results = dict(sorted(open_trip.results.items(), key=by_id))
+            failed = dict(sorted(open_trip.failed.items(), key=by_id))
+        if len(results) < needed:
+            raise RunFailed(why_failed(trip, failed))
+        mean = open_trip.folding.finish(open_trip.results)
+        wire_up = sum(r.wire_up for r in results.values())
+        return Results(results, failed, open_trip.wire_down, wire_up, mean)
+
+    def _is_there(self, client: ClientId) -> bool:
+        return client in self._members and self._is_connected(self._members[client])
+
+    def _may_come(self, client: ClientId) -> bool:
+        """Tell whether a client that has not joined has had less than a lease to do so."""
+        return client not in self._members and self._clock() - self._begun < self.LEASE_S
+
+    def commit(self, interaction: int, watermark: int) -> None:
+        with self._changed:
+            self.committed, self.watermark = interaction, watermark
+
+    def durable(self) -> int | None:
+        with self._changed:
+            return self._holdings.durable(self.committed)
+
+    def stop(self, reason: str) -> None:
+        """Make the engine's waiting end with an error."""
+        with self._changed:
+            self._patience.stop(reason)
+
+    def end(self, *, returning: bool = False) -> None:
+        """Tell every client that the run is over; wait until they left, but no longer than a lease.
+
+        ``returning``: an earlier process came to this end, and may not have told everybody.
+        """
+        with self._changed:
+            self._over = True
+            self.wake()
+            until = self._clock() + self.LEASE_S
+            while self._is_expected(returning) and (left := until - self._clock()) > 0:
+                self._changed.wait(min(left, LOOK_EVERY_S))
+
+    def _is_expected(self, returning: bool) -> bool:
+        """Tell whether somebody is still to be told that the run is over."""
+        missing = returning and any(c not in self._members for c in self._expected)
+        return missing or any(map(self._is_connected, self._members.values()))
+
+    # --- for the service --------------------------------------------------------------------------
+
+    def join(
+        self,
+        client: ClientId,
+        client_json: str,
+        token: bytes,
+        versions: Sequence[int],
+        start_over: bool = False,
+    ) -> bytes:
+        """Admit a client and return its session token.
+
+        Raises:
+            AlreadyConnected: the id is connected, and the token is not its session's.
+            PayloadError: its description does not fit the run, or its token is too long.
+            LossTooLarge: it lost states, and the run may not go back so far.
+        """
+        if len(token) > MOST_TOKEN_BYTES:
+            raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
+        self.admission.check(client, client_json)
+        with self._changed:
+            known = self._members.get(client)
+            takes_over = known is not None and secrets.compare_digest(token, known.token)
+            if known and not takes_over and self._is_connected(known):
+                raise AlreadyConnected(f"client {client} is connected already")
+            lost = self._holdings.lacks(client, versions, start_over)
+            member = Member(
+                token or secrets.token_bytes(16),
+                client_json,
+                tuple(versions),
+                self._clock(),
+                trained=known.trained if known else self._holdings.trained(client),
+                start_over=start_over,
+            )
+            self._members[client] = member
+            if lost and isinstance(client, int):
+                self._holdings.lost = client
+            self._turn_away(self.admission.admit(client, client_json))
+            self._changed.notify_all()
+            if known:
+                self.wake()  # whoever waited for this client does so no longer
+        self.events.tell("joined", client)
+        return member.token
+
+    def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
+        """End the sessions of clients whose problem is not the run's: joining again is refused."""
+        for client in clients:
+            self._members.pop(client, None)
+            if self._holdings.lost == client:
+                self._holdings.lost = None  # whose states do not matter any more
+            reason = "turned away: most clients describe another problem"
+            self.events.tell("failed", client, reason=reason)
+        if clients:
+            self.wake()
+        return clients
+
+    def _is_connected(self, member: Member) -> bool:
+        return member.waiting > 0 or self._clock() - member.seen < self.LEASE_S
+
+    def member(self, client: ClientId, token: bytes) -> Member:
+        """Return the session a token belongs to.
+
+        Raises:
+            UnknownSession: there is none.
+        """
+        member = self._members.get(client)
+        if member is None or not secrets.compare_digest(member.token, token):
+            raise UnknownSession(f"client {client} has no session with this token; join again")
+        member.seen = self._clock()
+        return member
+
+    def caller(self, clients: Mapping[ClientId, Member], issues: Mapping[ClientId, int]) -> Caller:
+        """Return a Pull for these clients, in place of those there were.
+
+        Args:
+            clients: the sessions it waits for.
+            issues: the issue of the last order each of them has got.
+        """
+        with self._lock:
+            caller = Caller(clients, threading.Condition(self._lock))
+            for client, member in clients.items():
+                if member.caller is not None:
+                    member.caller.told.notify()
+                member.caller, member.issue = caller, issues[client]
+        return caller
+
+    def next_order(
+        self, caller: Caller, is_active: Callable[[], bool]
+    ) -> tuple[rpc.Order, OpenTrip] | None:
+        """Wait until a caller's client has an order; None when the caller is gone, or replaced."""
+        with self._lock:
+            self._callers.add(caller)
+            for member in caller.clients.values():
+                member.waiting += 1
+            try:
+                while is_active() and all(m.caller is caller for m in caller.clients.values()):
+                    found = self._order_for(caller)
+                    if found is not None:
+                        return found
+                    caller.told.wait()
+                return None
+            finally:
+                self._callers.discard(caller)
+                for member in caller.clients.values():
+                    member.waiting -= 1
+                    member.seen = self._clock()
+
+    def _order_for(self, caller: Caller) -> tuple[rpc.Order, OpenTrip] | None:
+        trip = self._open
+        for client, member in caller.clients.items():
+            if self._members.get(client) is not member:
+                raise UnknownSession(f"another session took over client {client}")
+        if self._over:
+            raise RunOver("the run is over")
+        if trip is None:
+            return None
+        due = [c for c in caller.clients if c in trip.trip.orders and not trip.answered(c)]
+        fresh = [c for c in due if caller.clients[c].issue != trip.issue]
+        caller.is_full = len(due) - len(fresh) >= self._most_ahead
+        if caller.is_full or not fresh:
+            return None
+        order = rpc.Order()
+        order.CopyFrom(trip.trip.orders[fresh[0]])
+        order.issue = caller.clients[fresh[0]].issue = trip.issue
+        order.committed, order.durable = self.committed, self.watermark
+        order.following = len(fresh) - 1
+        return order, trip
+
+    def is_superseded(self, interaction: int) -> bool:
+        """Tell whether training for an interaction has become pointless."""
+        with self._changed:
+            return 0 <= interaction <= self.committed
+
+    def count_down(self, trip: OpenTrip, num_bytes: int) -> None:
+        """Count what crossed to a client."""
+        with self._changed:
+            trip.wire_down += num_bytes
+
+    def wake(self, caller: Caller | None = None) -> None:
+        """Let one caller, or all of them, look again what there is and whether it is wanted."""
+        with self._lock:
+            for waiting in [caller] if caller else self._callers:
+                waiting.told.notify()
+
+    def begin_result(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
+        """Return the trip a result belongs to; None when it had arrived before.
+
+        Raises:
+            Superseded: its order is no longer wanted.
+            NotReady: it may be wanted when this process has taken the run up.
+        """
+        with self._changed:
+            if self._over:
+                return None
+            trip = self._open
+            if not self._has_opened:
+                raise NotReady("the run is being taken up; bring the result again")
+            order = trip.trip.orders.get(client) if trip else None
+            if trip is None or order is None or not answers(header, order):
+                counted = min(self.committed, self._members[client].trained)
+                if header.kind == rpc.ORDER_TRAIN and header.interaction <= counted:
+                    return None
+                raise Superseded(f"interaction {header.interaction} is no longer wanted")
+            if trip.answered(client):
+                return None
+            return trip
+
+    def end_result(self, client: ClientId, trip: OpenTrip, result: Result | str) -> bool:
+        """Take a result, or the reason why there is none; False when another came first."""
+        with self._changed:
+            first = not trip.answered(client) and self._open is trip
+            if first and isinstance(result, str):
+                trip.failed[client] = result
+            elif first and isinstance(result, Result):
+                encoded = trip.personal.get(client)
+                result.logical_down = trip.common.num_bytes + (encoded.num_bytes if encoded else 0)
+                trip.results[client] = result
+                trip.folding.came(result, trip.results, trip.failed)
+                if trip.trip.sample.kind == rpc.ORDER_TRAIN:
+                    member = self._members[client]
+                    member.trained = trip.trip.sample.interaction
+                    member.versions = (*member.versions, member.trained)
+            if len(trip.results) >= trip.needed or isinstance(result, str):
+                self._changed.notify_all()
+            caller = self._members[client].caller
+            if caller is not None and caller.is_full:
+                caller.told.notify()
+        if first:
+            kind = "failed" if isinstance(result, str) else "upload"
+            facts = {"reason": result} if isinstance(result, str) else {}
+            sample = trip.trip.sample
+            self.events.tell(
+                kind, client, interaction=sample.interaction, round=sample.round, **facts
+            )
+        return first
+
+    def leave(self, client: ClientId, reason: str) -> None:
+        """Forget a session; the id may be taken by another process at once."""
+        with self._changed:
+            member = self._members.get(client)
+            if member is not None:
+                member.seen = -math.inf
+            self._changed.notify_all()
+        self.events.tell("left", client, reason=reason)

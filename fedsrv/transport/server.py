@@ -1,0 +1,117 @@
+"""The gRPC server of a coordinator: its handlers, its threads, and what connections may do."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from fedmodels.errors import PayloadError, RunFailed
+from fedpb import coordinator_pb2 as rpc
+from fedsrv.transport.service import MOST_WATCHERS, SERVICE, Service
+
+MOST_WAITING = 1000
+"""Calls that may wait for a thread."""
+
+
+def _handlers(service: Service) -> grpc.GenericRpcHandler:
+    """Return the service's handlers; requests pass as raw bytes and are parsed where errors are."""
+
+    def parsed(call: Any, kind: Any) -> Any:
+        def answered(data: bytes, context: grpc.ServicerContext) -> Any:
+            try:
+                request = kind.FromString(data)
+            except DecodeError:
+                error = PayloadError(f"the {kind.DESCRIPTOR.name} cannot be parsed")
+                return service.refuse(context, error)
+            return call(request, context)
+
+        return answered
+
+    def unary(call: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(
+            parsed(call, request), None, reply.SerializeToString
+        )
+
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            "Join": unary(service.join, rpc.JoinRequest, rpc.JoinReply),
+            "Beat": unary(service.beat, rpc.BeatRequest, rpc.BeatReply),
+            "Leave": unary(service.leave, rpc.LeaveRequest, rpc.LeaveReply),
+            "Pull": grpc.unary_stream_rpc_method_handler(parsed(service.pull, rpc.PullRequest)),
+            "Push": grpc.stream_unary_rpc_method_handler(
+                service.push, None, rpc.PushReply.SerializeToString
+            ),
+            "Watch": grpc.unary_stream_rpc_method_handler(
+                parsed(service.watch, rpc.WatchRequest), None, rpc.Event.SerializeToString
+            ),
+        },
+    )
+
+
+def start_server(
+    service: Service,
+    address: str,
+    credentials: grpc.ServerCredentials | None,
+    keepalive_s: float = 20.0,
+) -> tuple[grpc.Server, int]:
+    """Start listening; return the server and the port it got.
+
+    Raises:
+        RunFailed: the address cannot be listened on.
+    """
+    # for each client a Pull and a Push, twice while one takes the place of another, the monitors,
+    # and what the gate lets in besides; more than that wait their turn, up to a crowd
+    threads = 4 * service.cohort.num_clients + MOST_WATCHERS + service.gate.threads
+    server = grpc.server(
+        ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
+        interceptors=[service.gate],
+        maximum_concurrent_rpcs=threads + MOST_WAITING,
+        options=[
+            ("grpc.max_concurrent_streams", 100),  # of one connection
+            ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),  # a stopped client answers none
+            ("grpc.keepalive_timeout_ms", int(keepalive_s * 1000)),
+            ("grpc.http2.ping_timeout_ms", int(keepalive_s * 1000)),  # else a minute counts
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.so_reuseport", 0),  # else a busy port would be shared in silence
+            ("grpc.max_receive_message_length", 4 << 20),
+            ("grpc.http2.bdp_probe", 0),  # it lets whole uploads pile up in gRPC, one per caller
+            ("grpc.http2.lookahead_bytes", 2 << 20),  # 40 MB/s a caller at 50 ms there and back
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+        ],
+    )
+    service.complaints.open()
+    server.add_generic_rpc_handlers((_handlers(service),))
+    checks = health.HealthServicer(experimental_non_blocking=False)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    for name in ("", SERVICE):
+        checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection(
+        (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    try:
+        add = server.add_secure_port if credentials else server.add_insecure_port
+        port = add(address, credentials) if credentials else add(address)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise RunFailed(
+            f"cannot listen on {address}: the port is busy or the address is not this machine's; "
+            "give another --listen"
+        )
+    service.gate.start()
+    server.start()
+    return server, port
+
+
+def stop_server(server: grpc.Server, grace_s: float = 1.0) -> None:
+    """Let calls under way end, then stop."""
+    done: threading.Event = server.stop(grace_s)
+    done.wait()

@@ -1,0 +1,319 @@
+"""The gRPC face of the coordinator: every call is checked here and answered by the cohort.
+
+A synchronous server: each call has a thread of its own while it lasts, so there are always more
+threads than processes can have calls under way. Payload messages pass as raw bytes; the codec reads
+and writes them without a copy through protobuf.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+
+from fedmodels.errors import PayloadError, PayloadTooLarge
+from fedmodels.printable import printable
+from fedmodels.tensors.bundle import ClientId
+from fedpb import AGAIN_AFTER, PROTOCOL
+from fedpb import coordinator_pb2 as rpc
+from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
+from fedsrv.engine.cohort import Result
+from fedsrv.events import EventLog
+from fedsrv.state.history import LossTooLarge
+from fedsrv.transport.certificates import MONITOR_URI, covers
+from fedsrv.transport.complaints import Complaints
+from fedsrv.transport.gate import Gate
+from fedsrv.transport.open_trip import OpenTrip
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.sessions import (
+    AlreadyConnected,
+    Member,
+    NotReady,
+    RunOver,
+    Superseded,
+    UnknownSession,
+    client_id_of,
+)
+from fedsrv.transport.tls import peer_identity
+
+BEAT_EVERY_S = 2.0
+AGAIN_AFTER_MS = 500
+PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
+"""An upload has so long, and longer by its size: the slowest link that still does."""
+MOST_WATCHERS = 16
+"""Monitors at a time; each takes a thread that clients could use."""
+SERVICE = rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
+log = logging.getLogger(__name__)
+
+
+class WrongRun(Exception):
+    """The caller belongs to another run, or does not fit this one."""
+
+
+class NotYours(Exception):
+    """The caller's certificate does not cover this client id."""
+
+
+_CODES: dict[type[Exception], grpc.StatusCode] = {
+    PayloadTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    PayloadError: grpc.StatusCode.INVALID_ARGUMENT,
+    WrongRun: grpc.StatusCode.FAILED_PRECONDITION,
+    LossTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
+    NotYours: grpc.StatusCode.PERMISSION_DENIED,
+    UnknownSession: grpc.StatusCode.UNAUTHENTICATED,
+    AlreadyConnected: grpc.StatusCode.ALREADY_EXISTS,
+    Superseded: grpc.StatusCode.ABORTED,
+    RunOver: grpc.StatusCode.OUT_OF_RANGE,
+    NotReady: grpc.StatusCode.UNAVAILABLE,
+}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _coded(call: F) -> F:
+    """Answer the errors a caller can cause with their gRPC codes."""
+
+    @functools.wraps(call)
+    def answered(self: Service, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return call(self, request, context)
+        except tuple(_CODES) as error:
+            return self.refuse(context, error)
+
+    return answered  # type: ignore[return-value]
+
+
+class Service:
+    """The calls of ``service Coordinator``."""
+
+    def __init__(
+        self,
+        run_id: str,
+        experiment_json: str,
+        cohort: RemoteCohort,
+        events: EventLog,
+        *,
+        requires_identity: bool = False,
+    ) -> None:
+        self.run_id, self.experiment_json = run_id, experiment_json
+        self.cohort, self.events = cohort, events
+        self.requires_identity = requires_identity
+        self.complaints = Complaints(log)
+        self.gate = Gate(cohort.num_clients)
+        self._watchers = threading.BoundedSemaphore(MOST_WATCHERS)
+
+    def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
+        """End a call with the code and the line of an error."""
+        code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+        line = printable(str(error))  # it travels in a header, and may quote the caller
+        if isinstance(error, NotReady):
+            context.set_trailing_metadata(((AGAIN_AFTER, str(AGAIN_AFTER_MS)),))
+        elif not isinstance(error, RunOver):
+            self.complaints.tell(code.name, line)
+        context.abort(code, line)
+
+    # --- who calls --------------------------------------------------------------------------------
+
+    def _client(self, text: str, context: grpc.ServicerContext) -> ClientId:
+        """Read the client id and check that the certificate, if any, covers it."""
+        client = client_id_of(text, self.cohort.num_clients)
+        identity = peer_identity(context)
+        if self.requires_identity and (identity is None or not covers(identity, client)):
+            raise NotYours(f"the certificate of {identity or 'nobody'} does not cover {client}")
+        return client
+
+    def _session(
+        self, text: str, token: bytes, context: grpc.ServicerContext
+    ) -> tuple[ClientId, Member]:
+        client = self._client(text, context)
+        return client, self.cohort.member(client, token)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    @_coded
+    def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinReply:
+        """Admit a client to the run."""
+        client = self._client(request.client_id, context)
+        if request.protocol != PROTOCOL:
+            raise WrongRun(f"this server speaks protocol {PROTOCOL}, the client {request.protocol}")
+        if request.run_id and request.run_id != self.run_id:
+            raise WrongRun(
+                f"client {client}'s state directory belongs to run {request.run_id[:8]}, this is "
+                f"run {self.run_id[:8]}; give it another --state-dir"
+            )
+        token = self.cohort.join(
+            client, request.client_json, request.token, request.versions, request.start_over
+        )
+        return rpc.JoinReply(
+            run_id=self.run_id,
+            token=token,
+            experiment_json=self.experiment_json,
+            committed=self.cohort.committed,
+            beat_every_s=BEAT_EVERY_S,
+        )
+
+    def pull(self, request: rpc.PullRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Stream the orders of the caller's clients, as they come, for as long as it listens."""
+        try:
+            waiting: dict[ClientId, Member] = {}
+            issues: dict[ClientId, int] = {}
+            for one in request.waiting:
+                client, member = self._session(one.client_id, one.token, context)
+                member.durable = one.durable
+                waiting[client], issues[client] = member, one.issue
+            if not waiting:
+                raise PayloadError("a Pull must name at least one client")
+            caller = self.cohort.caller(waiting, issues)
+            if not context.add_callback(lambda: self.cohort.wake(caller)):
+                return
+            held = set(request.held)
+            with self.gate.alone([("Pull", client) for client in waiting], context):
+                while found := self.cohort.next_order(caller, context.is_active):
+                    yield from self._order(*found, held)
+        except tuple(_CODES) as error:
+            self.refuse(context, error)
+
+    def _order(self, order: rpc.Order, trip: OpenTrip, held: set[bytes]) -> Iterator[bytes]:
+        """Stream an order and the parts of its payload the caller does not hold."""
+        facts = {"interaction": order.interaction, "round": order.round, "order": order.kind}
+        self.events.tell("order", order.client_id, **facts)
+        parts = {"common": trip.common}
+        client = client_id_of(order.client_id, self.cohort.num_clients)
+        if client in trip.personal:
+            parts["personal"] = trip.personal[client]
+        header, sent = rpc.PullHeader(order=order), list[Encoded]()
+        for role, encoded in parts.items():
+            part = header.parts.add(role=role, digest=encoded.digest, held=encoded.digest in held)
+            if not part.held:
+                part.bundle.CopyFrom(encoded.header)
+                sent.append(encoded)
+        head = rpc.PullChunk(header=header).SerializeToString()
+        crossed = 0
+        for message in messages(head, (chunk for each in sent for chunk in each.chunks())):
+            crossed += len(message)
+            yield message
+        self.cohort.count_down(trip, crossed)
+        held.clear()  # the caller keeps the last common part
+        held.add(trip.common.digest)
+
+    def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushReply:
+        """Take the result of one order."""
+        try:
+            data = next(stream, b"")
+            header, frame = read_chunk(data, rpc.PushHeader)
+            if header is None:
+                raise PayloadError("a Push must begin with its header")
+            client, member = self._session(header.client_id, header.token, context)
+            member.durable = max(member.durable, header.report.durable)
+            trip = self.cohort.begin_result(client, header)
+            if trip is not None:
+                size = min(header.bundle.payload_bytes, trip.trip.spec.max_bytes)
+                with (
+                    self.gate.alone([("Push", client)], context),
+                    self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S),
+                ):
+                    self._receive(client, trip, header, frame, stream, len(data))
+            return rpc.PushReply(repeated_upload=trip is None)
+        except tuple(_CODES) as error:
+            self.refuse(context, error)
+            raise AssertionError("abort raises") from error
+
+    def _receive(
+        self,
+        client: ClientId,
+        trip: OpenTrip,
+        header: rpc.PushHeader,
+        frame: RawFrame | None,
+        stream: Iterator[bytes],
+        wire: int,
+    ) -> None:
+        """Take the upload behind a header; a refused one makes the client failed for this trip.
+
+        A stream that ends short leaves no outcome, however it came to end: the client pushes again.
+        A call that was cancelled may look like a stream that its sender closed.
+        """
+        outcome: Result | str = printable(header.failure)
+        if not header.failure:
+            try:
+                trip.trip.check_report(client, trip.trip.orders[client], header.report)
+                receiver = Receiver(header.bundle, trip.trip.spec, self.cohort.spool.allocate)
+                if frame is not None:
+                    receiver.feed(frame)
+                if not receiver.is_complete:  # else it came whole, and nothing is to follow
+                    wire += _feed(receiver, stream)
+                if not receiver.is_complete:
+                    at = f"{receiver.received} of {header.bundle.payload_bytes} bytes"
+                    raise NotReady(f"the stream ended after {at}; bring the upload again")
+                upload = receiver.finish()
+                trip.trip.check_upload(client, upload)
+                outcome = Result(upload, header.report, upload.num_bytes(), 0, wire)
+            except PayloadError as error:
+                self.cohort.end_result(client, trip, printable(f"its upload was refused: {error}"))
+                raise
+        taken = self.cohort.end_result(client, trip, outcome)
+        if isinstance(outcome, Result) and not taken:
+            raise Superseded(f"interaction {header.interaction} closed without client {client}")
+
+    @_coded
+    def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatReply:
+        """Take a sign of life."""
+        client, member = self._session(request.client_id, request.token, context)
+        member.durable = max(member.durable, request.durable)
+        if request.epoch >= 0 and member.is_news(time.monotonic()):
+            facts = {"epoch": request.epoch, "batch": request.batch, "loss": request.loss}
+            self.events.tell("beat", client, interaction=request.interaction, **facts)
+        return rpc.BeatReply(superseded=self.cohort.is_superseded(request.interaction))
+
+    @_coded
+    def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveReply:
+        """Give a session back."""
+        client, _ = self._session(request.client_id, request.token, context)
+        self.cohort.leave(client, printable(request.reason))
+        return rpc.LeaveReply()
+
+    def watch(
+        self, request: rpc.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[rpc.Event]:
+        """Stream what happens in the run; over mutual TLS, to the certificate of a monitor."""
+        identity = peer_identity(context)
+        if self.requires_identity and identity != MONITOR_URI:
+            self.refuse(context, NotYours(f"{identity or 'nobody'} may not watch this run"))
+        if not self._watchers.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many monitors watch this run")
+        try:
+            yield from self._watched(request, context)
+        finally:
+            self._watchers.release()
+
+    def _watched(
+        self, request: rpc.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[rpc.Event]:
+        for event in self.events.listen(from_start=request.from_start):
+            if not context.is_active():
+                return
+            yield rpc.Event(
+                kind=event.kind,
+                client_id=event.client,
+                interaction=event.interaction,
+                round=event.round,
+                unix_time=event.unix_time,
+                detail_json=json.dumps(event.detail),
+            )
+
+
+def _feed(receiver: Receiver, stream: Iterator[bytes]) -> int:
+    """Take the frames behind the first message of a Push; return how many bytes they crossed as."""
+    crossed = 0
+    for data in stream:
+        crossed += len(data)
+        header, frame = read_chunk(data, rpc.PushHeader)
+        if header is not None or frame is None:
+            raise PayloadError("a Push has one header only, and frames behind it")
+        receiver.feed(frame)
+    return crossed

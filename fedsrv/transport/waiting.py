@@ -1,0 +1,147 @@
+"""Whom the run waits for, and how long: said after a moment, and then each minute."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+
+from fedmodels.errors import RunFailed
+from fedmodels.tensors.bundle import ClientId
+from fedsrv.events import EventLog
+
+AWAY_TOLD_S = 10.0
+"""After this long a client is named that is not connected."""
+TOLD_EVERY_S = 60.0
+"""After this long clients at work are named as well; and so often it is said again."""
+LOOK_EVERY_S = 1.0
+"""How often it is looked whether clients that are waited for are still connected."""
+MOST_NAMES = 10
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Notice:
+    """What is said of one wait."""
+
+    what: str
+    events: EventLog
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        """Begin to wait."""
+        self.begun = self.clock()
+        self._told: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it has been waited."""
+        return self.clock() - self.begun
+
+    def look(self, away: Sequence[ClientId], at_work: Sequence[ClientId], rest: str) -> None:
+        """Say for whom it is waited, if it is time to.
+
+        Args:
+            away: clients that are not connected.
+            at_work: clients that are connected and have not answered.
+            rest: what else there is to say.
+        """
+        since = self.seconds if self._told is None else self.clock() - self._told
+        if since < (AWAY_TOLD_S if away and self._told is None else TOLD_EVERY_S):
+            return
+        self._told = self.clock()
+        groups = [f"{_names(away)} (not connected)"] if away else []
+        groups += [f"{_names(at_work)} (at work)"] if at_work else []
+        line = f"{self.what}: waiting for {' and '.join(groups)} for {self.seconds:.0f} s; {rest}"
+        log.warning("%s", line)
+        clients = [str(c) for c in (*away, *at_work)]
+        self.events.tell("waiting", line=line, clients=clients, seconds=round(self.seconds))
+
+
+class Patience:
+    """How long the engine waits for clients; used while it holds the cohort's lock."""
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        is_there: Callable[[ClientId], bool],
+        may_come: Callable[[ClientId], bool],
+        deadline_s: float | None,
+    ) -> None:
+        """Take what tells whether a client is connected, and whether it may still become so."""
+        self._changed, self._deadline_s = changed, deadline_s
+        self._is_there, self._may_come = is_there, may_come
+        self._stopped: str | None = None
+
+    def stop(self, reason: str) -> None:
+        """End every wait with an error."""
+        self._stopped = self._stopped or reason
+        self._changed.notify_all()
+
+    def wait(
+        self,
+        notice: Notice,
+        missing: Callable[[], Sequence[ClientId]],
+        done: Callable[[], bool],
+        enough: Callable[[], bool],
+        *,
+        for_the_living: bool = False,
+    ) -> None:
+        """Wait until it is ``done``; say for whom.
+
+        With a deadline ``enough`` will do once it is over, or, ``for_the_living``, once all who
+        have not answered are dead.
+
+        Raises:
+            RunFailed: it was stopped.
+        """
+        while not done():
+            if self._stopped is not None:
+                raise RunFailed(self._stopped)
+            late = missing()
+            at_work = [c for c in late if self._is_there(c)]
+            away = [c for c in late if c not in at_work]
+            are_dead = not at_work and not any(map(self._may_come, away))
+            left, rest = LOOK_EVERY_S, "all of them are needed"
+            if self._deadline_s is not None:
+                to_go = self._deadline_s - notice.seconds
+                if enough() and (to_go <= 0 or (for_the_living and are_dead)):
+                    return
+                if to_go > 0:
+                    left = min(left, to_go)
+                rest = f"it goes on without them in {to_go:.0f} s"
+                if not enough():
+                    rest = "min_clients says that it cannot go on with fewer"
+            notice.look(away, at_work, rest)
+            self._changed.wait(left)
+
+    def wait_to_join(
+        self,
+        notice: Notice,
+        wanted: Sequence[ClientId],
+        joined: Container[ClientId],
+        needed: int,
+        *,
+        enough_will_do: bool = False,
+    ) -> None:
+        """Wait until clients have joined; with ``enough_will_do``, for no more than are needed."""
+
+        def missing() -> list[ClientId]:
+            return [c for c in wanted if c not in joined]
+
+        def has_enough() -> bool:
+            return sum(isinstance(c, int) and c in joined for c in wanted) >= needed
+
+        def is_done() -> bool:
+            return not missing() or (enough_will_do and has_enough())
+
+        self.wait(notice, missing, is_done, has_enough)
+
+
+def _names(clients: Iterable[ClientId]) -> str:
+    """Return clients by name; of many, the first ones and a count."""
+    names = [str(c) for c in clients]
+    if len(names) > MOST_NAMES:
+        names[MOST_NAMES:] = [f"{len(names) - MOST_NAMES} more"]
+    return ("client " if len(names) == 1 else "clients ") + ", ".join(names)

@@ -1,0 +1,117 @@
+"""fedtide from Python: run an experiment, open its result, write a method of one's own.
+
+>>> import fedtide
+>>> "gldp" in fedtide.methods()
+True
+>>> fedtide.make_method("fedprox", mu=0.1).mu
+0.1
+
+A run needs a config: a TOML file, a mapping, or the name of a preset.
+
+>>> run = fedtide.run("quickstart", overrides={"schedule.rounds": 1}, backend="inprocess")
+>>> run.summary["rounds"]
+1
+>>> model = run.personal_model(0)
+>>> model(run.example(0)).shape[1] == len(model.class_names)
+True
+
+To import this package imports no torch: a name is looked up when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedmodels.errors import FedtideError
+    from fedmodels.methods import make as make_method
+    from fedmodels.methods import names as methods
+    from fedmodels.methods import register
+    from fedmodels.methods.fedavg import FedAvg
+    from fedmodels.nets import make_net
+    from fedmodels.tensors.bundle import (
+        Bundle,
+        BundleSpec,
+        GeneratorState,
+        Histogram,
+        Problem,
+        Prototypes,
+        prototype_spec,
+        scalar_spec,
+    )
+    from fedmodels.training.method import (
+        Batch,
+        ClientContext,
+        Method,
+        Output,
+        Phase,
+        ServerContext,
+        ServerState,
+    )
+    from fedmodels.training.method import Run as RunFacts
+    from fedtide.models import TrainedModel
+    from fedtide.runs import Run, open, run
+
+_METHOD = "fedmodels.training.method"
+_BUNDLE = "fedmodels.tensors.bundle"
+_HOMES = {
+    "run": "fedtide.runs",
+    "open": "fedtide.runs",
+    "Run": "fedtide.runs",
+    "TrainedModel": "fedtide.models",
+    "methods": "fedmodels.methods:names",
+    "make_method": "fedmodels.methods:make",
+    "register": "fedmodels.methods",
+    "make_net": "fedmodels.nets",
+    "FedAvg": "fedmodels.methods.fedavg",
+    "FedtideError": "fedmodels.errors",
+    "RunFacts": f"{_METHOD}:Run",
+    **dict.fromkeys(("Method", "ServerContext", "ServerState", "ClientContext"), _METHOD),
+    **dict.fromkeys(("Batch", "Output", "Phase"), _METHOD),
+    **dict.fromkeys(("Bundle", "BundleSpec", "Prototypes", "GeneratorState", "Histogram"), _BUNDLE),
+    **dict.fromkeys(("Problem", "prototype_spec", "scalar_spec"), _BUNDLE),
+}
+"""Where each public name lives: a module, and the name there if it is another one."""
+
+__all__ = [
+    "Batch",
+    "Bundle",
+    "BundleSpec",
+    "ClientContext",
+    "FedAvg",
+    "FedtideError",
+    "GeneratorState",
+    "Histogram",
+    "Method",
+    "Output",
+    "Phase",
+    "Problem",
+    "Prototypes",
+    "Run",
+    "RunFacts",
+    "ServerContext",
+    "ServerState",
+    "TrainedModel",
+    "make_method",
+    "make_net",
+    "methods",
+    "open",
+    "prototype_spec",
+    "register",
+    "run",
+    "scalar_spec",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedtide' has no attribute {name!r}")
+    module, _, there = _HOMES[name].partition(":")
+    return getattr(importlib.import_module(module), there or name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

@@ -1,0 +1,100 @@
+"""A method with its switches, tried in small runs: what the checks of the conformance suite use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.tensors.bundle import Bundle, tensor_bytes
+from fedmodels.training.loop import train_locally
+from fedmodels.training.method import LocalResult, Method, Run, ServerContext, ServerState
+from fedtide.inprocess import run_in_process
+from fedtide.trial import context_of, method_of, payload_of, tiny_experiment
+
+
+@dataclass
+class Case:
+    """A method with its switches, and where it is tried."""
+
+    name: str
+    switches: Mapping[str, Any]
+    tables: Mapping[str, Any]
+    data: Path
+    """A partition that fits :data:`TABLES`."""
+    place: Path
+    """An empty directory."""
+    _numbers: Iterable[int] = field(default_factory=itertools.count)
+
+    def experiment(self, **overrides: Any) -> Experiment:
+        """Return the tiny experiment with this method."""
+        method = {"name": self.name, **self.switches}
+        return tiny_experiment(method=method, **{**self.tables, **overrides})
+
+    def fresh(self) -> Path:
+        """Return a path that nobody has used."""
+        return self.place / f"run-{next(iter(self._numbers))}"
+
+    def run(self, experiment: Experiment, data: Path | None = None, **options: Any) -> Finished:
+        """Run an experiment to its end without a network."""
+        out = self.fresh()
+        return Finished(run_in_process(experiment, data or self.data, out, **options), out)
+
+    @cached_property
+    def finished(self) -> Finished:
+        """The whole tiny run, made once."""
+        return self.run(self.experiment())
+
+    def trained(self, clients: Sequence[int] = (0, 1)) -> Trained:
+        """Return what clients learn in one interaction."""
+        experiment = self.experiment()
+        results = {}
+        for client in clients:
+            ctx = context_of(experiment, self.data, client)
+            results[client] = train_locally(
+                method_of(experiment), ctx, *payload_of(experiment, ctx)
+            )
+        method, run = method_of(experiment), ctx.run
+        return Trained(method, run, method.init_server(run), results)
+
+
+@dataclass
+class Finished:
+    """A run that has ended: its summary and its directory."""
+
+    summary: dict[str, Any]
+    out: Path
+
+
+@dataclass
+class Trained:
+    """One interaction: the method, the state it began with, and each client's result."""
+
+    method: Method
+    run: Run
+    state: ServerState
+    results: Mapping[int, LocalResult]
+
+    @property
+    def uploads(self) -> dict[int, Bundle]:
+        """Return what the clients send."""
+        return {client: result.upload for client, result in self.results.items()}
+
+    def after(self, ctx: ServerContext) -> ServerState:
+        """Return the state after the server half."""
+        reduced = self.method.aggregate(ctx, self.state, self.uploads)
+        return self.method.finish(ctx, reduced, self.uploads)[0]
+
+
+def bytes_of(*bundles: Bundle) -> list[dict[str, bytes]]:
+    """Return the bytes of every tensor, to compare bundles bit for bit."""
+    return [{key: bytes(tensor_bytes(t)) for key, t in b.flat().items()} for b in bundles]
+
+
+def states_of(state: ServerState) -> list[dict[str, bytes]]:
+    """Return the bytes of a server's state."""
+    return bytes_of(*(bundle for _, bundle in state.named()))

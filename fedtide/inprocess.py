@@ -1,0 +1,180 @@
+"""A cohort without a network: the client halves run in this process, through codec and frames."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from fedcli.data.store.commands import run_partition
+from fedcli.runtime.state import StateDirectory
+from fedcli.runtime.together import Task, execute_together
+from fedcli.runtime.worker import Result as Done
+from fedcli.runtime.worker import Worker, open_data
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ClientFailed
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
+from fedmodels.training.initial_weights import pinned
+from fedpb import coordinator_pb2 as rpc
+from fedpb.codec import Receiver, encode, merged, read_chunk
+from fedsrv.coordinator import write_facts
+from fedsrv.engine.cohort import Result, Results, Trip
+from fedsrv.engine.rounds import Engine
+from fedsrv.engine.server_data import server_data_for
+from fedsrv.events import EventLog
+from fedsrv.state.run_directory import refuse_existing, write_atomically
+from fedsrv.state.store import Store
+
+
+def transported(bundle: Bundle, spec: Any) -> Bundle:
+    """Send a bundle through the codec and back."""
+    encoded = encode(bundle)
+    receiver = Receiver(encoded.header, spec)
+    for chunk in encoded.chunks():
+        _, frame = read_chunk(chunk, rpc.PullHeader)
+        assert frame is not None
+        receiver.feed(frame)
+    return receiver.finish()
+
+
+class InProcessCohort:
+    """Fulfils the engine's Cohort protocol with workers of this process."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: Path,
+        states: Path,
+        *,
+        evaluator: bool = False,
+        arrival: random.Random | None = None,
+        before: Callable[[rpc.Order], None] = lambda order: None,
+    ) -> None:
+        ids: list[ClientId] = [*range(experiment.schedule.clients)]
+        if evaluator:
+            ids.append(EVALUATOR)
+        self.workers: dict[ClientId, Worker] = {
+            c: Worker(
+                c, open_data(data, c), StateDirectory(states / str(c)), experiment,
+                torch.device("cpu"),
+            )
+            for c in ids
+        }  # fmt: skip
+        self.arrival, self.before = arrival, before
+        self.committed = self.watermark = -1
+
+    def gather(self) -> Mapping[int, str]:
+        return {c: w.data.announcement() for c, w in self.workers.items() if isinstance(c, int)}
+
+    def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
+        return self.gather()
+
+    def has_evaluator(self) -> bool:
+        return EVALUATOR in self.workers
+
+    def versions(self) -> Mapping[int, Sequence[int]]:
+        return {c: w.states.versions() for c, w in self.workers.items() if isinstance(c, int)}
+
+    def require(self, *_: object) -> None:
+        """Nobody loses a state here while the engine runs."""
+
+    def starting_over(self) -> Sequence[int]:
+        return ()
+
+    def exchange(self, trip: Trip) -> Results:
+        found: dict[ClientId, Result] = {}
+        failed: dict[ClientId, str] = {}
+        for client in self._arrivals(trip.orders):
+            order = trip.orders[client]
+            order.committed, order.durable = self.committed, self.watermark
+            self.before(order)
+            worker = self.workers[client]
+            specs = worker.payload_spec
+            parts = {"common": transported(trip.common, specs["common"])}
+            if client in trip.personal:
+                parts["personal"] = transported(trip.personal[client], specs["personal"])
+            done = self._done(worker, order, merged(parts))
+            if done.failure:
+                failed[client] = done.failure
+                continue
+            upload = transported(done.upload, trip.spec)
+            trip.check_report(client, order, done.report)  # honest clients are not refused
+            trip.check_upload(client, upload)
+            down = sum(b.num_bytes() for b in parts.values())
+            found[client] = Result(upload, done.report, upload.num_bytes(), down)
+        if failed:
+            client, reason = next(iter(failed.items()))
+            raise ClientFailed(client, trip.sample.round, "order", reason)
+        return Results(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), failed)
+
+    def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Done:
+        if worker.experiment.training.together > 1 and order.kind == rpc.ORDER_TRAIN:
+            return execute_together([Task(worker, order, payload)])[0]
+        done = worker.execute(order, payload)
+        assert done is not None
+        return done
+
+    def _arrivals(self, orders: Iterable[ClientId]) -> list[ClientId]:
+        clients = list(orders)
+        if self.arrival is not None:
+            self.arrival.shuffle(clients)
+        return clients
+
+    def commit(self, interaction: int, watermark: int) -> None:
+        self.committed, self.watermark = interaction, watermark
+
+    def durable(self) -> int | None:
+        return None
+
+
+def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False) -> None:
+    """Do what ``fedsrv launch`` does, in this process: deal the data out, run, write the result.
+
+    Raises:
+        FedtideError: the run failed, or could not start; one line says why.
+    """
+    if not resume:
+        refuse_existing(out)
+    experiment = pinned(experiment)
+    data, how = out / "data", experiment.schedule
+    (out / "clients").mkdir(parents=True, exist_ok=True)  # what a resumed run is known by
+    run_partition(
+        experiment.data,
+        experiment.scenario,
+        how.clients,
+        experiment.seed,
+        data,
+        Console(quiet=True),
+        gather=experiment.method.pools_data,
+    )
+    threads = torch.get_num_threads()
+    try:
+        evaluator = (data / "global-test").is_dir()
+        summary = run_in_process(experiment, data, out, evaluator=evaluator, resume=True)
+    finally:
+        torch.set_num_threads(threads)
+    write_facts(out, experiment)
+    write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def run_in_process(
+    tables: Mapping[str, Any] | Experiment, data: Path, out: Path, **options: Any
+) -> dict[str, Any]:
+    """Run an experiment to its end without a network; return its summary."""
+    experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
+    resume = bool(options.pop("resume", False))
+    torch.set_num_threads(experiment.training.threads)  # the count changes floats
+    place = data / "server"
+    held = server_data_for(experiment, place if place.is_dir() else None)
+    store = Store(out, experiment, resume)
+    try:
+        cohort = InProcessCohort(experiment, data, out / "clients", **options)
+        return Engine(experiment, cohort, store, EventLog(), held).run()
+    finally:
+        store.close()

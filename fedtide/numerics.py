@@ -1,0 +1,8 @@
+"""The numerical problems of the methods, as functions of tensors and arrays."""
+
+from __future__ import annotations
+
+from fedmodels.numerics.algebra import replay_volumes, simplex_projection, sinkhorn_plan
+from fedmodels.numerics.clustering import kmeans
+
+__all__ = ["kmeans", "replay_volumes", "simplex_projection", "sinkhorn_plan"]

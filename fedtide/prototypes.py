@@ -1,0 +1,25 @@
+"""Class prototypes: how they are made, averaged, laid out by class and predicted with."""
+
+from __future__ import annotations
+
+from fedmodels.nets.embedding import embeddings
+from fedmodels.numerics.prototypes import (
+    Table,
+    class_prototypes,
+    mean_prototypes,
+    moved,
+    nearest_scores,
+    released,
+    uncounted,
+)
+
+__all__ = [
+    "Table",
+    "class_prototypes",
+    "embeddings",
+    "mean_prototypes",
+    "moved",
+    "nearest_scores",
+    "released",
+    "uncounted",
+]

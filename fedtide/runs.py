@@ -1,0 +1,313 @@
+"""Run an experiment, open a run directory, and use what was learnt."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedmodels.errors import ConfigError, DataError, FedtideError, RunFailed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedmodels.config.experiment import Experiment
+    from fedsrv.report.run_record import RunRecord
+    from fedtide.models import TrainedModel
+
+Backend = Literal["processes", "inprocess"]
+Config = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def run(
+    config: Config,
+    overrides: Mapping[str, Any] | None = None,
+    backend: Backend = "processes",
+    out: str | os.PathLike[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Run:
+    """Run an experiment to its end.
+
+    Args:
+        config: a TOML file, its content as a mapping, or the name of a preset.
+        overrides: values by dotted key, such as ``{"seed": 1, "method.lam": 0.3}``.
+        backend: ``processes`` starts a coordinator and a process for each client, as ``fedsrv
+            launch`` does; ``inprocess`` trains one client after the other here, without a network.
+            Both end in the same bits.
+        out: the run directory, which must be new or empty; a temporary one unless given.
+        progress: called with each line that the processes print.
+
+    Raises:
+        FedtideError: the config is wrong, data are missing, or the run failed; one line says why.
+    """
+    from fedmodels.resolution import experiment_of
+
+    experiment = experiment_of(_tables(config, overrides or {}), _name_of(config))
+    place = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedtide-"))
+    return _run(experiment, place, backend, progress, resume=False)
+
+
+def open(path: str | os.PathLike[str]) -> Run:
+    """Open the directory of a run that has ended, or that can be resumed.
+
+    Raises:
+        ArchiveError: it holds no run.
+    """
+    found = Run(Path(path))
+    _ = found.record
+    return found
+
+
+def presets() -> list[str]:
+    """Return the names of the configs that come with fedtide."""
+    return sorted(path.stem for path in _preset_directory().glob("*.toml"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory."""
+
+    path: Path
+
+    @property
+    def record(self) -> RunRecord:
+        """Return what the directory says at this moment."""
+        from fedsrv.report.run_record import read_run
+
+        return read_run(self.path)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Return the content of ``summary.json``; empty while the run has not ended."""
+        return dict(self.record.summary)
+
+    @property
+    def experiment(self) -> Experiment:
+        """Return the resolved experiment."""
+        from fedmodels.resolution import experiment_of
+
+        return experiment_of(self.record.config, str(self.path / "config.toml"))
+
+    def metrics(self) -> Any:
+        """Return one row for each interaction: its number, round, task and metrics.
+
+        A pandas frame where pandas is installed, else a dict of columns.
+        """
+        return _frame(
+            [
+                {key: row[key] for key in ("interaction", "round", "task")} | row["metrics"]
+                for row in self.record.rows
+            ]
+        )
+
+    def clients(self) -> Any:
+        """Return one row for each interaction and client: loss, seconds, examples, bytes, scores.
+
+        A pandas frame where pandas is installed, else a dict of columns.
+        """
+        return _frame(
+            [
+                {"interaction": row["interaction"], "round": row["round"], "client": int(client)}
+                | {key: value for key, value in facts.items() if isinstance(value, int | float)}
+                | row["bytes"]["per_client"].get(client, {})
+                for row in self.record.rows
+                for client, facts in row["clients"].items()
+                if client.isdigit()
+            ]
+        )
+
+    def personal_model(self, client: int) -> TrainedModel:
+        """Return the model that a client holds at the end, with its normalisation and classes.
+
+        Raises:
+            DataError: the run has not ended, or the client's directory is elsewhere.
+        """
+        from fedtide.models import TrainedModel
+
+        file = self.path / "clients" / str(client) / "personal.safetensors"
+        if not file.exists():
+            raise DataError(
+                f"{file} is not there: a client stores its model when the run ends, in its own "
+                "state directory; fedtide.TrainedModel.load opens it from there"
+            )
+        return TrainedModel.load(file)
+
+    def global_model(self) -> TrainedModel:
+        """Return everybody's model after the last round; inputs as client 0 normalises them.
+
+        Raises:
+            ArchiveError: the method keeps a part of its net private, or no state is there.
+        """
+        from fedmodels.errors import ArchiveError
+        from fedmodels.tensors.archive import load_named
+        from fedtide.models import ModelFacts, TrainedModel
+
+        files = sorted((self.path / "server").glob("state-*.safetensors"))
+        if not files:
+            raise ArchiveError(f"{self.path} holds no committed state of the server")
+        experiment, described = self.experiment, self._description()
+        facts = ModelFacts(
+            experiment.net.name,
+            experiment.net.options(),
+            described["input_shape"],
+            described["num_classes"],
+            described.get("scale", 1.0),
+            described.get("mean", (0.0,)),
+            described.get("std", (1.0,)),
+            described.get("class_names", ()),
+            experiment.method.name,
+            "global",
+            self.record.rounds - 1,
+        )
+        return TrainedModel(facts, load_named(files[-1])[0]["common"].weights)
+
+    def predict(self, client: int, inputs: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the class (n,) that a client's model gives each raw input (n, *input_shape)."""
+        return self.personal_model(client).predict(inputs)
+
+    def example(self, client: int) -> Any:
+        """Return the first raw test input of a client's first task, as a batch of one.
+
+        Raises:
+            DataError: the client's data are not in this directory.
+        """
+        import torch
+
+        from fedcli.data.store.client_data import ClientData
+
+        x, _ = ClientData(self.path / "data" / str(client)).arrays(0, "test")
+        return torch.from_numpy(x[:1].copy())
+
+    def resume(self, backend: Backend = "processes") -> Run:
+        """Go on with a run that was stopped; return it when it has ended.
+
+        Raises:
+            FedtideError: the run cannot go on; one line says why.
+        """
+        return _run(self.experiment, self.path, backend, None, resume=True)
+
+    def extend(self, rounds: int, backend: Backend = "processes") -> Run:
+        """Add rounds to a run that has ended; return it when they are done.
+
+        Raises:
+            FedtideError: the run cannot be extended; one line says why.
+        """
+        before = self.experiment
+        schedule = before.schedule.model_copy(update={"rounds": before.schedule.rounds + rounds})
+        longer = before.model_copy(update={"schedule": schedule})
+        return _run(longer, self.path, backend, None, resume=True)
+
+    def _description(self) -> dict[str, Any]:
+        """Return what client 0 said of its data."""
+        with closing(sqlite3.connect(f"file:{self.path / 'run.db'}?mode=ro", uri=True)) as db:
+            row = db.execute("SELECT client_json FROM clients ORDER BY id LIMIT 1").fetchone()
+        if row is None:
+            raise RunFailed(f"{self.path}: no client has joined this run yet")
+        found: dict[str, Any] = json.loads(row[0])
+        return found
+
+
+def _run(
+    experiment: Experiment,
+    out: Path,
+    backend: Backend,
+    progress: Callable[[str], None] | None,
+    *,
+    resume: bool,
+) -> Run:
+    if backend == "inprocess":
+        from fedtide.inprocess import launch_in_process
+
+        launch_in_process(experiment, out, resume=resume)
+    elif backend == "processes":
+        _launch(experiment, out, progress, resume=resume)
+    else:
+        raise ConfigError(f"backend {backend!r} is neither 'processes' nor 'inprocess'")
+    return Run(out)
+
+
+def _launch(
+    experiment: Experiment, out: Path, progress: Callable[[str], None] | None, *, resume: bool
+) -> None:
+    """Run ``fedsrv launch`` in a process of its own: safe in notebooks and in plain scripts."""
+    import tomli_w
+
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
+        config.write(tomli_w.dumps(experiment.to_dict()))
+        config.flush()
+        command = [sys.executable, "-m", "fedsrv", "launch", config.name, "--out", str(out)]
+        command += ["--resume"] if resume else []
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as process:
+            assert process.stdout is not None
+            last = ""
+            for line in process.stdout:
+                last = line.rstrip() or last
+                if progress is not None:
+                    progress(line.rstrip())
+    if process.returncode:
+        kind: type[FedtideError] = ConfigError if process.returncode == 2 else RunFailed
+        raise kind(last.removeprefix("error: ") or f"fedsrv launch ended with {process.returncode}")
+
+
+def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain tables of a config with the overrides in them."""
+    from fedmodels.resolution import put
+
+    if isinstance(config, Mapping):
+        tables: dict[str, Any] = json.loads(json.dumps(config))
+    else:
+        path = _file_of(config)
+        try:
+            tables = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    for key, value in overrides.items():
+        put(tables, key, value)
+    return tables
+
+
+def _file_of(config: str | os.PathLike[str]) -> Path:
+    path = Path(config)
+    preset = _preset_directory() / f"{config}.toml"
+    if not path.suffix and not path.exists():
+        if preset.exists():
+            return preset
+        from fedmodels.errors import suggestion
+
+        raise ConfigError(
+            f"{config} is neither a file nor a preset.{suggestion(str(config), presets())}"
+        )
+    return path
+
+
+def _preset_directory() -> Path:
+    """Return where the presets lie: in the installed package, or in the checkout."""
+    packaged = Path(__file__).parent / "presets"
+    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "examples"
+
+
+def _name_of(config: Config) -> str:
+    return "config" if isinstance(config, Mapping) else str(config)
+
+
+def _frame(rows: list[dict[str, Any]]) -> Any:
+    """Return rows as a pandas frame, or as a dict of columns where pandas is not installed."""
+    columns = {key: [row.get(key) for row in rows] for row in rows for key in row}
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        return columns
+    return pandas.DataFrame(columns)

@@ -1,0 +1,389 @@
+"""The conformance suite: what every method must do, whatever it computes.
+
+>>> from fedtide.testing import check_method
+>>> check_method("fedavg", checks=["hyper_parameters_survive_toml", "loss_leaves_inputs_alone"])
+
+A check raises an ``AssertionError`` that says what a method does not do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+
+from fedmodels.methods import _CLASSES, make, method_class
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.tensors.archive import load, load_named, save, save_named
+from fedmodels.tensors.bundle import (
+    Bundle,
+    Problem,
+    Weights,
+    check_finite,
+    state_digest,
+)
+from fedmodels.training.loop import train_locally
+from fedmodels.training.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Output,
+    Run,
+)
+from fedpb import coordinator_pb2 as rpc
+from fedtide.case import Case, bytes_of, states_of
+from fedtide.inprocess import run_in_process, transported
+from fedtide.trial import (
+    TABLES,
+    context_of,
+    digits_in,
+    method_of,
+    payload_of,
+    server_context,
+    write_server_data,
+)
+
+FEW = [[3] * 20, [5], []]
+"""Training labels of three clients: one class, one example, nothing."""
+
+Check = Callable[["Case"], None]
+CHECKS: dict[str, Check] = {}
+"""Every check by its name."""
+
+
+def check_method(
+    method: str | type[Method],
+    *,
+    tables: Mapping[str, Any] | None = None,
+    checks: Iterable[str] | None = None,
+    **hyper_parameters: Any,
+) -> None:
+    """Check a method on three small clients that share scikit-learn's digits.
+
+    Args:
+        method: a class, a registered name, or ``file.py:Name``.
+        tables: config tables that the method cannot do without, such as a net of its own.
+        checks: which of :data:`CHECKS`; all unless given.
+        **hyper_parameters: small ones make the suite quick.
+
+    Raises:
+        AssertionError: the method fails a check; its name and the reason are in the message.
+    """
+    if isinstance(method, str):
+        name = method
+    else:
+        name = vars(method).get("name", method.__name__.lower())
+        method.name = name
+        _CLASSES.setdefault(name, method)
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        case = Case(name, hyper_parameters, tables or {}, digits_in(root / "data"), root)
+        for check in checks if checks is not None else CHECKS:
+            try:
+                CHECKS[check](case)
+            except AssertionError as error:
+                raise AssertionError(f"{name} fails {check!r}: {error}") from error
+
+
+def check(function: Check) -> Check:
+    """Add a check to the suite under its name."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+# --- what a method is -----------------------------------------------------------------------------
+
+
+@check
+def hyper_parameters_survive_toml(case: Case) -> None:
+    """A method is the same after its fields were written into a config and read back."""
+    method = make(case.name, **case.switches)
+    text = tomli_w.dumps({"method": method.hyper_parameters()})
+    assert make(case.name, **tomllib.loads(text)["method"]) == method
+
+
+@check
+def it_says_where_it_comes_from(case: Case) -> None:
+    """A method inherits from FedAvg, directly or through a base, and cites its source."""
+    cls = method_class(case.name)
+    assert issubclass(cls, FedAvg) or cls.__bases__ == (Method,), "inherit from FedAvg"
+    assert getattr(cls, "citation", ""), "set citation: ClassVar[str]"
+
+
+@check
+def its_views_are_known(case: Case) -> None:
+    """It has models to score."""
+    views = set(make(case.name, **case.switches).views)
+    assert views
+    assert views <= {"global", "after_local", "after_downlink"}, views
+
+
+# --- a whole run ----------------------------------------------------------------------------------
+
+
+@check
+def arrival_does_not_matter(case: Case) -> None:
+    """Two runs of one seed agree to the bit, whatever the order in which uploads come."""
+    second = case.run(case.experiment(), arrival=random.Random(3)).summary
+    assert second["state_sha256"] == case.finished.summary["state_sha256"], "another state"
+    assert second["metrics"] == case.finished.summary["metrics"]
+
+
+@check
+def the_seed_matters(case: Case) -> None:
+    """Another seed gives another state."""
+    other = case.run(case.experiment(seed=1, schedule={"rounds": 1})).summary
+    assert other["state_sha256"] != case.finished.summary["state_sha256"]
+
+
+@check
+def bfloat16_stays_within_the_net(case: Case) -> None:
+    """What travels is checked against the method's spec, which knows float32 alone."""
+    experiment = case.experiment(schedule={"rounds": 1}, training={"precision": "bfloat16"})
+    summary = case.run(experiment).summary
+    assert all(map(math.isfinite, summary["metrics"].values())), summary["metrics"]
+    plain, rounded = (context_of(e, case.data) for e in (case.experiment(), experiment))
+    x = plain.stream.test(0)[0][:8]  # type: ignore[attr-defined]
+    assert rounded.run.make_net().mixed_precision
+    assert not plain.run.make_net().mixed_precision
+    assert not torch.equal(*(ctx.run.make_net().eval()(x) for ctx in (plain, rounded)))
+
+
+@check
+def metrics_are_fractions(case: Case) -> None:
+    """Every metric is finite, and a share unless it is the loss."""
+    summary, out = case.finished.summary, case.finished.out
+    assert {"a_glo", "a_loc"} & summary["metrics"].keys()
+    for key, value in summary["metrics"].items():
+        assert math.isfinite(value), key
+        assert key == "loss" or -1 <= value <= 1, f"{key} = {value}"
+    assert len((out / "rounds.jsonl").read_text().splitlines()) == 4
+
+
+@check
+def who_is_not_selected_keeps_its_state(case: Case) -> None:
+    """One of three clients trains in a round; the newest private state of the others stays."""
+    schedule = {**TABLES["schedule"], "rounds": 4, "per_round": 1}
+    experiment = case.experiment(schedule=schedule, scenario={"tasks": 1})
+    seen: list[tuple[str | None, dict[str, bytes]]] = []
+    out = case.fresh()
+
+    def before(order: rpc.Order) -> None:
+        if order.kind in (rpc.ORDER_TRAIN, rpc.ORDER_FINISH):
+            trains = order.client_id if order.kind == rpc.ORDER_TRAIN else None
+            seen.append((trains, newest_states(out / "clients")))
+
+    run_in_process(experiment, case.data, out, before=before)
+    stateful = method_of(experiment).keeps_state(Run(experiment, Problem((1, 8, 8), 10)))
+    assert bool(seen[-1][1]) == stateful
+    for (trains, states), (_, later) in itertools.pairwise(seen):
+        for client in states:
+            assert client == trains or later[client] == states[client], client
+
+
+def newest_states(root: Path) -> dict[str, bytes]:
+    """Return the newest private state of each client."""
+    return {
+        directory.name: max(directory.glob("state-*.safetensors")).read_bytes()
+        for directory in root.iterdir()
+        if list(directory.glob("state-*.safetensors"))
+    }
+
+
+# --- one interaction ------------------------------------------------------------------------------
+
+
+@check
+def one_upload_is_its_own_mean(case: Case) -> None:
+    """What one client sends is what everybody gets."""
+    made = case.trained(clients=(1,))
+    upload = made.uploads[1]
+    after = made.method.aggregate(server_context(made.run, 0, (1,)), made.state, made.uploads)
+    for name, tensor in after.common.weights.items():
+        assert name not in upload.weights or torch.equal(tensor, upload.weights[name]), name
+    assert after.common.weights.keys() == made.state.common.weights.keys()
+
+
+@check
+def server_half_leaves_inputs_alone(case: Case) -> None:
+    """No function of the server half changes what it is given."""
+    made = case.trained()
+    ctx = server_context(made.run, 0, (0, 1))
+    before = states_of(made.state), bytes_of(*made.uploads.values())
+    reduced = made.method.aggregate(ctx, made.state, made.uploads)
+    middle = states_of(reduced)
+    after, _ = made.method.finish(ctx, reduced, made.uploads)
+    assert (states_of(made.state), bytes_of(*made.uploads.values())) == before, "aggregate"
+    assert states_of(reduced) == middle, "finish"
+    middle = states_of(after)
+    made.method.broadcast(ctx, after)
+    assert states_of(after) == middle, "broadcast"
+
+
+@check
+def client_half_leaves_inputs_alone(case: Case) -> None:
+    """Training changes neither payload, state nor data; what leaves is a copy of the net."""
+    experiment = case.experiment()
+    method, ctx = method_of(experiment), context_of(experiment, case.data)
+    payload, state = payload_of(experiment, ctx)
+    x, y = ctx.stream.train(ctx.task)
+    before = bytes_of(payload, state), x.clone(), y.clone()
+    result = train_locally(method, ctx, payload, state)
+    assert bytes_of(payload, state) == before[0], "payload or state"
+    assert torch.equal(x, before[1]), "inputs"
+    assert torch.equal(y, before[2]), "labels"
+    leaves = bytes_of(result.upload, result.state)
+    with torch.no_grad():
+        for parameter in ctx.net.parameters():
+            parameter.add_(1.0)
+    assert bytes_of(result.upload, result.state) == leaves, "the upload is a view of the net"
+
+
+@check
+def loss_leaves_inputs_alone(case: Case) -> None:
+    """A loss is a scalar with a gradient, and changes neither its batch nor the net."""
+    experiment = case.experiment()
+    method, ctx = method_of(experiment), context_of(experiment, case.data)
+    payload, state = payload_of(experiment, ctx)
+    method.load(ctx, payload, state)
+    refs = method.prepare(ctx, payload, state)
+    x, y = (t[:8] for t in method.training_data(ctx, refs))
+    batch = Batch(x.clone(), y.clone(), torch.arange(8))
+    features = ctx.net.features(batch.x)
+    out = Output(features, ctx.net.head(features))
+    weights = bytes_of(Bundle(weights=_parameters(ctx)))
+    kept = out.features.clone(), out.logits.clone()
+    loss = method.loss(ctx, batch, out, refs)
+    assert loss.shape == (), loss.shape
+    assert loss.requires_grad
+    assert torch.equal(batch.x, x)
+    assert torch.equal(batch.y, y)
+    assert torch.equal(out.features, kept[0])
+    assert torch.equal(out.logits, kept[1])
+    assert bytes_of(Bundle(weights=_parameters(ctx))) == weights
+
+
+def _parameters(ctx: ClientContext) -> Weights:
+    return {key: p.detach() for key, p in ctx.net.named_parameters()}
+
+
+@check
+def states_survive_the_archive(case: Case) -> None:
+    """What is written to disk is what is read back."""
+    made, place = case.trained(), case.fresh()
+    place.mkdir(parents=True)
+    state = made.after(server_context(made.run, 0, (0, 1)))
+    save_named(place / "server", dict(state.named()), {})
+    loaded = load_named(place / "server")[0]
+    kept = [(name, bundle) for name, bundle in state.named() if bundle.flat()]
+    assert state_digest([(n, loaded[n]) for n, _ in kept]) == state_digest(kept)
+    save(place / "client", made.results[0].state, {})
+    assert bytes_of(load(place / "client")[0]) == bytes_of(made.results[0].state)
+
+
+@check
+def private_state_has_one_shape(case: Case) -> None:
+    """A client that was never selected holds what every other one does."""
+    made = case.trained()
+    initial, later = made.method.init_client(made.run, 0), made.results[0].state
+    keeps = made.method.keeps_state(made.run)
+    assert bool(initial.flat()) <= keeps
+    assert bool(later.flat()) <= keeps
+    assert not initial.weights.keys() - later.weights.keys()
+
+
+@check
+def what_travels_is_what_is_expected(case: Case) -> None:
+    """Payloads and uploads pass the codec under the specs their receivers derive themselves."""
+    made = case.trained()
+    for result in made.results.values():
+        arrived = transported(result.upload, made.method.upload_spec(made.run))
+        assert bytes_of(arrived) == bytes_of(result.upload)
+        check_finite(result.state)
+    ctx = server_context(made.run, 1, (0, 1))
+    specs = made.method.payload_spec(made.run)
+    for now in (made.state, made.after(ctx)):
+        common, personal = made.method.broadcast(ctx, now)
+        assert bytes_of(transported(common, specs[0])) == bytes_of(common)
+        for part in personal.values():
+            assert bytes_of(transported(part, specs[1])) == bytes_of(part)
+
+
+@check
+def predictions_are_scores_of_classes(case: Case) -> None:
+    """Every rule gives (B, K) scores, also for a single input."""
+    experiment = case.experiment()
+    method, ctx = method_of(experiment), context_of(experiment, case.data)
+    payload, state = payload_of(experiment, ctx)
+    result = train_locally(method, ctx, payload, state)
+    ctx.net.eval()
+    x = ctx.stream.test(0)[0]  # type: ignore[attr-defined]
+    with torch.no_grad():
+        for inputs in (x, x[:1]):
+            found = method.predict(ctx, payload, result.state, inputs)
+            assert found
+            for rule, scores in found.items():
+                assert scores.shape == (len(inputs), 10), rule
+                assert not torch.isnan(scores).any(), rule
+
+
+# --- clients with little --------------------------------------------------------------------------
+
+
+@check
+def clients_with_little_data_take_part(case: Case) -> None:
+    """One class, one example, nothing at all: everybody still takes part and is scored."""
+    little(case, case.tables.get("net", "mlp"))
+
+
+@check
+def one_example_makes_no_batch_statistics(case: Case) -> None:
+    """The same with batch normalisation; methods with a net of their own are left out."""
+    if "net" not in case.tables:
+        little(case, "resnet20")
+
+
+def little(case: Case, net: Any) -> None:
+    """Run with three clients that hold next to nothing."""
+    training = {**TABLES["training"], "batch_size": 8}
+    schedule = {"rounds": 1, "clients": 3}
+    experiment = case.experiment(
+        training=training, schedule=schedule, scenario={"tasks": 1}, net=net
+    )
+    made = case.run(experiment, data=few_in(case))
+    assert all(map(math.isfinite, made.summary["metrics"].values()))
+    for line in (made.out / "rounds.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=_no_json)
+
+
+def _no_json(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def few_in(case: Case) -> Path:
+    """Write clients that hold a single class, a single example, and nothing to train on."""
+    root = case.fresh()
+    rng = np.random.default_rng(0)
+    for client, labels in enumerate(FEW):
+        facts = json.loads((case.data / "0" / "client.json").read_text())
+        tests = [3, 5, 7] if labels else []
+        for part, ys in (("train", labels), ("test", tests)):
+            place = root / str(client) / "task-0"
+            place.mkdir(parents=True, exist_ok=True)
+            x = rng.uniform(0, 16, (len(ys), *facts["input_shape"])).astype(np.float32)
+            np.save(place / f"{part}_x.npy", x)
+            np.save(place / f"{part}_y.npy", np.array(ys, dtype=np.int64))
+        facts.pop("tasks")
+        (root / str(client) / "client.json").write_text(json.dumps(facts))
+    write_server_data(root)
+    return root

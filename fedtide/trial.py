@@ -1,0 +1,110 @@
+"""A tiny experiment on scikit-learn's digits, and the contexts of its clients and its server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.commands import run_partition
+from fedcli.data.store.stream import TaskStream
+from fedmodels.config.experiment import Experiment
+from fedmodels.methods import make
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.method import ClientContext, Method, Run, ServerContext, ServerData
+from fedpb.codec import merged
+
+TABLES: dict[str, dict[str, Any]] = {
+    "data": {"name": "digits", "max_per_class": 20},
+    "scenario": {"kind": "per_class_shards", "shards": 5, "tasks": 2},
+    "net": {"name": "mlp", "hidden": [16]},
+    "method": {"name": "fedavg"},
+    "schedule": {"rounds": 2, "clients": 3},
+    "training": {"batch_size": 16, "lr": 0.05},
+}
+"""Three clients, two tasks, about 33 training examples of at most five classes in each."""
+
+
+def tiny_experiment(**overrides: Any) -> Experiment:
+    """Return the tiny experiment with whole tables or single keys of them replaced.
+
+    A mapping is merged into its table, but ``net``, ``scenario`` and ``method`` are replaced when
+    they name another; a string is a table's ``name``; anything else is a key of the top level.
+    """
+    tables: dict[str, Any] = {name: dict(table) for name, table in TABLES.items()}
+    for name, given in overrides.items():
+        given = {"name": given} if isinstance(given, str) else given
+        if isinstance(given, Mapping) and not {"name", "kind"} & given.keys():
+            tables[name] = {**tables.get(name, {}), **given}
+        else:
+            tables[name] = given
+    return experiment_of(tables)
+
+
+def digits_in(root: Path) -> Path:
+    """Deal the digits out as :data:`TABLES` says; return the root of the partition."""
+    made = tiny_experiment()
+    quiet = Console(quiet=True)
+    run_partition(made.data, made.scenario, made.schedule.clients, made.seed, root, quiet)
+    write_server_data(root)
+    return root
+
+
+def write_server_data(root: Path) -> None:
+    """Put noise beside a partition of digits, for methods that train on the server."""
+    place, rng = root / "server", np.random.default_rng(0)
+    place.mkdir()
+    facts = json.loads((root / "0" / "client.json").read_text())
+    facts.pop("tasks", None)
+    (place / "problem.json").write_text(json.dumps(facts))
+    for name, count in (("x", 20), ("unlabelled_x", 16)):
+        x = rng.uniform(0, 16, (count, *facts["input_shape"])).astype(np.float32)
+        np.save(place / f"{name}.npy", x)
+    np.save(place / "y.npy", np.arange(20, dtype=np.int64) % facts["num_classes"])
+
+
+def server_context(run: Run, interaction: int, cohort: tuple[int, ...]) -> ServerContext:
+    """Return the context of a server half, with noise as the data of its own."""
+    draw = torch.Generator().manual_seed(0)
+    shape, classes = run.problem.input_shape, run.problem.num_classes
+    x, unlabelled = (torch.randn(n, *shape, generator=draw) for n in (2 * classes, 16))
+    held = ServerData(x, torch.arange(2 * classes) % classes, unlabelled)
+    labels = dict.fromkeys(cohort, tuple(range(classes)))
+    return ServerContext(
+        run, interaction, 0, 0, cohort, server_data=held, labels=labels, ends_task=True
+    )
+
+
+def context_of(
+    experiment: Experiment, root: Path, client: int = 0, task: int = 0, interaction: int = 0
+) -> ClientContext:
+    """Return the context in which one client of a partition trains on a task."""
+    data = ClientData(root / str(client))
+    run = Run(experiment, data.problem)
+    stream = TaskStream(data, keep_history=method_of(experiment).keeps_history)
+    stream.open(task)
+    return ClientContext(
+        run, client, interaction, 0, task, run.make_net(), stream, torch.device("cpu")
+    )
+
+
+def method_of(experiment: Experiment) -> Method:
+    """Return an experiment's method."""
+    return make(experiment.method.name, **experiment.method.hyper_parameters())
+
+
+def payload_of(experiment: Experiment, ctx: ClientContext) -> tuple[Bundle, Bundle]:
+    """Return the first payload and the initial private state of a context's client."""
+    method = method_of(experiment)
+    assert isinstance(ctx.client, int)
+    server = ServerContext(ctx.run, 0, 0, 0, (ctx.client,))
+    common, personal = method.broadcast(server, method.init_server(ctx.run))
+    parts = {"common": common, "personal": personal.get(ctx.client, Bundle())}
+    return merged(parts), method.init_client(ctx.run, ctx.client)

@@ -1,0 +1,209 @@
+"""One experiment as one strict table: what a TOML file may say, and what it means.
+
+The server owns the file; a client gets the resolved experiment when it joins. Reading the file is
+the commands' business, this module only checks what it says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedmodels.config.scenario import Data, Scenario
+
+View = Literal["global", "after_local", "after_downlink"]
+
+
+class Table(BaseModel):
+    """A TOML table that knows all its keys; values are of their type, never converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class NetTable(BaseModel):
+    """``[net]``: a registered net and its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+    weights: str | None = None
+    """A file of weights that all start from, such as ``fedcli pretrain`` writes; every process
+    of the run reads it. What it lacks is initialised as ever."""
+    weights_sha256: str | None = None
+    """Of that file; the coordinator fills it in, and every process checks what it reads."""
+
+    code_sha256: str | None = None
+    """Of the file that ``name`` gives, if it is ``file.py:Name``; filled in when it is read."""
+
+    def options(self) -> dict[str, Any]:
+        """Return what is passed to ``make_net`` beside the name."""
+        return dict(self.model_extra or {})
+
+
+class MethodTable(BaseModel):
+    """``[method]``: a registered method and its hyper-parameters."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+    code_sha256: str | None = None
+    """Of the file that ``name`` gives, if it is ``file.py:Name``; filled in when it is read."""
+
+    @property
+    def pools_data(self) -> bool:
+        """Whether the clients' training data belong into one place: Centralized, unless its own."""
+        return self.name == "centralized" and self.hyper_parameters().get("data") != "own"
+
+    def hyper_parameters(self) -> dict[str, Any]:
+        """Return what is passed to ``make`` beside the name."""
+        return dict(self.model_extra or {})
+
+
+class Schedule(Table):
+    """``[schedule]``: how many rounds, over whom, in which order."""
+
+    rounds: Annotated[int, Field(ge=1)] = 10
+    """Rounds in all; with ``tasks_outer``, rounds on each task."""
+    clients: Annotated[int, Field(ge=1)] = 3
+    per_round: Annotated[int, Field(ge=1)] | None = None
+    """Clients in a cohort; all of them unless given."""
+    order: Literal["rounds_outer", "tasks_outer"] = "rounds_outer"
+
+    @model_validator(mode="after")
+    def _cohort_fits(self) -> Schedule:
+        if self.per_round is not None and self.per_round > self.clients:
+            raise ValueError(f"per_round = {self.per_round} exceeds clients = {self.clients}")
+        return self
+
+
+class Training(Table):
+    """``[training]``: the local work every method's stock loop does."""
+
+    local_epochs: Annotated[int, Field(ge=0)] = 1
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    threads: Annotated[int, Field(ge=1)] = 1
+    """Torch threads of a client process; the count changes floats, so it belongs to the run."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What nets compute in on the way to their embeddings, in training and in scoring; weights,
+    losses and what travels are float32 all the same. It changes floats, and pays on CPUs with
+    AMX, not on others: docs/results.md."""
+    augment: Literal["none", "crop-flip"] = "none"
+    together: Annotated[int, Field(ge=1)] = 1
+    """Clients of one process that train as one stacked step at most; 1: in turn. It changes
+    floats, and pays for small nets alone: docs/results.md."""
+
+    @property
+    def mixed_precision(self) -> bool:
+        """Whether nets compute in bfloat16 where they may."""
+        return self.precision == "bfloat16"
+
+
+class Evaluate(Table):
+    """``[evaluate]``: when, and which models, are scored."""
+
+    every: Annotated[int, Field(ge=0)] = 1
+    """Score after every so many rounds, and after the last; 0 is after the last only."""
+    views: Annotated[tuple[View, ...], Field(strict=False)] = (  # TOML has lists only
+        "global",
+        "after_local",
+        "after_downlink",
+    )
+    last_rounds: Annotated[int, Field(ge=1)] = 1
+    """Summary metrics are means over this many last scored rounds."""
+    reference: str | None = None
+    """Run directory against which the average forgetting measure is taken."""
+    batch_size: Annotated[int, Field(ge=1)] = 256
+    generalization: bool = False
+    """Score clients' models on the global test set too, where there is one: costly. It gives
+    FedAli's Generalization and FedMLP's A_loc (``a_loc_balanced``)."""
+    pictures: Annotated[int, Field(ge=0)] = 2
+    """Clients, from the first on, that draw what they learnt into their own directory in the end:
+    prototypes among the embeddings of their test data, images they replay."""
+    select_by: Literal["f1", "accuracy"] = "f1"
+    """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code."""
+
+
+class Server(Table):
+    """``[server]``: how the coordinator waits, keeps and computes."""
+
+    min_clients: Annotated[int, Field(ge=1)] | None = None
+    """Clients that will do when others fail or, with ``deadline_s``, are late or dead: at the
+    start, in an interaction, in an evaluation and at the end; all unless given."""
+    deadline_s: Annotated[float, Field(gt=0)] | None = None
+    """Seconds after which ``min_clients`` will do, and that nobody waits for clients known to be
+    dead once all others have answered; without it everybody who has not failed is waited for."""
+    durability: Literal["watermark", "strict"] = "watermark"
+    """``strict`` syncs every commit to the disk before it counts."""
+    max_rollback: Annotated[int, Field(ge=0)] = 2
+    """Interactions that are done again at most for private states a client lost, beyond what a
+    power failure explains; states of so many are kept in any case. ``--resume`` may change it."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    upload_memory_mb: Annotated[int, Field(ge=0)] = 256
+    """Uploads of a round beyond this many MiB are added up as they come, where the method allows
+    it, and those that have to wait go to a memory-mapped spool."""
+
+    @model_validator(mode="after")
+    def _deadline_has_a_meaning(self) -> Server:
+        if self.deadline_s is not None and self.min_clients is None:
+            raise ValueError(
+                f"deadline_s = {self.deadline_s:g} changes nothing while all clients are needed; "
+                "give min_clients as well"
+            )
+        return self
+
+
+class Tracking(Table):
+    """``[tracking]``: where else the numbers go."""
+
+    tensorboard: bool = False
+    """Write metrics to OUT/tensorboard as they come; needs the extra ``tensorboard``."""
+
+
+class Experiment(Table):
+    """A whole config file, resolved: every key has its value."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    data: Data
+    scenario: Scenario
+    net: NetTable
+    method: MethodTable
+    schedule: Schedule = Schedule()
+    training: Training = Training()
+    evaluate: Evaluate = Evaluate()
+    server: Server = Server()
+    tracking: Tracking = Tracking()
+
+    @property
+    def cohort_size(self) -> int:
+        """Return how many clients take part in a round."""
+        return self.schedule.per_round or self.schedule.clients
+
+    @property
+    def min_clients(self) -> int:
+        """Return how many uploads an interaction needs at least."""
+        return min(self.server.min_clients or self.cohort_size, self.cohort_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved experiment as plain values; parsing it again is the same run."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+def difference(one: Experiment, other: Experiment) -> list[str]:
+    """Return the dotted keys in which two experiments differ."""
+    a, b = _leaves(one.to_dict()), _leaves(other.to_dict())
+    return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    out: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out.update(_leaves(value, f"{prefix}{key}."))
+        else:
+            out[prefix + key] = json.dumps(value)
+    return out

@@ -1,0 +1,207 @@
+"""What the methods share whose server remembers past classes without data: FedAvg, and a memory.
+
+At the end of a task the server freezes the mean model, the *old model*, and makes a memory of its
+classes from it alone: a generator, or images. Both go down with the next tasks' orders; clients
+stay without a private state. Until there is a memory, everything is FedAvg.
+
+    own.weights   old/…            the old model
+                  memory/known     (K,) uint8, the classes it was trained on
+                  memory/…         what the memory consists of beside generators
+    own.generators                 the memory's generator
+    own.histogram                  clients that trained on each class, up to now
+
+A client gets the old model only where it is not the model that comes anyway; nothing of all that is
+sent for evaluation.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedmodels.errors import PayloadError
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import SplitNet, load_weights
+from fedmodels.numerics.randomness import derive_seed, seeded
+from fedmodels.parts.continual import ClassMasks, announced, mask_of, masks_spec, remembered
+from fedmodels.parts.datafree import frozen
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, TensorSpec
+from fedmodels.tensors.roles import part_of, under, without
+from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
+from fedmodels.training.pictures import Gallery, Picture
+
+OLD, MEMORY, KNOWN = "old", "memory", "memory/known"
+RENEWED = "renewed"
+"""The interaction at whose end the memory was made."""
+SHOWN = 8
+"""Remembered images in a picture."""
+
+
+def sent_generator(payload: Bundle, key: str) -> dict[str, Tensor]:
+    """Return the tensors of the generator that came with a memory.
+
+    Raises:
+        PayloadError: none came.
+    """
+    if key not in payload.generators:
+        raise PayloadError(f"the memory came without its generator {key!r}")
+    return dict(payload.generators[key].tensors)
+
+
+@dataclass(frozen=True)
+class Refs:
+    """What a client's loss refers to; where there is no memory yet, only the first mask counts."""
+
+    current: Tensor
+    """(K,) bool: the columns of the loss of real examples."""
+    seen: Tensor
+    """(K,) bool: the columns that a grown head would have."""
+    known: Tensor
+    """(K,) bool: the classes of the old model."""
+    old: SplitNet | None = None
+    draw: Callable[[], Tensor] | None = None
+    """Returns the next batch of remembered inputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering(FedAvg):
+    """FedAvg whose server makes a memory of past classes; its switches are those of both."""
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    """Of the mean model: plain, or by examples."""
+    current: Literal["client", "anybody"] = "client"
+    """The classes of the task at hand: those this client holds now, or those that anybody does."""
+    renew: Literal["task", "round"] = "task"
+    """Take the old model and its memory anew when a task ends, or after every interaction."""
+    server_device: Literal["cpu", "auto"] = "cpu"
+    """Where the memory is made: on the coordinator's cores, or on its GPU where it has one."""
+
+    roles: ClassVar[tuple[str, ...]] = (OLD, MEMORY)
+    """Of the weights that come beside the net's own."""
+
+    @property
+    def trains_together(self) -> bool:
+        return False
+
+    @abstractmethod
+    def remember(
+        self, ctx: ServerContext, before: Bundle, old: SplitNet, known: Tensor
+    ) -> tuple[Bundle, Metrics]:
+        """Return a memory of the classes ``known`` (K,) of a frozen model, and metrics.
+
+        Args:
+            ctx: where in the run.
+            before: the server's own state, with the memory it had.
+            old: the frozen model, on the device to work on.
+            known: (K,) bool, on that device.
+        """
+
+    @abstractmethod
+    def memory_spec(self, run: Run) -> Mapping[str, TensorSpec]:
+        """Return what a memory may consist of, by its keys in a payload."""
+
+    @abstractmethod
+    def recalled(self, ctx: ClientContext, payload: Bundle) -> Callable[[], Tensor] | None:
+        """Return what draws the batches of remembered inputs of one local training."""
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: Run) -> ServerState:
+        self.memory_spec(run)  # inputs that are no images show here, not after the first round
+        return super().init_server(run)
+
+    def broadcast(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        own = state.own
+        is_common = own.scalars.get(RENEWED) == ctx.interaction - 1
+        told = Bundle(
+            without(own.weights, OLD) if is_common else own.weights,
+            generators=own.generators,
+            histogram=announced(ctx, own.histogram),
+        )
+        return state.common, dict.fromkeys(ctx.cohort, told)
+
+    def evaluation(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        return state.common, {}
+
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        classes = run.problem.num_classes
+        old = BundleSpec.of(Bundle(weights=under(OLD, run.forms))).required
+        known = {f"weights/{KNOWN}": TensorSpec(torch.uint8, (classes,))}
+        optional = BundleSpec(optional={**old, **known, **self.memory_spec(run)})
+        return super().payload_spec(run)[0], masks_spec(classes) | optional
+
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        histogram = remembered(ctx, state.own.histogram, uploads)
+        mean = super().aggregate(ctx, state, uploads)
+        return replace(mean, own=replace(state.own, histogram=histogram))
+
+    def share_of(self, upload: Bundle) -> float | None:
+        return self.count(upload)
+
+    def finish(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> tuple[ServerState, Metrics]:
+        histogram = state.own.histogram
+        assert histogram is not None, "aggregate comes first"
+        is_due = ctx.ends_task or self.renew == "round"
+        if not is_due or not histogram.total.any():
+            return state, {}
+        on_gpu = self.server_device == "auto" and torch.cuda.is_available()
+        device = torch.device("cuda" if on_gpu else "cpu")
+        known = (histogram.total > 0).to(device)
+        seed = derive_seed(ctx.run.experiment.seed, "server", ctx.interaction, "dropout")
+        with seeded(seed):  # initial weights of fresh nets
+            old = frozen(ctx.run, state.common.weights, device)
+            memory, metrics = self.remember(ctx, state.own, old, known)
+        weights = {
+            **under(OLD, state.common.weights),
+            KNOWN: known.to("cpu", torch.uint8),
+            **memory.weights,
+        }
+        scalars = {RENEWED: float(ctx.interaction)}
+        own = Bundle(weights, {}, memory.generators, histogram, scalars)
+        return replace(state, own=own), metrics
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def keeps_state(self, run: Run) -> bool:
+        return False
+
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        self.load_global(ctx, payload)
+
+    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
+        load_weights(ctx.net, without(payload.weights, *self.roles))
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+        assert payload.histogram is not None
+        masks = ClassMasks.of(payload.histogram, ctx.device)
+        own = mask_of(ctx.stream.train(ctx.task)[1], ctx.run.problem.num_classes)
+        current = own if self.current == "client" else own | masks.now
+        if KNOWN not in payload.weights:
+            return Refs(current, masks.seen | own, torch.zeros_like(own))
+        known = payload.weights[KNOWN].to(ctx.device).bool()
+        weights = part_of(payload.weights, OLD) or without(payload.weights, *self.roles)
+        old = frozen(ctx.run, weights, ctx.device)
+        return Refs(current, masks.seen | own | known, known, old, self.recalled(ctx, payload))
+
+    def pictures(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
+    ) -> Mapping[str, Picture]:
+        draw = self.recalled(ctx, payload) if KNOWN in payload.weights else None
+        if draw is None:
+            return {}
+        low, high = (edge.to(ctx.device).view(-1, 1, 1) for edge in ctx.stream.limits())
+        images = ((draw()[:SHOWN] - low) / (high - low)).clamp(0, 1).cpu()
+        return {"remembered": Gallery({"any": images})}

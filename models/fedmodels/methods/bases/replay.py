@@ -1,0 +1,117 @@
+"""What the methods with class replay share: FedAvg, and the private generators of its clients.
+
+Tan and Liu (pFedGRP), arXiv 2410.01502v2, section 4. The replay itself is
+:mod:`fedmodels.parts.class_replay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.parts.class_replay import METRICS, ClassReplay, Rehearsal
+from fedmodels.parts.generators import Arch, Family
+from fedmodels.tensors.bundle import Bundle, Histogram
+from fedmodels.training.method import ClientContext, Run
+from fedmodels.training.pictures import Picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replaying(FedAvg):
+    """FedAvg whose clients replay the classes they met; its switches are those of the replay."""
+
+    replays: ClassVar[bool] = True
+
+    cap: Literal["total", "generated"] = "total"
+    """What the largest real class bounds: real and replayed examples together, or replayed ones."""
+    replay_filter: bool = True
+    """Keep only images that the received model takes for their class (false: ablation AS1)."""
+    replay_attempts: int = 10
+    """Images drawn at most for one that is wanted."""
+    shortage: Literal["truncate", "fill_top"] = "truncate"
+    """Go without what the filter rejects, or take the rejected images nearest to the class."""
+    th_g: float = 0.25
+    """TH_G: a generator is trained again when less of it is recognised."""
+    th_g_of: Literal["all", "fresh"] = "all"
+    """Of what th_g is a share: of all images drawn, or of the share that was recognised right after
+    the generator's last training, which calibrates the threshold from data."""
+    n_check: int = 200
+    """Images drawn for that."""
+    generator_update: Literal["drift", "always"] = "drift"
+    """Train below th_g, or at every encounter (pFedGRP's ablation AS2)."""
+    generator_arch: Arch = "wgan"
+    """WGAN-GP, its DCGAN form, or a diffusion model sampled by DPM-Solver."""
+    generator_width: int = 0
+    """Channels; 0 is 16 for GANs (CIFAR-10: 64), 32 for diffusion."""
+    generator_epochs: int = 0
+    """Epochs of one training; 0 is 200 for GANs (CIFAR-10: 1000), 6000 for diffusion."""
+    generator_batch: int = 64
+    """Batch size of training and of drawing."""
+    generator_lr: float = 0.0
+    """Adam's learning rate; 0 is 1e-4 for GANs, 2e-4 for diffusion."""
+    generator_restart: bool = False
+    """Train from scratch each time instead of going on."""
+    generator_moments: bool = False
+    """Keep Adam's moments in the private state, which triples it."""
+
+    @property
+    def trains_together(self) -> bool:
+        return False
+
+    def replay(self, run: Run) -> ClassReplay:
+        """Return how replay is done."""
+        family = Family(
+            input_shape=run.problem.input_shape,
+            arch=self.generator_arch,
+            width=self.generator_width,
+            epochs=self.generator_epochs,
+            batch_size=self.generator_batch,
+            lr=self.generator_lr,
+            moments=self.generator_moments,
+            mixed_precision=run.experiment.training.mixed_precision,
+        )
+        return ClassReplay(
+            family=family,
+            filtered=self.replay_filter,
+            attempts=self.replay_attempts,
+            shortage=self.shortage,
+            update=self.generator_update,
+            th_g=self.th_g,
+            relative=self.th_g_of == "fresh",
+            n_check=self.n_check,
+            restart=self.generator_restart,
+            cap=self.cap,
+            batch=self.generator_batch,
+        )
+
+    def reported(self, run: Run) -> frozenset[str]:
+        ratios = (f"generator_ratio_{k}" for k in range(run.problem.num_classes))
+        return frozenset((*METRICS, *ratios))
+
+    def keeps_state(self, run: Run) -> bool:
+        return True
+
+    def init_client(self, run: Run, client: int) -> Bundle:
+        nobody = torch.zeros(run.problem.num_classes, dtype=torch.int32)
+        return Bundle(histogram=Histogram(nobody, nobody.clone()))
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Rehearsal:
+        return self.replay(ctx.run).prepared(ctx, state)
+
+    def training_data(self, ctx: ClientContext, refs: Rehearsal) -> tuple[Tensor, Tensor]:
+        return refs.training_data()
+
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Rehearsal
+    ) -> Bundle:
+        return self.replay(ctx.run).kept(ctx, state, refs)
+
+    def pictures(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
+    ) -> Mapping[str, Picture]:
+        return self.replay(ctx.run).pictures(ctx, state)

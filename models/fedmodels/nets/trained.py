@@ -1,0 +1,144 @@
+"""A trained net that describes itself: what it takes, what it tells apart, where it comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmodels.errors import ArchiveError
+from fedmodels.nets import make_net
+from fedmodels.nets.split import SplitNet, load_weights
+from fedmodels.tensors.archive import load, save
+from fedmodels.tensors.bundle import Bundle, Weights
+
+KEY = "model"
+"""Where the description stands in the header of a file of weights."""
+BATCH = 256
+"""Inputs that ``predict`` takes at a time."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a file of weights says of its net."""
+
+    net: str
+    """The registered name of the net."""
+    options: Mapping[str, Any]
+    input_shape: Sequence[int]
+    num_classes: int
+    scale: float = 1.0
+    mean: Sequence[float] = (0.0,)
+    std: Sequence[float] = (1.0,)
+    """A net sees ``(x / scale - mean) / std``: one number for each channel, or one for all."""
+    class_names: Sequence[str] = field(default_factory=tuple)
+    method: str = ""
+    view: str = ""
+    round: int = -1
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> ModelFacts:
+        """Read a description.
+
+        Raises:
+            ArchiveError: it is malformed.
+        """
+        known = {f.name for f in fields(cls)}
+        try:
+            found = json.loads(text)
+            return cls(**{key: value for key, value in found.items() if key in known})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ArchiveError(f"{where} does not describe its model: {error}") from None
+
+
+class TrainedModel(nn.Module):
+    """A net with its normalisation: raw inputs in, logits out.
+
+    Attributes:
+        net: the net itself.
+        facts: what it is.
+    """
+
+    def __init__(self, facts: ModelFacts, weights: Weights) -> None:
+        """Build the net and put the weights into it.
+
+        Raises:
+            ConfigError: the net is not known, or its options are wrong.
+            ArchiveError: the weights are those of another net.
+        """
+        super().__init__()
+        self.facts = facts
+        shape = tuple(facts.input_shape)
+        self.net: SplitNet = make_net(
+            facts.net, num_classes=facts.num_classes, input_shape=shape, **facts.options
+        )
+        wanted = self.net.tensors()
+        missing = sorted(wanted.keys() - weights.keys())
+        if missing:
+            raise ArchiveError(
+                f"{facts.method or facts.net} has no such model: tensor {missing[0]!r} is private"
+            )
+        load_weights(self.net, {key: weights[key] for key in wanted})
+        axis = 0 if len(shape) == 3 else len(shape) - 1
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(facts, name), dtype=torch.float32)
+            sizes = [1] * len(shape)
+            sizes[axis] = len(values)
+            self.register_buffer(name, values.reshape(sizes), persistent=False)
+        self.eval()
+
+    @property
+    def class_names(self) -> list[str]:
+        """Return the name of each class, or its number where it has none."""
+        return list(self.facts.class_names) or [str(k) for k in range(self.facts.num_classes)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (B, K) of raw inputs (B, *input_shape) of any dtype."""
+        mean, std = self.get_buffer("mean"), self.get_buffer("std")
+        logits: Tensor = self.net((x.float() / self.facts.scale - mean) / std)
+        return logits
+
+    @torch.no_grad()
+    def predict(self, x: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the class (n,) of each raw input (n, *input_shape), an array or a tensor.
+
+        Raises:
+            ValueError: the inputs have another shape.
+        """
+        inputs = x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x))
+        if tuple(inputs.shape[1:]) != tuple(self.facts.input_shape):
+            raise ValueError(
+                f"inputs of shape {list(inputs.shape[1:])}; "
+                f"the model takes {list(self.facts.input_shape)}"
+            )
+        self.eval()
+        found = [self(part).argmax(1) for part in torch.split(inputs, BATCH)] if len(inputs) else []
+        return torch.cat(found).cpu().numpy() if found else np.zeros(0, np.int64)
+
+    def save(self, path: Path) -> None:
+        """Write weights and description as one safetensors file."""
+        weights = {key: tensor.detach() for key, tensor in self.net.tensors().items()}
+        save(path, Bundle(weights=weights), header_of(self.facts))
+
+    @classmethod
+    def load(cls, path: Path) -> TrainedModel:
+        """Read a file that describes itself.
+
+        Raises:
+            ArchiveError: it is missing or damaged, or does not say what its net is.
+        """
+        bundle, header = load(path)
+        if KEY not in header:
+            raise ArchiveError(f"{path} does not say what its net is; run its experiment again")
+        return cls(ModelFacts.parse(header[KEY], str(path)), bundle.weights)
+
+
+def header_of(facts: ModelFacts) -> dict[str, str]:
+    """Return the header that describes a model in its file."""
+    return {KEY: json.dumps(asdict(facts))}

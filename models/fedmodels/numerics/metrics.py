@@ -1,0 +1,289 @@
+"""What a run is judged by.
+
+A client reports mergeable :class:`Counts`, never predictions; every score is made from them. Scores
+are fractions in 0…1. K is the number of classes, T of tasks; means over clients are unweighted
+unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedmodels.errors import DataError
+from fedmodels.numerics.frechet import fid, frechet_distance
+
+__all__ = [
+    "Counts",
+    "average_forgetting_measure",
+    "backward_transfer",
+    "best_round",
+    "fid",
+    "forgetting",
+    "frechet_distance",
+    "frequency_groups",
+    "iaa",
+    "last_rounds",
+    "macro_f1",
+    "mean_accuracy",
+    "mean_and_std",
+    "minority_classes",
+]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """The sufficient statistics of a classifier on a test set; they add up over parts of it."""
+
+    support: Ints  # (K,) examples of each class
+    predicted: Ints  # (K,) how often each class was predicted
+    correct: Ints  # (K,) how often it was predicted rightly
+    loss_sum: float = 0.0  # sum of the examples' losses
+
+    @classmethod
+    def zeros(cls, num_classes: int) -> Counts:
+        """Return the counts of an empty test set."""
+        return cls(*np.zeros((3, num_classes), dtype=np.int64))
+
+    @classmethod
+    def of(
+        cls, outputs: Tensor | ArrayLike, labels: Tensor | ArrayLike, num_classes: int
+    ) -> Counts:
+        """Count a batch.
+
+        Args:
+            outputs: logits (n, K), whose cross-entropy is summed too, or predicted classes (n,).
+            labels: (n,) true classes.
+            num_classes: K.
+
+        Raises:
+            DataError: a class is out of range, or the lengths differ.
+        """
+        logits, loss = _tensor(outputs), 0.0
+        true = _tensor(labels).to(logits.device).long()
+        if len(true) != len(logits):
+            raise DataError(f"{len(logits)} predictions for {len(true)} labels")
+        if logits.dim() == 2:
+            if len(true):
+                loss = float(_cross_entropy(logits, true))
+            logits = logits.argmax(1)
+        truth, guess = (t.cpu().numpy().astype(np.int64) for t in (true, logits))
+        for name, classes in (("label", truth), ("prediction", guess)):
+            if len(classes) and not 0 <= classes.min() <= classes.max() < num_classes:
+                raise DataError(f"a {name} lies outside of 0…{num_classes - 1}")
+        right = truth[truth == guess]
+        support, predicted, correct = (
+            np.bincount(c, minlength=num_classes).astype(np.int64) for c in (truth, guess, right)
+        )
+        return cls(support, predicted, correct, loss)
+
+    def __add__(self, other: Counts) -> Counts:
+        """Return the counts of both test sets together."""
+        return Counts(
+            self.support + other.support,
+            self.predicted + other.predicted,
+            self.correct + other.correct,
+            self.loss_sum + other.loss_sum,
+        )
+
+    def total(self) -> int:
+        """Return the number of examples."""
+        return int(self.support.sum())
+
+    def accuracy(self) -> float:
+        """Return the share of correct predictions, 0 for no examples."""
+        return int(self.correct.sum()) / max(self.total(), 1)
+
+    def loss(self) -> float:
+        """Return the mean loss of an example, 0 for no examples."""
+        return self.loss_sum / max(self.total(), 1)
+
+    def per_class(self) -> Floats:
+        """Return the accuracy on each class (K,), NaN where a class has no example."""
+        share = self.correct / np.maximum(self.support, 1)
+        return np.where(self.support > 0, share, np.nan)
+
+    def subset(self, classes: Iterable[int]) -> Counts:
+        """Return the counts of the examples of these classes alone, as for minority accuracies.
+
+        What other classes' examples were predicted as is not known per class: ``predicted`` keeps
+        the rows of ``classes``. The loss is not known per class and becomes 0.
+        """
+        keep = np.zeros(len(self.support), dtype=bool)
+        keep[list(classes)] = True
+        return Counts(self.support * keep, self.predicted * keep, self.correct * keep)
+
+    def macro_f1(self) -> float:
+        """Return the mean F1 over classes that occur or are predicted (scikit-learn's rule)."""
+        occurs = (self.support + self.predicted) > 0
+        if not occurs.any():
+            return 0.0
+        f1 = 2 * self.correct[occurs] / (self.support + self.predicted)[occurs]
+        return float(f1.mean())
+
+
+def _tensor(values: Tensor | ArrayLike) -> Tensor:
+    """Return a tensor; arrays are copied, since they may be read-only."""
+    return values.detach() if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the summed cross-entropy of a batch, in float32 at least."""
+    return torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def macro_f1(y_true: Tensor | ArrayLike, y_pred: Tensor | ArrayLike) -> float:
+    """Return the mean of per-class F1 over labels that occur in either, F1 = 0 without a hit.
+
+    Equals scikit-learn's ``f1_score(average="macro")``. An absent class is not penalised, but one
+    false prediction of it is.
+    """
+    true, pred = (_tensor(y).cpu().numpy() for y in (y_true, y_pred))
+    classes, codes = np.unique(np.concatenate([true, pred]), return_inverse=True)
+    codes = codes.reshape(-1)
+    return Counts.of(codes[len(true) :], codes[: len(true)], len(classes)).macro_f1()
+
+
+# --- over tasks: accuracy[t, k] is the accuracy on task k after learning task t -------------------
+
+
+def forgetting(accuracy: ArrayLike) -> float:
+    """Return how much of the best earlier accuracy on a task is gone after the last one.
+
+    Chaudhry et al., Riemannian Walk, ECCV 2018: the mean over tasks k < T - 1 of
+    ``max_{k <= t < T-1} accuracy[t, k] - accuracy[T-1, k]``.
+
+    Args:
+        accuracy: (T, T); the part above the diagonal is not read.
+
+    Returns:
+        The forgetting, 0 for a single task; negative where later tasks helped.
+    """
+    a = _square(accuracy)
+    last = len(a) - 1
+    return _mean(a[k:last, k].max() - a[last, k] for k in range(last))
+
+
+def backward_transfer(accuracy: ArrayLike) -> float:
+    """Return the mean over earlier tasks of the last accuracy minus the one just after learning it.
+
+    Lopez-Paz and Ranzato, Gradient Episodic Memory, NeurIPS 2017, equation 3.
+
+    Args:
+        accuracy: (T, T); the part above the diagonal is not read.
+    """
+    a = _square(accuracy)
+    last = len(a) - 1
+    return _mean(a[last, k] - a[k, k] for k in range(last))
+
+
+def _square(accuracy: ArrayLike) -> Floats:
+    """Return the accuracies as (T, T) floats."""
+    a = np.asarray(accuracy, dtype=np.float64)
+    if a.ndim != 2 or a.shape[0] != a.shape[1] or not len(a):
+        raise DataError(f"accuracies must be (T, T), not {list(a.shape)}")
+    return a
+
+
+def _mean(values: Iterable[Any]) -> float:
+    """Return the mean, 0 of nothing."""
+    listed = [float(v) for v in values]
+    return sum(listed) / len(listed) if listed else 0.0
+
+
+# --- over clients and rounds ----------------------------------------------------------------------
+
+
+def iaa(accuracies: Sequence[float], num_examples: Sequence[float]) -> float:
+    """Return the instant average accuracy: clients' accuracies weighted by n (pFedGRP).
+
+    Args:
+        accuracies: a_i, on all test parts client i has met.
+        num_examples: n_i, training examples client i has met.
+    """
+    n = np.asarray(num_examples, dtype=np.float64)
+    total = float(n.sum())
+    return float(np.asarray(accuracies, dtype=np.float64) @ n) / total if total else 0.0
+
+
+def average_forgetting_measure(iaa_series: ArrayLike, reference_series: ArrayLike) -> float:
+    """Return AFM, the mean over rounds of the reference's IAA minus this run's.
+
+    pFedGRP, equation 11, with the sign its text implies: smaller is better, and it may be negative.
+
+    Args:
+        iaa_series: (R,) of the run.
+        reference_series: (R,) of "Centralized" on the same stream and seed.
+
+    Raises:
+        DataError: the series differ in length.
+    """
+    run, reference = (np.asarray(s, dtype=np.float64) for s in (iaa_series, reference_series))
+    if run.shape != reference.shape:
+        raise DataError(f"AFM needs the reference's rounds: {run.size} against {reference.size}")
+    return float((reference - run).mean()) if run.size else 0.0
+
+
+def mean_and_std(scores: Iterable[float]) -> tuple[float, float]:
+    """Return the unweighted mean over clients and the population standard deviation (ddof 0)."""
+    values = np.asarray(list(scores), dtype=np.float64)
+    return (float(values.mean()), float(values.std())) if values.size else (0.0, 0.0)
+
+
+def mean_accuracy(counts: Iterable[Counts], classes: Iterable[int] | None = None) -> float:
+    """Return the unweighted mean over clients of their accuracies: A_glo, A_loc and A_sel.
+
+    Args:
+        counts: one per client.
+        classes: count examples of these classes alone, for minority variants; clients without such
+            examples are then left out.
+    """
+    listed = list(counts)
+    if classes is not None:
+        wanted = list(classes)
+        listed = [part for c in listed if (part := c.subset(wanted)).total()]
+    return _mean(c.accuracy() for c in listed)
+
+
+def last_rounds(series: Sequence[float], rounds: int = 10) -> float:
+    """Return the mean of the last ``rounds`` values (GLDP's and FedMLP's rule)."""
+    return _mean(series[-rounds:])
+
+
+def best_round(series: Sequence[float]) -> int:
+    """Return the first round at which the series is highest (FedAli's rule); ties: the earliest."""
+    return int(np.argmax(np.asarray(series, dtype=np.float64)))
+
+
+def minority_classes(counts: ArrayLike) -> list[int]:
+    """Return J, the lower half of the known classes by global training count (FedMLP).
+
+    Args:
+        counts: (K,); classes with 0 are unknown. Among equals the higher index is taken first.
+    """
+    n = np.asarray(counts, dtype=np.int64)
+    known = np.flatnonzero(n)
+    rising = sorted(known.tolist(), key=lambda k: (n[k], -k))
+    return sorted(rising[: len(known) // 2])
+
+
+def frequency_groups(counts: ArrayLike) -> dict[str, list[int]]:
+    """Return the classes by frequency: first 20 % ``many``, next 30 % ``medium``, the rest ``few``.
+
+    Args:
+        counts: (K,) global training counts; among equals the lower index comes first.
+    """
+    n = np.asarray(counts, dtype=np.int64)
+    falling = np.argsort(-n, kind="stable").tolist()
+    first, second = round(0.2 * len(n)), round(0.5 * len(n))
+    parts = falling[:first], falling[first:second], falling[second:]
+    return {name: sorted(p) for name, p in zip(("many", "medium", "few"), parts, strict=True)}

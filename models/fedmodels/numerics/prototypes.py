@@ -1,0 +1,184 @@
+"""Class prototypes: how they are made, moved, averaged, released and predicted with.
+
+Shapes: B batch, K classes, P rows, d coordinates of an embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmodels.errors import PayloadError
+from fedmodels.numerics.algebra import class_means, weighted_mean
+from fedmodels.tensors.bundle import Prototypes
+
+
+@dataclass(frozen=True)
+class Table:
+    """Prototypes by class: a row for every class, and which of them exist."""
+
+    vectors: Tensor  # (K, d); zeros where there is none
+    known: Tensor  # (K,) bool
+
+    @classmethod
+    def of(
+        cls, prototypes: Prototypes | None, num_classes: int, width: int, device: torch.device
+    ) -> Table:
+        """Lay prototypes out by class; ``None`` is a set without rows."""
+        vectors = torch.zeros(num_classes, width, device=device)
+        known = torch.zeros(num_classes, dtype=torch.bool, device=device)
+        if prototypes is not None and len(prototypes.labels):
+            labels = prototypes.labels.long().to(device)
+            vectors[labels] = prototypes.vectors.to(device)
+            known[labels] = True
+        return cls(vectors, known)
+
+
+def class_prototypes(features: Tensor, labels: Tensor, num_classes: int) -> Prototypes:
+    """Return the mean embedding of every class that occurs, with its number of examples."""
+    return Prototypes.of(class_means(features, labels, num_classes), features.shape[1])
+
+
+def drift(before: Prototypes | None, after: Prototypes | None) -> float | None:
+    """Return how far prototypes moved: mean over classes of ``|after - before| / |before|``.
+
+    None where no class is in both.
+    """
+    if before is None or after is None:
+        return None
+    old, new = (dict(zip(p.labels.tolist(), p.vectors, strict=False)) for p in (before, after))
+    shifts = [(new[k] - old[k]).norm() / old[k].norm().clamp(min=1e-12) for k in old if k in new]
+    return float(torch.stack(shifts).mean()) if shifts else None
+
+
+def moved(old: Prototypes | None, new: Prototypes, beta: float) -> Prototypes:
+    """Return ``beta * old + (1 - beta) * new`` class by class.
+
+    A class of one side only is taken from it bit for bit. Counts are the newer ones where both have
+    counts, and are not told otherwise.
+    """
+    if old is None:
+        return new
+    before = {int(k): i for i, k in enumerate(old.labels)}
+    now = {int(k): i for i, k in enumerate(new.labels)}
+    vectors: list[Tensor] = []
+    counts: list[Tensor] = []
+    counted = len(old.counts) == len(before) and len(new.counts) == len(now)
+    for label in sorted(before.keys() | now.keys()):
+        if label in now and label in before:
+            was, found = old.vectors[before[label]], new.vectors[now[label]]
+            vectors.append(beta * was + (1 - beta) * found)
+        else:
+            source, at = (new, now[label]) if label in now else (old, before[label])
+            vectors.append(source.vectors[at].clone())
+        if counted:
+            counts.append(new.counts[now[label]] if label in now else old.counts[before[label]])
+    labels = torch.tensor(sorted(before.keys() | now.keys()), dtype=torch.int32)
+    none = torch.zeros(0, dtype=torch.int32)
+    stacked = torch.stack(vectors) if vectors else old.vectors[:0].clone()
+    return Prototypes(stacked, labels, torch.stack(counts) if counts else none)
+
+
+def mean_prototypes(
+    sets: Mapping[int, Prototypes], num_classes: int, width: int, *, uniform: bool
+) -> Prototypes:
+    """Return the mean over clients, class by class, among those that report the class.
+
+    Args:
+        sets: what each client reports, in client-id order.
+        num_classes: K.
+        width: d.
+        uniform: every client counts alike; otherwise by its number of examples of the class.
+
+    Raises:
+        PayloadError: a client reports a class that does not exist.
+    """
+    found: dict[int, list[tuple[Tensor, int]]] = {}
+    for client, reported in sets.items():
+        for label, row in reported.rows().items():
+            if not 0 <= label < num_classes:
+                raise PayloadError(f"client {client} reports a prototype of class {label}")
+            found.setdefault(label, []).append(row)
+    rows: dict[int, tuple[Tensor, int]] = {}
+    for label, held in found.items():
+        counts = [count for _, count in held]
+        total = sum(counts)
+        shares = [1 / len(held) if uniform or not total else n / total for n in counts]
+        mean = weighted_mean([{"": vector} for vector, _ in held], shares)[""]
+        rows[label] = (mean, total)
+    return Prototypes.of(rows, width)
+
+
+def uncounted(prototypes: Prototypes) -> Prototypes:
+    """Return the same vectors, without telling how many examples stand behind them."""
+    return Prototypes(prototypes.vectors, prototypes.labels, prototypes.counts[:0].clone())
+
+
+def only(prototypes: Prototypes, like: Prototypes) -> Prototypes:
+    """Return the rows of the classes that ``like`` has, with its counts."""
+    rows = {int(k): v for k, v in zip(prototypes.labels, prototypes.vectors, strict=True)}
+    chosen: Mapping[int, tuple[Tensor, int]] = {
+        k: (rows[k], n) for k, (_, n) in like.rows().items() if k in rows
+    }
+    return Prototypes.of(chosen, prototypes.vectors.shape[1])
+
+
+def released(
+    prototypes: Prototypes,
+    normal: Callable[[Tensor, str], Tensor],
+    *,
+    clip_norm: float = 0.0,
+    noise_std: float = 0.0,
+    min_count: int = 1,
+) -> Prototypes:
+    """Return what a client lets out of its prototypes.
+
+    Args:
+        prototypes: the client's, counted.
+        normal: gives N(0, 1) numbers to blur a vector, whose class is named beside it; such as
+            ``ctx.secret_normal``.
+        clip_norm: longer vectors are scaled to this Euclidean norm; 0 leaves all as they are.
+        noise_std: standard deviation of Gaussian noise on every coordinate, after clipping.
+        min_count: classes of fewer examples are left out.
+    """
+    rows: dict[int, tuple[Tensor, int]] = {}
+    for label, (vector, count) in sorted(prototypes.rows().items()):
+        if count < min_count:
+            continue
+        if clip_norm > 0:
+            norm = float(vector.double().norm())
+            vector = vector * (clip_norm / norm) if norm > clip_norm else vector
+        if noise_std > 0:
+            vector = vector + noise_std * normal(vector, f"class/{label}")
+        rows[label] = (vector, count)
+    return Prototypes.of(rows, prototypes.vectors.shape[1])
+
+
+def distance_per_example(z: Tensor, y: Tensor, table: Table) -> Tensor:
+    """Return the mean over the batch of ``‖z - prototype‖² / d``; 0 for classes without one."""
+    squared = (z - table.vectors[y]).square().mean(1)  # (B,)
+    return (squared * table.known[y]).mean()
+
+
+def nearest_scores(z: Tensor, table: Table, candidates: Tensor) -> Tensor:
+    """Return minus the Euclidean distance to every class's prototype (B, K), for an argmax.
+
+    Classes that are no candidates or have no prototype score -inf. Where no candidate has one,
+    every class with a prototype is a candidate; where there is none at all, all score alike.
+
+    Args:
+        z: (B, d) embeddings.
+        table: the prototypes.
+        candidates: (K,) bool.
+    """
+    among = table.known & candidates
+    if not bool(among.any()):
+        among = table.known
+    exact = "donot_use_mm_for_euclid_dist"
+    distance = torch.cdist(z.float(), table.vectors, compute_mode=exact)
+    if not bool(among.any()):
+        return torch.zeros_like(distance)
+    return torch.where(among, -distance, -torch.inf)

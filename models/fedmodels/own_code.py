@@ -1,0 +1,93 @@
+"""Methods, nets and data sets of one's own, named by file: ``my_method.py:MyMethod``.
+
+A config that names a file runs its code. The owner of a config does so knowingly; a client, to whom
+a server sends the config, runs only files that its own user named, and only if the content is the
+one that the server runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedmodels.errors import ConfigError, suggestion
+
+
+def is_own(name: str) -> bool:
+    """Tell whether a name is that of a file and of something in it."""
+    return ".py:" in name
+
+
+def own_name(name: str, table: str, sha256: str | None, trusted: Sequence[Path] | None) -> str:
+    """Return the name with the file's place on this machine.
+
+    Args:
+        name: ``file.py:Name``.
+        table: the config's table that says so, for error lines.
+        sha256: what the file must hold, if that is known.
+        trusted: the only files whose code may run; any file unless given.
+
+    Raises:
+        ConfigError: the file is missing, holds something else, or is not trusted.
+    """
+    file, _, inside = name.rpartition(":")
+    if trusted is None:
+        place = Path(file).expanduser().resolve()
+        if sha256 not in (None, digest_of(f"{place}:{inside}")):
+            raise ConfigError(
+                f"[{table}] {place} has changed since this run began (sha256 {sha256}); put the "
+                "old file back, or begin a new run"
+            )
+        return f"{place}:{inside}"
+    for candidate in trusted:
+        place = candidate.expanduser().resolve()
+        if digest_of(f"{place}:{inside}") == sha256:
+            return f"{place}:{inside}"
+    raise ConfigError(
+        f"[{table}] this run needs the code of {Path(file).name} (sha256 {sha256}); if you trust "
+        "it, join with --code FILE, where FILE is your copy"
+    )
+
+
+def digest_of(name: str) -> str:
+    """Return the sha256 of the file of a name.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    file = name.rpartition(":")[0]
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+
+
+@cache
+def own(name: str) -> Any:
+    """Return what a name stands for; its file is run once.
+
+    Raises:
+        ConfigError: the file fails, or holds no such thing.
+    """
+    file, _, inside = name.rpartition(":")
+    module = f"fedtide_own_{digest_of(name)[:16]}"
+    if module not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module, file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[module] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[module])
+        except Exception as error:  # whatever the user's code raises
+            del sys.modules[module]
+            raise ConfigError(f"{file} cannot be run: {type(error).__name__}: {error}") from error
+    found = vars(sys.modules[module])
+    if inside not in found:
+        public = [key for key in found if not key.startswith("_")]
+        raise ConfigError(f"{file} defines no {inside!r}.{suggestion(inside, public)}")
+    return found[inside]

@@ -1,0 +1,160 @@
+"""The training of an auxiliary-classifier GAN, on a client's images or on other generators'.
+
+Odena et al., ICML 2017, section 4. https://arxiv.org/abs/1610.09585. The nets and their losses are
+:mod:`fedmodels.nets.generative.acgan`. Labels are (B,), inputs (B, C, H, W) as the classifier sees
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedmodels.nets.generative import acgan
+from fedmodels.nets.generative.gan import Generator
+from fedmodels.nets.split import SplitNet
+
+
+class Maker:
+    """A conditional generator, and what turns its images in [-1, 1] into inputs.
+
+    Args:
+        net: the generator.
+        classes: K.
+        latent: coordinates of z.
+        limits: what black and white are as inputs, (C,) or (1,) each; -1 and 1 unless given.
+    """
+
+    def __init__(
+        self, net: Generator, classes: int, latent: int, limits: tuple[Tensor, Tensor] | None
+    ) -> None:
+        self.net, self.classes, self.latent = net, classes, latent
+        low, high = limits or (torch.tensor([-1.0]), torch.tensor([1.0]))
+        low, high = (t.to(next(net.parameters()).device).view(-1, 1, 1) for t in (low, high))
+        self.scale, self.shift = (high - low) / 2, (high + low) / 2
+
+    def __call__(self, y: Tensor, draw: torch.Generator) -> Tensor:
+        """Return inputs (B, C, H, W) of labels (B,), with gradient where the net has one."""
+        images: Tensor = self.net(acgan.latents(y, self.classes, self.latent, draw))
+        return images * self.scale + self.shift
+
+    def frozen(self) -> Maker:
+        """Return itself, in evaluation mode and without gradient."""
+        self.net.eval().requires_grad_(False)
+        return self
+
+
+class Acgan:
+    """The model while it trains.
+
+    Args:
+        net: the classifier; with ``source`` it is the critic.
+        source: real or fake.
+        maker: the generator.
+        importance: of new classes in a loss, where there are past ones beside them.
+        **adam: the options of both optimisers.
+    """
+
+    def __init__(
+        self, net: SplitNet, source: acgan.Source, maker: Maker, importance: float, **adam: object
+    ) -> None:
+        self.net, self.source, self.maker, self.importance = net, source, maker, importance
+        for module in (net, source, maker.net):
+            module.requires_grad_(True).train()
+        held: dict[str, list[nn.Parameter]] = {
+            "critic": [*net.parameters(), *source.parameters()],
+            "generator": list(maker.net.parameters()),
+        }
+        self.adams = {role: torch.optim.Adam(p, **adam) for role, p in held.items()}  # type: ignore[arg-type]
+
+    def train_critic(
+        self,
+        parts: Sequence[tuple[Tensor, Tensor]],
+        fakes: Sequence[Tensor],
+        draw: torch.Generator,
+        further: Tensor | float = 0.0,
+    ) -> Tensor:
+        """Step the critic; return its loss.
+
+        Args:
+            parts: inputs and labels that count as real: new ones, and past ones where there are.
+            fakes: labels of as many batches to generate.
+            draw: noise.
+            further: what is added to the loss.
+        """
+        loss = torch.as_tensor(further)
+        for share, (x, y), labels in zip(self._shares(parts), parts, fakes, strict=True):
+            with torch.no_grad():
+                fake = self.maker(labels, draw)
+            loss = loss + share * acgan.critic_loss(self.net, self.source, x, y, fake, labels)
+        _step(self.adams["critic"], loss)
+        return loss.detach()
+
+    def train_generator(self, fakes: Sequence[Tensor], draw: torch.Generator) -> Tensor:
+        """Step the generator on fakes of these labels; return its loss."""
+        total = torch.zeros(())
+        for share, labels in zip(self._shares(fakes), fakes, strict=True):
+            fake = self.maker(labels, draw)
+            loss = acgan.generator_loss(self.net, self.source, fake, labels)
+            total = total.to(loss.device) + share * loss
+        _step(self.adams["generator"], total)
+        return total.detach()
+
+    def _shares(self, parts: Sequence[object]) -> tuple[float, ...]:
+        return (1.0,) if len(parts) == 1 else (self.importance, 1 - self.importance)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Generators of several clients, and which of them know a label."""
+
+    makers: Mapping[int, Maker]
+    holders: Mapping[int, Sequence[int]]
+    """Clients by label, ascending."""
+
+    def batch(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return inputs (m, C, H, W) and labels (m,), balanced over the labels.
+
+        What a client sent may draw anything: what is not finite becomes 0.
+        """
+        labels, clients = balanced(self.holders, count, draw)
+        rows_of = {c: (clients == c).nonzero().flatten() for c in sorted(set(clients.tolist()))}
+        device = next(self.makers[min(rows_of)].net.parameters()).device
+        y = labels.to(device)
+        parts = [self.makers[c](y[rows.to(device)], draw) for c, rows in rows_of.items()]
+        places = torch.cat(list(rows_of.values())).argsort().to(device)
+        return torch.cat(parts)[places].nan_to_num(0.0, 0.0, 0.0), y
+
+
+def balanced(
+    holders: Mapping[int, Sequence[int]], count: int, draw: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw labels, each as likely as any other, and for each one of the clients that hold it.
+
+    Args:
+        holders: clients by label, at least one.
+        count: m.
+        draw: draws both.
+
+    Returns:
+        Labels (m,) and clients (m,).
+    """
+    y = labels_from(torch.tensor(sorted(holders)), count, draw)
+    chances = torch.rand(count, generator=draw).double().tolist()
+    held = [holders[label] for label in y.tolist()]
+    clients = [them[int(u * len(them))] for them, u in zip(held, chances, strict=True)]
+    return y, torch.tensor(clients)
+
+
+def labels_from(classes: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    """Return ``count`` labels (m,), each of these classes (c,) as likely as the others."""
+    return classes[torch.randint(len(classes), (count,), generator=draw).to(classes.device)]
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

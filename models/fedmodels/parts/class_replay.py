@@ -1,0 +1,332 @@
+"""Class replay: generated examples stand in for classes a client has met but holds no more.
+
+Tan and Liu (pFedGRP), arXiv 2410.01502v2, section 4. Three methods share it.
+
+    S (K,) examples of each class met so far     Y (K,) real ones of this round
+    A_c    the generator of class c              TH_G   th_g
+
+A generator's key is its class, or ``"all"`` for the one that does not know classes (ablation AS3).
+A *judge* is a classifier that filters what was generated and says when a generator has drifted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedmodels.numerics.algebra import replay_volumes
+from fedmodels.numerics.randomness import derive_seed
+from fedmodels.parts.generators import Family, Painter, public
+from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
+from fedmodels.training.method import ClientContext, Metrics
+from fedmodels.training.pictures import Gallery, Picture
+
+Seeds = Callable[[str], int]
+"""The seed of a word such as ``draw/3``: one stream of random numbers for each use."""
+
+SHOWN = 10
+"""Images of each class in a picture."""
+METRICS = (
+    "replay_acceptance", "replay_examples", "replay_shortage",
+    "generators_trained", "generator_trainings",
+)  # fmt: skip
+"""What a client says of its replay, beside ``generator_ratio_K`` of each generator it judged."""
+ALL = "all"
+"""Key of the generator that draws any class."""
+
+
+class Judge:
+    """Says the logits (B, K) of inputs, in evaluation mode and without gradient."""
+
+    def __init__(self, net: nn.Module, batch_size: int = 256) -> None:
+        self.net, self.batch_size = net, batch_size
+        self.device = next(net.parameters()).device
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the logits of inputs (n, …); the net's mode is as before afterwards."""
+        mode = self.net.training
+        self.net.eval()
+        try:
+            return torch.cat([self.net(part) for part in torch.split(x, self.batch_size)])
+        finally:
+            self.net.train(mode)
+
+
+@dataclass
+class Replayed:
+    """Generated examples and how they came about."""
+
+    x: Tensor  # (n, C, H, W), as the classifier sees them
+    y: Tensor  # (n,) int64
+    soft: Tensor | None = None
+    """(n, K) probabilities that take the place of ``y``."""
+    asked: int = 0
+    drawn: int = 0
+    """Images looked at."""
+    accepted: int = 0
+    """Of those, how many the judge took for their class."""
+
+    @property
+    def shortage(self) -> int:
+        """Return how many accepted examples are lacking."""
+        return max(self.asked - self.accepted, 0)
+
+    def metrics(self, prefix: str = "replay") -> Metrics:
+        """Return the counts as metrics; a ratio only where something was drawn."""
+        ratio = {f"{prefix}_acceptance": self.accepted / self.drawn} if self.drawn else {}
+        counts = {f"{prefix}_examples": float(len(self.y)), f"{prefix}_shortage": self.shortage}
+        return {**ratio, **counts}
+
+
+@dataclass
+class Rehearsal:
+    """What one local training replays."""
+
+    judge: Judge
+    histogram: Histogram
+    """Y and S."""
+    real: tuple[Tensor, Tensor]
+    replayed: Replayed
+    redraw: Callable[[int], Replayed] | None = None
+    """Draws the replayed examples of an epoch, where they are not the same in all."""
+    teacher: Tensor | None = None
+    """(n, K) logits that outputs on the replayed examples are held to, where a method does that."""
+    trained: frozenset[str] = frozenset()
+    """Keys of the generators trained after it."""
+
+    def training_data(self) -> tuple[Tensor, Tensor]:
+        """Return all inputs and labels, replayed ones last."""
+        (x, y), extra = self.real, self.replayed
+        return (torch.cat([x, extra.x]), torch.cat([y, extra.y])) if len(extra.y) else (x, y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassReplay:
+    """How a method replays: its generators, its filter, and when generators are trained."""
+
+    family: Family
+    filtered: bool = True
+    """Keep only what the judge takes for its class."""
+    attempts: int = 10
+    """At most so many images are drawn for one that is wanted."""
+    shortage: Literal["truncate", "fill_top"] = "truncate"
+    """Go without what is lacking, or fill up with the rejected images nearest to the class."""
+    update: Literal["drift", "always"] = "drift"
+    """Train a generator that fell below ``th_g``, or whenever its class is met."""
+    th_g: float = 0.25
+    relative: bool = False
+    """``th_g`` is a share of what was recognised right after the generator's last training."""
+    n_check: int = 200
+    """Images drawn to judge a generator."""
+    restart: bool = False
+    """Train from scratch instead of going on."""
+    decoupled: bool = True
+    """One generator for each class, or one for all."""
+    soft: bool = False
+    """Label generated examples by the judge's probabilities."""
+    cap: Literal["total", "generated"] = "total"
+    """What the largest real class bounds, see :func:`replay_volumes`."""
+    batch: int = 64
+    """Images drawn at a time."""
+
+    # --- a client's round -------------------------------------------------------------------------
+
+    def prepared(self, ctx: ClientContext, state: Bundle) -> Rehearsal:
+        """Return what to rehearse; a copy of the net in ``ctx``, as it is now, is the judge."""
+        x, y = ctx.stream.train(ctx.task)
+        told = met(state.histogram, y, ctx.run.problem.num_classes)
+        volumes = replay_volumes(told.total, told.round, cap=self.cap)
+        judge = Judge(ctx.net.copy())
+
+        def draw(epoch: int) -> Replayed:
+            return self.replayed(state.generators, volumes, judge, client_seeds(ctx, epoch))
+
+        first = draw(0)
+        ctx.metrics.update(first.metrics())
+        again = not self.decoupled and len(first.y) > 0
+        return Rehearsal(judge, told, (x, y), first, draw if again else None)
+
+    def kept(self, ctx: ClientContext, state: Bundle, refs: Rehearsal) -> Bundle:
+        """Return the private state after local training: generators, old and refreshed, and S."""
+        trained, fresh = self.refreshed(ctx, state, refs.real, refs.replayed)
+        refs.trained = frozenset(trained)
+        generators = {**state.generators, **trained}
+        return Bundle(generators=generators, histogram=refs.histogram, scalars=fresh)
+
+    # --- drawing ----------------------------------------------------------------------------------
+
+    def replayed(
+        self,
+        generators: Mapping[str, GeneratorState],
+        volumes: Tensor,
+        judge: Judge,
+        seeds: Seeds,
+    ) -> Replayed:
+        """Return generated examples of every class, ``volumes`` (K,) of each, ordered by class.
+
+        Classes without a generator are left out and count as lacking.
+        """
+        if not self.decoupled:
+            return self._any_class(generators.get(ALL), int(volumes.sum()), judge, seeds)
+        nothing = torch.zeros(0, *self.family.input_shape, device=judge.device)
+        total = Replayed(nothing, torch.zeros(0, dtype=torch.int64, device=judge.device))
+        parts = [total]
+        for label in volumes.nonzero().flatten().tolist():
+            count, held = int(volumes[label]), generators.get(str(label))
+            total.asked += count
+            if held is not None:
+                painter = Painter(self.family, held.tensors, judge.device)
+                part = self.draw(painter, label, count, judge, seeds(f"draw/{label}"))
+                total.drawn += part.drawn
+                total.accepted += part.accepted
+                parts.append(part)
+        total.x, total.y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
+        if self.soft:
+            total.soft = judge(total.x).softmax(1)
+        return total
+
+    def draw(self, painter: Painter, label: int, count: int, judge: Judge, seed: int) -> Replayed:
+        """Draw ``count`` images of a class that the judge takes for it, in the order they come.
+
+        Image k of batch b depends on the generator, ``seed``, b and the batch size alone.
+        """
+        limit = self.attempts * count if self.filtered else count
+        kept: list[Tensor] = []
+        rejected: list[Tensor] = []
+        chances: list[Tensor] = []
+        drawn = accepted = number = 0
+        while accepted < count and drawn < limit:
+            x = painter.inputs(self.batch, seed + number)[: limit - drawn]
+            number += 1
+            if self.filtered:
+                scores = judge(x)
+                hit = scores.argmax(1) == label
+                rejected.append(x[~hit])
+                chances.append(scores.log_softmax(1)[~hit, label])
+            else:
+                hit = torch.ones(len(x), dtype=torch.bool, device=x.device)
+            drawn += len(x)
+            accepted += int(hit.sum())
+            kept.append(x[hit])
+        x = torch.cat(kept)[:count]
+        if self.shortage == "fill_top" and len(x) < count:
+            best = torch.cat(chances).argsort(descending=True, stable=True)[: count - len(x)]
+            x = torch.cat([x, torch.cat(rejected)[best]])
+        y = torch.full((len(x),), label, dtype=torch.int64, device=x.device)
+        return Replayed(x, y, None, count, drawn, accepted)
+
+    def _any_class(
+        self, held: GeneratorState | None, count: int, judge: Judge, seeds: Seeds
+    ) -> Replayed:
+        """Draw images of random classes; the judge says which."""
+        x = torch.zeros(0, *self.family.input_shape, device=judge.device)
+        if held is not None and count:
+            painter = Painter(self.family, held.tensors, judge.device)
+            sizes = [min(self.batch, count - start) for start in range(0, count, self.batch)]
+            seed = seeds("draw/all")
+            x = torch.cat([painter.inputs(self.batch, seed + k)[:n] for k, n in enumerate(sizes)])
+        scores = judge(x)
+        soft = scores.softmax(1) if self.soft else None
+        return Replayed(x, scores.argmax(1), soft, count, len(x), len(x))
+
+    def pictures(self, ctx: ClientContext, state: Bundle) -> dict[str, Picture]:
+        """Return images of every generator the client holds, unfiltered, as a picture."""
+        seeds, drawn = client_seeds(ctx), dict[str, Tensor]()
+        for key in sorted(state.generators, key=lambda k: (len(k), k)):
+            painter = Painter(self.family, state.generators[key].tensors, ctx.device)
+            drawn[key] = painter.images(SHOWN, seeds(f"picture/{key}")).cpu() / 2 + 0.5
+        return {"replayed": Gallery(drawn)} if drawn else {}
+
+    # --- training ---------------------------------------------------------------------------------
+
+    def ratio(self, painter: Painter, label: int, judge: Judge, seed: int) -> float:
+        """Return r_c, the share of a generator's images that the judge takes for their class."""
+        hits = looked = number = 0
+        while looked < self.n_check:
+            x = painter.inputs(self.batch, seed + number)[: self.n_check - looked]
+            hits += int((judge(x).argmax(1) == label).sum())
+            looked, number = looked + len(x), number + 1
+        return hits / self.n_check
+
+    def has_drifted(self, ratio: float, fresh: float = 1.0) -> bool:
+        """Tell whether a generator with this share of recognised images is trained again.
+
+        Args:
+            ratio: the share now.
+            fresh: the share right after its last training, if the threshold is relative.
+        """
+        return self.update == "always" or ratio < self.th_g * (fresh if self.relative else 1.0)
+
+    def refreshed(
+        self, ctx: ClientContext, state: Bundle, real: tuple[Tensor, Tensor], replayed: Replayed
+    ) -> tuple[dict[str, GeneratorState], dict[str, float]]:
+        """Train generators on this round's real examples, where that is due.
+
+        Whether it is, the net in ``ctx`` judges, which has just been trained itself. Counts and
+        ratios go into ``ctx.metrics``.
+
+        Returns:
+            The trained ones, with their next version; and what thresholds of all are relative to.
+        """
+        held, fresh = state.generators, dict(state.scalars)
+        x, y = real
+        seeds, judge = client_seeds(ctx), Judge(ctx.net)
+        if self.decoupled:
+            work = {str(c): x[y == c] for c in torch.unique(y).tolist()}
+        else:
+            work = {ALL: torch.cat([x, replayed.x])} if len(y) else {}
+        trained: dict[str, GeneratorState] = {}
+        for key, images in work.items():
+            if key in held and self.decoupled and self.update == "drift":
+                painter = Painter(self.family, held[key].tensors, ctx.device)
+                ratio = self.ratio(painter, int(key), judge, seeds(f"check/{key}"))
+                ctx.metrics[f"generator_ratio_{key}"] = ratio
+                if not self.has_drifted(ratio, fresh.get(f"fresh/{key}", 1.0)):
+                    continue
+            trained[key] = self._train(ctx, key, held.get(key), images, seeds(f"train/{key}"))
+            if self.relative and self.decoupled:
+                painter = Painter(self.family, trained[key].tensors, ctx.device)
+                fresh[f"fresh/{key}"] = self.ratio(painter, int(key), judge, seeds(f"fresh/{key}"))
+        versions = {k: g.version for k, g in {**held, **trained}.items()}
+        ctx.metrics["generators_trained"] = float(len(trained))
+        ctx.metrics["generator_trainings"] = float(sum(versions.values()))  # since the beginning
+        return trained, fresh
+
+    def _train(
+        self,
+        ctx: ClientContext,
+        key: str,
+        before: GeneratorState | None,
+        images: Tensor,
+        seed: int,
+    ) -> GeneratorState:
+        """Train one generator; all clients start from the same weights."""
+        if before is None or self.restart:
+            first = derive_seed(ctx.run.experiment.seed, f"generator/{key}", 0, "init")
+            tensors = self.family.fresh(first, ctx.stream.limits())
+        else:
+            tensors = before.tensors
+        tensors = self.family.trained(tensors, images, seed, ctx.tick)
+        return GeneratorState(before.version + 1 if before else 1, tensors)
+
+
+def client_seeds(ctx: ClientContext, epoch: int = 0) -> Seeds:
+    """Return the seeds of a client in this interaction, by word."""
+    seed, at = ctx.run.experiment.seed, ctx.interaction
+    return lambda word: derive_seed(seed, f"{ctx.client}/{epoch}/{word}", at, "method")
+
+
+def met(before: Histogram | None, y: Tensor, num_classes: int) -> Histogram:
+    """Return Y of these labels (n,), and S: the total before and Y."""
+    now = torch.bincount(y.cpu(), minlength=num_classes).to(torch.int32)
+    return Histogram(now, now if before is None else before.total + now)
+
+
+def published(state: Mapping[str, GeneratorState]) -> dict[str, GeneratorState]:
+    """Return what may leave a client of its generators: nets and affine maps, no critics."""
+    return {key: GeneratorState(g.version, public(g.tensors)) for key, g in state.items()}

@@ -1,0 +1,174 @@
+"""pFedGraph's collaboration graph: who learns from whom, from how alike their updates are.
+
+Ye et al., Personalized Federated Learning with Inferred Collaboration Graphs, ICML 2023, eqs. 3-5.
+https://proceedings.mlr.press/v202/ye23b.html
+
+    paper       here                        paper       here
+    theta_i     uploads[i]                  w_ij        graph[i, j]
+    p_j         share of client j           alpha       alpha
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedmodels.numerics.algebra import simplex_projection, weighted_mean
+from fedmodels.parts.mixing import entropy
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.training.method import Metrics, Run, ServerContext, ServerState
+
+NEIGHBOURS = "neighbours/"
+"""Prefix of u_i, the normed mean of a client's neighbours."""
+
+SAME = -0.9
+"""Distances below this count as -1 (official code)."""
+
+
+def parameter_keys(net: nn.Module, prefix: str = "") -> list[str]:
+    """Return the keys of a net's parameters that start with ``prefix``; no buffers."""
+    keys = [key.replace(".", "/", 1) for key, _ in net.named_parameters()]
+    return [key for key in keys if key.startswith(prefix)]
+
+
+def distances(models: Sequence[Weights], start: Weights, keys: Iterable[str]) -> Tensor:
+    """Return d (n, n) float64: minus the cosine of what each model moved since ``start``."""
+    n = len(models)
+    products = torch.zeros(n, n, dtype=torch.float64)
+    for key in keys:
+        moved = torch.stack([m[key].reshape(-1) for m in models]).double()
+        moved -= start[key].reshape(-1)
+        products += moved @ moved.T
+    norms = products.diagonal().sqrt()
+    cosines = products / (norms[:, None] * norms).clamp_min(1e-300)
+    d = torch.where(-cosines < SAME, torch.tensor(-1.0, dtype=torch.float64), -cosines)
+    return d.fill_diagonal_(-1.0)
+
+
+def collaboration_graph(d: Tensor, shares: Tensor, alpha: float) -> Tensor:
+    """Return w (n, n); row i minimises ``sum_j w_ij d_ij + alpha ‖w_i - p‖²`` on the simplex.
+
+    Eq. 3; that is the projection of ``p - d_i / (2 alpha)``. With ``alpha`` 0 a row is shared among
+    its nearest clients.
+
+    Args:
+        d: (n, n) distances.
+        shares: p (n,), on the simplex.
+        alpha: how much p counts.
+    """
+    if not alpha:
+        nearest = (d == d.min(1, keepdim=True).values).double()
+        return nearest / nearest.sum(1, keepdim=True)
+    points = shares.double() - d / (2 * alpha)
+    return torch.stack([simplex_projection(row) for row in points])
+
+
+def shares_of(counts: Sequence[float]) -> Tensor:
+    """Return p (n,) from numbers of examples; uniform where there are none."""
+    found = torch.tensor(counts, dtype=torch.float64)
+    return found / found.sum() if float(found.sum()) else torch.full_like(found, 1 / len(found))
+
+
+def neighbours(models: Sequence[Weights], row: Tensor, keys: Iterable[str]) -> Weights:
+    """Return u_i = sum_j w_ij theta_j / ‖theta_j‖ over the parameters."""
+    keys = list(keys)
+    norms = [float(sum(m[k].double().square().sum() for k in keys)) ** 0.5 for m in models]
+    scaled = [w / norm if norm else 0.0 for w, norm in zip(row.tolist(), norms, strict=True)]
+    return {
+        key: sum((s * m[key].double() for s, m in zip(scaled, models, strict=True))).float()  # type: ignore[union-attr]
+        for key in keys
+    }
+
+
+def mixed(models: Sequence[Weights], row: Tensor) -> Weights:
+    """Return ``sum_j w_ij theta_j``, buffers too; a row of a single 1 returns that model."""
+    return weighted_mean(models, row.tolist())
+
+
+def likeness(net: nn.Module, reference: Mapping[str, Tensor]) -> Tensor:
+    """Return ``<u_i, theta> / ‖theta‖``: the mean of cosines with the neighbours (eq. 5)."""
+    pairs = [(p, reference[k.replace(".", "/", 1)]) for k, p in net.named_parameters()]
+    product = torch.stack([(p * u).sum() for p, u in pairs]).sum()
+    return product / torch.stack([p.square().sum() for p, _ in pairs]).sum().sqrt()
+
+
+# --- a server that keeps a model for each client --------------------------------------------------
+
+ROWS = "aggregation_weights"
+"""Where the server's own state holds the last graph."""
+
+
+def personal_models(run: Run, state: ServerState, clients: Iterable[int]) -> dict[ClientId, Bundle]:
+    """Return each client's model; one that never trained gets what everybody starts from."""
+    first = Bundle(weights=run.initial_weights)
+    return {c: state.clients.get(c, first) for c in clients}
+
+
+def model_spec(run: Run) -> BundleSpec:
+    """Return what a client is sent: its model, and from round 1 on its neighbours' normed mean."""
+    keys = parameter_keys(run.make_net())
+    near = {NEIGHBOURS + key: run.initial_weights[key] for key in keys}
+    model = BundleSpec.of(Bundle(weights=run.initial_weights))
+    return BundleSpec(model.required, BundleSpec.of(Bundle(weights=near)).required)
+
+
+def own_model(weights: Mapping[str, Tensor]) -> Weights:
+    """Return the model in what a client was sent."""
+    return {key: t for key, t in weights.items() if not key.startswith(NEIGHBOURS)}
+
+
+def reference_in(weights: Mapping[str, Tensor], device: torch.device) -> Weights | None:
+    """Return u_i in what a client was sent; None in round 0."""
+    found = {k: t for k, t in weights.items() if k.startswith(NEIGHBOURS)}
+    return {k.removeprefix(NEIGHBOURS): t.to(device) for k, t in found.items()} or None
+
+
+def collaborated(
+    ctx: ServerContext,
+    state: ServerState,
+    uploads: Mapping[int, Bundle],
+    alpha: float,
+    similarity: str,
+) -> ServerState:
+    """Return the state in which each client of the cohort has its mixture; absent ones keep theirs.
+
+    Args:
+        ctx: where in the run.
+        state: before.
+        uploads: models and ``num_examples``.
+        alpha: of the graph.
+        similarity: ``"all"`` parameters are compared, or those of the ``"head"``.
+    """
+    if not uploads:
+        return state
+    models, net = [u.weights for u in uploads.values()], ctx.run.make_net()
+    compared = parameter_keys(net, "head/" if similarity == "head" else "")
+    d = distances(models, ctx.run.initial_weights, compared)
+    shares = shares_of([u.scalars["num_examples"] for u in uploads.values()])
+    graph = collaboration_graph(d, shares, alpha)
+    clients, every = dict(state.clients), parameter_keys(net)
+    for client, row in zip(uploads, graph, strict=True):
+        near = {NEIGHBOURS + k: t for k, t in neighbours(models, row, every).items()}
+        clients[client] = Bundle(weights={**mixed(models, row), **near})
+    return ServerState(state.common, Bundle(weights={ROWS: graph}), clients)
+
+
+def graph_metrics(ctx: ServerContext, rows: Tensor, clients: Iterable[int]) -> Metrics:
+    """Put the weights into the run's series; return how spread out they are."""
+    total = ctx.run.experiment.schedule.clients
+    ctx.series[ROWS] = square(rows, list(clients), total)
+    spread = [entropy(row) for row in rows]
+    return {
+        "weights_entropy": sum(spread) / len(spread),
+        "weights_self": float(rows.diagonal().mean()),
+    }
+
+
+def square(rows: Tensor, clients: Sequence[int], total: int) -> list[list[float]]:
+    """Return weights (n, n) of a cohort as a matrix of all clients; others have zero rows."""
+    out = torch.zeros(total, total, dtype=torch.float64)
+    index = torch.tensor(clients, dtype=torch.int64)
+    out[index[:, None], index] = rows.double()
+    return [[round(value, 6) for value in row] for row in out.tolist()]

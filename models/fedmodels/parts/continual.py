@@ -1,0 +1,98 @@
+"""Which classes count when, on a head of fixed width whose classes come, go and come back.
+
+Papers on class-incremental learning let the head grow: it has the classes of all tasks up to now.
+Here every head has all K columns from the beginning, and masks say which of them exist. Clients'
+tasks differ and recur, so there are several:
+
+    now         held by some client of this interaction
+    before      trained on by some client in an earlier interaction
+    seen        either of them: the columns a grown head would have
+    own         held by this client in this interaction
+    own before  held by this client in an earlier one: its private state's histogram
+
+The server knows ``now`` before a round, as clients announce the classes of all their tasks when
+they join, and remembers ``before`` in its own state. Both travel as one histogram whose counts are
+of clients, not of examples: ``round`` of this interaction, ``total`` of all up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedmodels.tensors.bundle import Bundle, BundleSpec, Histogram
+from fedmodels.training.method import ServerContext
+
+
+@dataclass(frozen=True)
+class ClassMasks:
+    """The classes of this interaction and of earlier ones, whoever holds them."""
+
+    now: Tensor  # (K,) bool
+    before: Tensor  # (K,) bool
+
+    @property
+    def seen(self) -> Tensor:
+        """Return the classes anybody has held up to now, (K,) bool."""
+        return self.now | self.before
+
+    @classmethod
+    def of(cls, told: Histogram, device: torch.device | str = "cpu") -> ClassMasks:
+        """Read what the server sent."""
+        now, total = told.round.to(device), told.total.to(device)
+        return cls(now > 0, total > now)
+
+
+def announced(ctx: ServerContext, before: Histogram | None) -> Histogram:
+    """Return what clients are told before they train.
+
+    Args:
+        ctx: of the interaction.
+        before: what :func:`remembered` returned after the last one; None before the first.
+    """
+    now = _clients_per_class(ctx, ctx.cohort)
+    return Histogram(now, now if before is None else before.total + now)
+
+
+def remembered(ctx: ServerContext, before: Histogram | None, answered: Iterable[int]) -> Histogram:
+    """Return what the server keeps after an interaction: the classes of those who answered."""
+    now = _clients_per_class(ctx, answered)
+    return Histogram(now, now if before is None else before.total + now)
+
+
+def _clients_per_class(ctx: ServerContext, clients: Iterable[int]) -> Tensor:
+    """Return how many of these clients hold each class now, (K,) int32."""
+    found = torch.zeros(ctx.run.problem.num_classes, dtype=torch.int32)
+    for client in clients:
+        found[list(ctx.labels.get(client, ()))] += 1
+    return found
+
+
+def masks_spec(num_classes: int) -> BundleSpec:
+    """Return the spec of a part of a payload that carries the masks."""
+    counts = torch.zeros(num_classes, dtype=torch.int32)
+    return BundleSpec.of(Bundle(histogram=Histogram(counts, counts)))
+
+
+def mask_of(y: Tensor, num_classes: int) -> Tensor:
+    """Return which classes labels (n,) are of, (K,) bool."""
+    return torch.bincount(y, minlength=num_classes) > 0
+
+
+def masked_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean cross-entropy over the columns of a mask alone; of nothing it is 0.
+
+    Columns are taken out, never set to minus infinity: what multiplies that by 0 is not a number.
+
+    Args:
+        logits: (B, K).
+        y: labels (B,), each of a class in the mask.
+        mask: (K,) bool.
+    """
+    if not len(y):
+        return logits.sum() * 0.0
+    return cross_entropy(logits[:, mask], (mask.cumsum(0) - 1)[y])

@@ -1,0 +1,57 @@
+"""Private weights that travel for metrics alone, under ``eval/…``.
+
+Some papers score a global model of methods whose heads are private: with the mean of the heads. The
+heads then go up beside what the method uploads and come down with evaluation orders. They are
+counted apart from the method's own bytes and never trained from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, Weights
+from fedmodels.training.method import Run
+
+PREFIX = "eval/"
+
+
+def travelling(weights: Weights, shares: Callable[[str], bool], with_private: bool) -> Weights:
+    """Return what of a net's weights leaves a client; what is private as ``eval/…``, if asked."""
+    shared = {k: v for k, v in weights.items() if shares(k)}
+    private = {PREFIX + k: v for k, v in weights.items() if with_private and not shares(k)}
+    return shared | private
+
+
+def trained_part(bundle: Bundle) -> Bundle:
+    """Return a bundle without ``eval/…``; the same object where there is nothing to leave out."""
+    kept = {k: v for k, v in bundle.weights.items() if not k.startswith(PREFIX)}
+    if len(kept) == len(bundle.weights):
+        return bundle
+    return Bundle(
+        kept, bundle.prototypes, bundle.generators, bundle.histogram, dict(bundle.scalars)
+    )
+
+
+def evaluation_part(bundle: Bundle) -> Bundle:
+    """Return the ``eval/…`` weights of a bundle alone."""
+    return Bundle({k: v for k, v in bundle.weights.items() if k.startswith(PREFIX)})
+
+
+def sent_to_everyone(run: Run, bundle: Bundle) -> Mapping[ClientId, Bundle]:
+    """Return one bundle as the own part of every client and the evaluator; none if it is empty."""
+    if not bundle.flat():
+        return {}
+    clients: list[ClientId] = [*range(run.experiment.schedule.clients), EVALUATOR]
+    return dict.fromkeys(clients, bundle)
+
+
+def evaluation_spec(weights: Weights) -> BundleSpec:
+    """Return the spec of a client's own part that may bring these ``eval/…`` weights, or none."""
+    return BundleSpec(optional=BundleSpec.of(Bundle(weights=weights)).required)
+
+
+def received(payload: Bundle) -> Weights:
+    """Return a payload's weights by the net's names; ``eval/…`` stands in for what it names."""
+    own = {k: v for k, v in payload.weights.items() if not k.startswith(PREFIX)}
+    extra = {k.removeprefix(PREFIX): v for k, v in payload.weights.items() if k not in own}
+    return own | extra

@@ -1,0 +1,292 @@
+"""Aggregation weights of one client, learned on examples it cares about.
+
+Tan and Liu (pFedGRP), arXiv 2410.01502v2, eq. 8, in the manner of FedLAW (Li et al., ICML 2023):
+
+    minimise over w on the simplex   L(w) = mean CE(f(x; sum_j w_j theta_j), y)
+
+The graph never passes through the n models. They are mixed without gradient, one backward pass
+gives dL/d(mixed), and ``dL/dw_j = <dL/d(mixed), theta_j>`` is one product with the stacked models.
+
+Shapes: n models, P parameters, F values of float buffers, m examples.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.algebra import simplex_projection
+from fedmodels.numerics.randomness import generator
+from fedmodels.tensors.bundle import Weights
+
+Examples = tuple[Tensor, Tensor]
+"""Inputs (m, …), and labels (m,) or probabilities (m, K)."""
+
+SELF = 0.9
+"""Weight of a client's own model where the search starts from it."""
+
+
+class Mixer:
+    """A net whose parameters and buffers are a weighted sum of models."""
+
+    def __init__(
+        self,
+        net: SplitNet,
+        models: Sequence[Weights],
+        *,
+        bn: Literal["weighted", "batch"] = "weighted",
+    ) -> None:
+        """Stack the models; the net's own tensors become views of the mixture.
+
+        Args:
+            net: on the device to compute on; not to be used for anything else afterwards.
+            models: the weights of each, all of the net's keys.
+            bn: normalise by the mixed statistics, or by those of each batch.
+        """
+        self.bn = bn
+        device = next(net.parameters()).device
+        floats = [k for k, b in net.named_buffers() if b.is_floating_point()]
+        self.models = _stacked(models, [k for k, _ in net.named_parameters()], device)  # (n, P)
+        self._buffers = _stacked(models, floats, device)  # (n, F)
+        self._take(net)
+
+    def another(self) -> Mixer:
+        """Return a mixer of the same models with a net of its own, for another thread."""
+        out = copy.copy(self)
+        out._take(copy.deepcopy(self.net))
+        return out
+
+    def _take(self, net: SplitNet) -> None:
+        """Make a net's own tensors views of the mixture."""
+        self.net, device = net, self.models.device
+        self._mixture = torch.zeros(self.models.shape[1], device=device)  # (P,)
+        self._gradient = torch.zeros_like(self._mixture)
+        self._statistics = torch.zeros(self._buffers.shape[1], device=device)  # (F,)
+        for parameter, at in _slices(list(net.parameters())):
+            parameter.data = _shaped(self._mixture[at], parameter)
+            parameter.grad = _shaped(self._gradient[at], parameter)
+        floats = [b for b in net.buffers() if b.is_floating_point()]
+        self._live = [(b, self._statistics[at].view_as(b)) for b, at in _slices(floats)]
+        net.train(self.bn == "batch")
+
+    def mix(self, w: Tensor) -> None:
+        """Put ``sum_j w_j theta_j`` into the net."""
+        with torch.no_grad():
+            torch.mv(self.models.T, w, out=self._mixture)
+            torch.mv(self._buffers.T, w, out=self._statistics)
+            for buffer, value in self._live:
+                buffer.copy_(value)
+
+    def gradient(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
+        """Return L(w) on a batch and dL/dw (n,)."""
+        self.mix(w)
+        self._gradient.zero_()
+        loss = cross_entropy(self.net(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), self.models @ self._gradient
+
+    @torch.no_grad()
+    def loss(self, w: Tensor, examples: Examples, batch_size: int = 256) -> float:
+        """Return L(w) on all examples."""
+        self.mix(w)
+        x, y = examples
+        parts = zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True)
+        return sum(float(cross_entropy(self.net(a), b, reduction="sum")) for a, b in parts) / len(y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How weights are looked for; the defaults are pFedGRP's, where it says them."""
+
+    epochs: int = 20
+    lr: float = 0.01
+    optimizer: Literal["adam", "sgd"] = "adam"
+    batch_size: int = 64
+    param: Literal["softmax", "quad", "pgd", "affine"] = "softmax"
+    """Of the simplex: softmax(a), a²/sum a², projection after each step, or only sum w = 1."""
+    init: Literal["uniform", "self"] = "uniform"
+    entropy_floor: float = 0.0
+    """Least entropy of w over log n; reached by going towards uniform weights."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One client's search."""
+
+    examples: Examples | Callable[[int], Examples]
+    """All, or a function that draws those of an epoch."""
+    own: int
+    """Position of the client's own model."""
+    seed: int
+    """Of the order of batches."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best weights seen."""
+
+    w: Tensor  # (n,) float64
+    loss: float
+    """Mean over all examples."""
+    uniform: float
+    """The loss of uniform weights, which is never lower."""
+
+
+def find_weights(
+    mixer: Mixer,
+    examples: Examples | Callable[[int], Examples],
+    own: int,
+    search: Search,
+    seed: int,
+) -> Found:
+    """Return the weights with the lowest loss among uniform, initial, and those after each epoch.
+
+    Args:
+        mixer: the models.
+        examples: all, or a function that draws those of an epoch; losses are compared on epoch 0's.
+        own: position of the client's own model.
+        search: how to look.
+        seed: of the order of batches.
+    """
+    draw = examples if callable(examples) else None
+    fixed = examples if not callable(examples) else examples(0)
+    n, device = len(mixer.models), mixer.models.device
+    uniform = torch.full((n,), 1 / n, dtype=torch.float64)
+    if n == 1 or not len(fixed[1]):
+        loss = mixer.loss(uniform.float().to(device), fixed) if len(fixed[1]) else math.nan
+        return Found(uniform, loss, loss)
+
+    def judged(w: Tensor) -> tuple[float, Tensor]:
+        w = with_entropy(w.detach().double().cpu(), search.entropy_floor)
+        return mixer.loss(w.float().to(device), fixed), w
+
+    best = judged(uniform)
+    of_uniform = best[0]
+    a = _start(uniform, own, search).requires_grad_()
+    if search.init != "uniform":
+        best = min(best, judged(weights_from(a, search.param)), key=lambda found: found[0])
+    optimizer: torch.optim.Optimizer
+    if search.optimizer == "adam":
+        optimizer = torch.optim.Adam([a], lr=search.lr, betas=(0.5, 0.999))
+    else:
+        optimizer = torch.optim.SGD([a], lr=search.lr)
+    order = generator(seed)
+    for epoch in range(search.epochs):
+        x, y = draw(epoch) if draw is not None else fixed
+        for index in torch.split(torch.randperm(len(y), generator=order), search.batch_size):
+            index = index.to(x.device)
+            w = weights_from(a, search.param)
+            _, slope = mixer.gradient(w.detach().float().to(device), x[index], y[index])
+            optimizer.zero_grad(set_to_none=True)
+            w.backward(slope.double().cpu())  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if search.param == "pgd":
+                a.data = simplex_projection(a.detach())
+        best = min(best, judged(weights_from(a, search.param)), key=lambda found: found[0])
+    return Found(best[1], best[0], of_uniform)
+
+
+def find_all(
+    mixer: Mixer, problems: Sequence[Problem], search: Search, threads: int
+) -> list[Found]:
+    """Solve problems that share their models, as many at a time as there are threads.
+
+    What is found does not depend on the number of threads. Batch normalisation by batch statistics
+    is solved in one thread: layers in training mode may draw from torch's global generator.
+    """
+    threads = max(1, min(threads, len(problems))) if mixer.bn == "weighted" else 1
+    mixers = [mixer, *(mixer.another() for _ in range(threads - 1))]
+    intra_op = torch.get_num_threads()
+
+    def solve(first: int) -> list[Found]:
+        torch.set_num_threads(intra_op)
+        mine = problems[first::threads]
+        return [find_weights(mixers[first], p.examples, p.own, search, p.seed) for p in mine]
+
+    with ThreadPoolExecutor(threads) as pool:
+        shares = list(pool.map(solve, range(threads)))
+    return [shares[i % threads][i // threads] for i in range(len(problems))]
+
+
+def weights_from(a: Tensor, param: str) -> Tensor:
+    """Return the weights (n,) that parameters (n,) stand for."""
+    if param == "softmax":
+        return a.softmax(0)
+    if param == "quad":
+        return a.square() / a.square().sum()
+    if param == "affine":
+        return a - (a.sum() - 1) / len(a)  # may be negative
+    return a * 1.0  # pgd: on the simplex after each step
+
+
+def _start(uniform: Tensor, own: int, search: Search) -> Tensor:
+    """Return the parameters of the initial weights."""
+    w = uniform.clone()
+    if search.init == "self":
+        w.fill_((1 - SELF) / (len(w) - 1))
+        w[own] = SELF
+    if search.param == "softmax":
+        return w.log() - w.log().mean()  # zeros where w is uniform
+    return w.sqrt() if search.param == "quad" else w
+
+
+def entropy(w: Tensor) -> float:
+    """Return the entropy of weights (n,) over log n: 1 for uniform ones, 0 for a single one."""
+    if len(w) < 2:
+        return 0.0
+    p = w.double().clamp(min=0)
+    return float(torch.special.entr(p).sum()) / math.log(len(w))
+
+
+def with_entropy(w: Tensor, floor: float) -> Tensor:
+    """Return the first weights (n,) on the way from ``w`` to uniform with this entropy."""
+    if entropy(w) >= floor:
+        return w
+    uniform = torch.full_like(w, 1 / len(w))
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        enough = entropy(w + middle * (uniform - w)) >= floor
+        low, high = (low, middle) if enough else (middle, high)
+    return w + high * (uniform - w)
+
+
+def _stacked(models: Sequence[Weights], keys: Sequence[str], device: torch.device) -> Tensor:
+    """Return tensors of each model side by side, (n, total)."""
+    names = [key.replace(".", "/", 1) for key in keys]
+    rows = [
+        torch.cat([_flat(m[name].detach().float()) for name in names]) if names else torch.zeros(0)
+        for m in models
+    ]
+    return torch.stack(rows).to(device)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Return all values, those of a convolution with its channels last."""
+    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
+
+
+def _shaped(flat: Tensor, like: Tensor) -> Tensor:
+    """Return a view of flat values in a tensor's shape: the inverse of :func:`_flat`."""
+    if like.dim() != 4:
+        return flat.view_as(like)
+    out, into, height, width = like.shape
+    return flat.view(out, height, width, into).permute(0, 3, 1, 2)
+
+
+def _slices(tensors: Sequence[Tensor]) -> list[tuple[Tensor, slice]]:
+    """Return where each tensor lies among all of them, flattened."""
+    out, at = [], 0
+    for tensor in tensors:
+        out.append((tensor, slice(at, at + tensor.numel())))
+        at += tensor.numel()
+    return out

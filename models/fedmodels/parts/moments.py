@@ -1,0 +1,38 @@
+"""Adam's moments as named tensors, for optimisers whose state outlives one training.
+
+    moments/<role>/<n>/exp_avg      and exp_avg_sq, step: of the n-th parameter of an optimiser
+
+A private state keeps them; they never travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedmodels.tensors.bundle import Weights
+
+
+def moments_of(adams: Mapping[str, torch.optim.Adam]) -> Weights:
+    """Return the moments of optimisers as named tensors."""
+    return {
+        f"moments/{role}/{number}/{name}": torch.as_tensor(value).detach().to("cpu", copy=True)
+        for role, adam in adams.items()
+        for number, state in adam.state_dict()["state"].items()
+        for name, value in state.items()
+    }
+
+
+def load_moments(adams: Mapping[str, torch.optim.Adam], tensors: Mapping[str, Tensor]) -> None:
+    """Put kept moments back into fresh optimisers."""
+    for role, adam in adams.items():
+        prefix, states = f"moments/{role}/", dict[int, dict[str, Tensor]]()
+        for key, tensor in tensors.items():
+            if key.startswith(prefix):
+                number, name = key.removeprefix(prefix).split("/")
+                states.setdefault(int(number), {})[name] = tensor.clone()
+        if states:
+            groups = adam.state_dict()["param_groups"]
+            adam.load_state_dict({"state": states, "param_groups": groups})

@@ -1,0 +1,160 @@
+"""From the text of a config to a resolved experiment: names are looked up, defaults filled in."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedmodels.config.experiment import Experiment, MethodTable, NetTable
+from fedmodels.errors import ConfigError, suggestion
+from fedmodels.own_code import digest_of, is_own, own_name
+
+
+def parse_experiment(
+    text: str, source: str = "config", overrides: Sequence[str] = ()
+) -> Experiment:
+    """Parse and check a TOML experiment.
+
+    Args:
+        text: the TOML.
+        source: its name in error lines.
+        overrides: ``key.path=value`` items that replace or add keys; a value is read as TOML and
+            taken as a string where it is none.
+
+    Raises:
+        ConfigError: names the key, what it may be and the nearest known one.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None
+    for item in overrides:
+        _override(tables, item)
+    return experiment_of(tables, source)
+
+
+def experiment_of(
+    tables: Mapping[str, Any], source: str = "config", code: Sequence[Path] | None = None
+) -> Experiment:
+    """Check plain tables, resolve the method's hyper-parameters, and return the experiment.
+
+    Args:
+        tables: the content of a config.
+        source: its name in error lines.
+        code: the only files whose code may run; any that the config names unless given.
+
+    Raises:
+        ConfigError: names the key, what it may be and the nearest known one.
+    """
+    try:
+        experiment = Experiment.model_validate(tables)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_one_line(error, tables)}") from None
+    from fedmodels.methods import make  # methods import torch: only when a config is used
+    from fedmodels.nets import net_names
+
+    try:
+        experiment = _with_own_code(experiment, code)
+        method = make(experiment.method.name, **experiment.method.hyper_parameters())
+        if not is_own(experiment.net.name) and experiment.net.name not in net_names():
+            raise ConfigError(
+                f"unknown net {experiment.net.name!r} in [net]; known: {', '.join(net_names())}."
+                + suggestion(experiment.net.name, net_names())
+            )
+        if experiment.training.together > 1 and not method.trains_together:
+            raise ConfigError(
+                f"[training] together = {experiment.training.together}: clients of method "
+                f"{method.name!r}, or with these switches, train in turn only; leave it out"
+            )
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    table = experiment.method
+    resolved = MethodTable(
+        name=table.name, code_sha256=table.code_sha256, **method.hyper_parameters()
+    )
+    return experiment.model_copy(update={"method": resolved})
+
+
+def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Experiment:
+    """Say where the files of one's own method and net lie on this machine, and what they hold."""
+    found: dict[str, Any] = {}
+    for key in ("method", "net"):
+        table: MethodTable | NetTable = getattr(experiment, key)
+        if is_own(table.name):
+            name = own_name(table.name, key, table.code_sha256, code)
+            update = {"name": name, "code_sha256": digest_of(name)}
+            found[key] = table.model_copy(update=update)
+    return experiment.model_copy(update=found)
+
+
+def _override(tables: dict[str, Any], item: str) -> None:
+    path, equals, text = item.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"--set {item!r} is not key=value, such as --set method.lam=0.3")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    put(tables, path.strip(), value)
+
+
+def put(tables: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value under a dotted key of plain tables.
+
+    Raises:
+        ConfigError: a part of the path is a value.
+    """
+    *parents, leaf = path.split(".")
+    table = tables
+    for name in parents:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path} cannot be set: {name!r} is a value, not a table")
+    table[leaf] = value
+
+
+def _one_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
+    """Turn the first finding of pydantic into a line a user can act on."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    scenario = tables.get("scenario")
+    if path[:1] == ["scenario"] and isinstance(scenario, Mapping):
+        kind = scenario.get("kind")
+    else:
+        kind = None
+    if kind in path[1:2]:  # the tag of the scenario's union is no key of the file
+        path.pop(1)
+    where = f"[{'.'.join(path[:-1])}]" if path[:-1] else "the top level"
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(path[:-1], kind)
+        line = f"unknown key {path[-1]!r} in {where}; known: {', '.join(known)}."
+        return line + suggestion(path[-1], known)
+    if first["type"] == "missing":
+        return f"key {path[-1]!r} is missing in {where}"
+    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        context = first.get("ctx", {})
+        tag, tags = str(context.get("tag", "")), str(context.get("expected_tags", ""))
+        known = [name.strip("' ") for name in tags.split(",")] if tags else []
+        given = f"unknown kind {tag!r}" if tag else "key 'kind' is missing"
+        return f"{given} in [scenario]; known: {', '.join(known)}.{suggestion(tag, known)}"
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(first["input"], dict) else f" (given: {first['input']!r})"
+    return f"{'.'.join(path) or 'config'}: {message}{given}"
+
+
+def _known_keys(path: list[str], kind: str | None) -> list[str]:
+    schema = TypeAdapter(Experiment).json_schema()
+    node: dict[str, Any] = schema
+    for name in path:
+        node = node.get("properties", {}).get(name, {})
+        if kind and "discriminator" in node:
+            node = {"$ref": node["discriminator"]["mapping"].get(kind, "")}
+        for branch in node.get("allOf", []) + node.get("anyOf", []):
+            node = branch if "$ref" in branch else node
+        if "$ref" in node:
+            node = schema["$defs"].get(node["$ref"].rpartition("/")[2], {})
+    return sorted(node.get("properties", {}))

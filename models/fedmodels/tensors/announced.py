@@ -1,0 +1,191 @@
+"""What a client said of its own data, and what an upload may say after that.
+
+A spec fixes names, dtypes and shapes before anything is allocated; what is checked here are values:
+a label is used as an index, a count as a share, a version tells old from new. The bounds on numbers
+keep sums finite. They are no defence against a client that poisons a model with plausible ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.bundle import Bundle, Histogram, Prototypes
+from fedmodels.tensors.packed_weights import Packed
+
+MOST = 1e6
+"""No parameter of a net and no coordinate of a prototype is larger."""
+MOST_SQUARE = 1e15
+"""Nor is any other number: statistics and variances are squares."""
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_USUAL = frozenset({torch.float32, torch.int64})
+
+
+@dataclass(frozen=True)
+class Announced:
+    """The most that an upload of one client may count."""
+
+    client: int
+    now: Tensor  # (K,) int64, examples of each class in the order's task
+    met: Tensor  # (K,) in all its tasks up to that one
+    trained: Tensor  # (K,) in all orders to train up to this one: a task may come several times
+
+    def most_examples(self, *, history: bool = False, replay: bool = False) -> int:
+        """Return how many examples it can have trained on.
+
+        Args:
+            history: old tasks' examples are kept and trained on again.
+            replay: of each class, as many as it has of the most frequent one may be generated.
+        """
+        if history:
+            return int(self.met.sum())
+        generated = len(self.now) * int(self.now.max()) if replay else 0
+        return int(self.now.sum()) + generated
+
+
+def check_examples(count: float, most: int, what: str) -> None:
+    """Check a number of examples that somebody says it trained on.
+
+    Raises:
+        PayloadError: it is no number of examples, or more than were announced.
+    """
+    if not 0 <= count <= most or count != int(count):
+        raise PayloadError(f"{what} is {count:g}; at most {most} examples were announced")
+
+
+def check_upload(upload: Bundle, told: Announced, most_examples: int) -> None:
+    """Check what most methods' uploads hold: numbers, examples, classes and histograms.
+
+    Raises:
+        PayloadError: names the first value that cannot be.
+    """
+    check_numbers(upload)
+    if "num_examples" in upload.scalars:
+        count = upload.scalars["num_examples"]
+        check_examples(count, most_examples, "tensor 'scalars/num_examples'")
+    for level, rows in upload.prototypes.items():
+        check_classes(level, rows, told.now)
+    if upload.histogram is not None:
+        check_histogram(upload.histogram, told.now, told.trained)
+
+
+def check_numbers(upload: Bundle) -> None:
+    """Check that numbers are of a size that can be added up and squared.
+
+    Raises:
+        PayloadError: names the first that is not.
+    """
+    if not _is_plainly_small(upload.weights):
+        _check_sizes("weights", upload.weights)
+    for key, generator in upload.generators.items():
+        _check_sizes(f"generators/{key}/tensors", generator.tensors)
+    for level, rows in upload.prototypes.items():
+        _check_sizes(f"prototypes/{level}", {"vectors": rows.vectors})
+    for name, value in upload.scalars.items():
+        if not abs(value) <= MOST_SQUARE:
+            raise PayloadError(f"tensor 'scalars/{name}' is {value:g}, beyond {MOST_SQUARE:g}")
+
+
+def check_classes(level: str, rows: Prototypes, now: Tensor) -> None:
+    """Check that rows stand for classes the client has, each once, with counts it announced.
+
+    Args:
+        level: of the prototypes.
+        rows: without labels where their place tells what they stand for.
+        now: (K,) examples of each class that were announced.
+
+    Raises:
+        PayloadError: names the first label or count that cannot be.
+    """
+    labels = rows.labels.long()
+    _check_labels(f"prototypes/{level}/labels", labels.tolist(), len(now))
+    if not len(rows.counts):
+        return
+    wrong = ((rows.counts < 1) | (rows.counts > now[labels])).nonzero()
+    if len(wrong):
+        at = int(wrong[0])
+        raise PayloadError(
+            f"tensor 'prototypes/{level}/counts' says {int(rows.counts[at])} examples of class "
+            f"{int(labels[at])}; {int(now[labels[at]])} were announced"
+        )
+
+
+def check_histogram(histogram: Histogram, now: Tensor, total: Tensor) -> None:
+    """Check that a histogram counts no more than was announced; what is not told is empty.
+
+    Raises:
+        PayloadError: names the first class that has too many.
+    """
+    for part, counts, most in (("round", histogram.round, now), ("total", histogram.total, total)):
+        over = ((counts < 0) | (counts > most)).nonzero() if len(counts) else counts
+        if len(over):
+            k = int(over[0])
+            raise PayloadError(
+                f"tensor 'histogram/{part}' counts {int(counts[k])} of class {k}; at most "
+                f"{int(most[k])} were announced"
+            )
+
+
+def check_versions(versions: Mapping[str, int], held: Mapping[str, int], most: int) -> None:
+    """Check that generators are newer than those that came before them.
+
+    Args:
+        versions: of what came, by key.
+        held: of what came before.
+        most: no version can be higher yet.
+
+    Raises:
+        PayloadError: names the first that is not.
+    """
+    for key, version in versions.items():
+        least = held.get(key, 0) + 1
+        if not least <= version <= most:
+            raise PayloadError(
+                f"tensor 'generators/{key}/version' is {version}; expected {least} to {most}"
+            )
+
+
+def _check_labels(key: str, labels: Iterable[int], num_classes: int) -> None:
+    seen: set[int] = set()
+    for label in labels:
+        if not 0 <= label < num_classes:
+            raise PayloadError(f"tensor {key!r} names class {label} of {num_classes}")
+        if label in seen:
+            raise PayloadError(f"tensor {key!r} names class {label} twice")
+        seen.add(label)
+
+
+def _is_plainly_small(weights: Mapping[str, Tensor]) -> bool:
+    """Tell whether weights in one block are surely small; False says nothing.
+
+    The squares of the whole block are added up, which is the fastest way to read it. Integers in it
+    look like other floats, and are read apart.
+    """
+    if not isinstance(weights, Packed) or not weights.layout.dtypes <= _USUAL:
+        return False
+    block = weights.block.view(torch.float32)
+    if not torch.dot(block, block) <= MOST * MOST:
+        return False
+    if torch.int64 not in weights.layout.dtypes:
+        return True
+    places = weights.layout.elements(torch.int64)
+    low, high = torch.aminmax(weights.block.view(torch.int64)[places])
+    return bool(low >= -MOST_SQUARE) and bool(high <= MOST_SQUARE)
+
+
+def _check_sizes(prefix: str, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not tensor.numel() or tensor.dtype == torch.bool:
+            continue
+        most = MOST_SQUARE if name.endswith(STATISTICS) else MOST
+        if not tensor.is_floating_point():
+            most = MOST_SQUARE
+        low, high = (float(edge) for edge in torch.aminmax(tensor))
+        if not (-most <= low and high <= most):
+            raise PayloadError(
+                f"tensor '{prefix}/{name}' holds {low if -low > high else high:g}, beyond {most:g}"
+            )

@@ -1,0 +1,210 @@
+"""Bundles on disk: safetensors plus a small JSON header. No other module of fedmodels opens a file.
+
+    metadata["fedtide"] = {"format": 1, "crc32": …, "header": {…}}
+    weights/head/bias              a tensor of a bundle saved alone, under its flat key
+    core:weights/head/bias         a tensor of the bundle named "core"
+
+A file appears whole or not at all: it is written beside its place and moved there. Tensors are read
+through a memory map; a private one, so that writing to a tensor never reaches the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
+from torch import Tensor
+from zlib_ng import zlib_ng
+
+from fedmodels.errors import ArchiveError, PayloadError
+from fedmodels.printable import printable
+from fedmodels.tensors.bundle import DTYPE_NAMES, Bundle, tensor_bytes
+from fedmodels.tensors.packed_weights import Packed
+
+FORMAT = 1
+_KEY = "fedtide"
+_FIELDS = {field.name for field in fields(Bundle)}
+_UNUSABLE = (
+    OSError, SafetensorError, PayloadError, KeyError, TypeError, ValueError, OverflowError,
+    RecursionError, RuntimeError,
+)  # fmt: skip
+"""What reading a file raises that is damaged, crafted, or none of ours."""
+
+
+def save(
+    path: str | os.PathLike[str], bundle: Bundle, header: Mapping[str, Any], *, fsync: bool = False
+) -> None:
+    """Write a bundle and its header to ``path``, atomically.
+
+    Args:
+        path: the file; what it held before is replaced at once, in the end.
+        bundle: any tensors of the dtypes that may travel.
+        header: small, of JSON values.
+        fsync: wait until the file and its name would survive a power loss.
+
+    Raises:
+        ArchiveError: the header is no JSON, a dtype may not travel, or the file cannot be written.
+    """
+    save_named(path, {"": bundle}, header, fsync=fsync)
+
+
+def save_named(
+    path: str | os.PathLike[str],
+    bundles: Mapping[str, Bundle],
+    header: Mapping[str, Any],
+    *,
+    fsync: bool = False,
+) -> None:
+    """Write several bundles to one file; as :func:`save`, with names that hold no colon."""
+    target = Path(path)
+    entries = {
+        f"{name}:{key}" if name else key: entry
+        for name, bundle in bundles.items()
+        for key, entry in _entries(target, bundle)
+    }
+    data = {key: bytes_of for key, (_, bytes_of) in entries.items()}
+    facts = {"format": FORMAT, "crc32": _checksum(data), "header": dict(header)}
+    try:
+        metadata = {_KEY: json.dumps(facts, sort_keys=True, allow_nan=False)}
+    except (TypeError, ValueError) as error:
+        raise ArchiveError(f"the header of {target} is no JSON: {error}") from None
+    temporary: Path | None = None
+    try:
+        with NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+            temporary = Path(file.name)
+        serialize_file({key: spec for key, (spec, _) in entries.items()}, temporary, metadata)
+        if fsync:
+            _sync(temporary)
+        os.replace(temporary, target)
+        if fsync:
+            _sync(target.parent)
+    except (OSError, SafetensorError) as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise ArchiveError(f"cannot write {target}: {_line(error)}") from None
+
+
+def load(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Bundle, dict[str, Any]]:
+    """Read a bundle and its header.
+
+    Args:
+        path: a file that :func:`save` wrote.
+        verify: compare the checksum of all tensors, which reads the file once; ``False`` leaves
+            the tensors to be paged in as they are used.
+
+    Returns:
+        The bundle, on memory-mapped tensors, and the header.
+
+    Raises:
+        ArchiveError: the file is missing, damaged, or no archive of ours.
+    """
+    bundles, header = load_named(path, verify=verify)
+    return bundles.get("", Bundle()), header
+
+
+def load_named(
+    path: str | os.PathLike[str], *, verify: bool = True
+) -> tuple[dict[str, Bundle], dict[str, Any]]:
+    """Read what :func:`save_named` wrote; bundles that held nothing are absent."""
+    source = Path(path)
+    if not source.is_file():
+        raise ArchiveError(f"{source} is missing")
+    try:
+        facts, tensors = _read(source)
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            name, flat_key = _split(key)
+            parts.setdefault(name, {})[flat_key] = tensor
+        bundles = {name: Bundle.from_flat(flat) for name, flat in parts.items()}
+    except _UNUSABLE as error:
+        raise ArchiveError(f"{source} is damaged, or no archive: {_line(error)}") from None
+    if facts["format"] != FORMAT:
+        kind = printable(str(facts["format"]), 40)
+        raise ArchiveError(f"{source} has format {kind}; this version reads format {FORMAT}")
+    if verify and facts["crc32"] != _checksum({k: tensor_bytes(t) for k, t in tensors.items()}):
+        raise ArchiveError(f"{source} is damaged: its checksum does not match")
+    return bundles, facts["header"]
+
+
+def _read(source: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the facts of a file and its tensors; raise one of ``_UNUSABLE`` for a strange file."""
+    with safe_open(source, framework="pt") as file:
+        facts = json.loads((file.metadata() or {})[_KEY])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    if not isinstance(facts, dict) or not isinstance(facts["header"], dict):
+        raise ValueError("its header is no JSON object")
+    if not isinstance(facts["crc32"], int) or not isinstance(facts["format"], int | str):
+        raise ValueError("its format or checksum is no number")
+    for key, tensor in tensors.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise ValueError(f"tensor {key!r} is {tensor.dtype}, which may not travel")
+    return facts, tensors
+
+
+def _split(key: str) -> tuple[str, str]:
+    """Return the name of a tensor's bundle, empty if it was saved alone, and its flat key."""
+    if key.partition("/")[0] in _FIELDS:  # colons may follow in the names of weights
+        return "", key
+    name, _, flat_key = key.partition(":")
+    return name, flat_key
+
+
+def _entries(target: Path, bundle: Bundle) -> Iterator[tuple[str, tuple[TensorSpec, memoryview]]]:
+    """Yield every tensor by its flat key: what safetensors is told of it, and its bytes.
+
+    It is told the address: nothing is copied but what is not on the CPU, or not in the order of its
+    shape. Weights that lie in one block are not made into tensors first.
+    """
+    weights = bundle.weights
+    if isinstance(weights, Packed) and weights.block.is_cpu:
+        block, address = tensor_bytes(weights.block), weights.block.data_ptr()
+        layout = weights.layout
+        places = zip(weights.names, layout.facts, layout.offsets, layout.ends, strict=True)
+        for name, (dtype, shape), begin, end in places:
+            key = f"weights/{name}"
+            spec = _spec(f"{key!r} for {target}", dtype, shape, address + begin, end - begin)
+            yield key, (spec, block[begin:end])
+        bundle = replace(bundle, weights={})
+    for key, tensor in bundle.flat().items():
+        plain = tensor.detach().cpu().contiguous()
+        what = f"{key!r} for {target}"
+        spec = _spec(what, plain.dtype, plain.shape, plain.data_ptr(), plain.nbytes)
+        yield key, (spec, tensor_bytes(plain))
+
+
+def _spec(
+    what: str, dtype: torch.dtype, shape: Sequence[int], address: int, size: int
+) -> TensorSpec:
+    if dtype not in DTYPE_NAMES:
+        raise ArchiveError(f"tensor {what} is {dtype}, which may not travel")
+    return TensorSpec(dtype=DTYPE_NAMES[dtype], shape=shape, data_ptr=address, data_len=size)
+
+
+def _checksum(data: Mapping[str, memoryview]) -> int:
+    """Return the CRC-32 over the tensors' bytes, by key."""
+    crc = 0
+    for key in sorted(data):
+        crc = zlib_ng.crc32(data[key], zlib_ng.crc32(key.encode(), crc))
+    return crc
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _line(error: BaseException) -> str:
+    """Return an error's message on one line."""
+    text = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return printable(" ".join(text.split())) or type(error).__name__

@@ -1,0 +1,125 @@
+"""How tensors lie in one block of memory: the way they travel.
+
+A payload is the bytes of its tensors in order, each at the next multiple of 64, zeros between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmodels.tensors.memory_blocks import lease
+
+ALIGNMENT = 64
+Facts = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+
+
+def aligned(num_bytes: int) -> int:
+    """Return ``num_bytes`` rounded up to the alignment."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+class Layout:
+    """Where tensors of these dtypes and shapes lie in their block.
+
+    Attributes:
+        facts: (dtype, shape) of each, in order.
+        offsets: where each begins, in bytes.
+        ends: where each ends.
+        num_bytes: what the tensors hold.
+        size: of the block in bytes, which is more by what lies between them.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts, self._hash = facts, hash(facts)
+        self.offsets: list[int] = []
+        self.num_bytes = self.size = 0
+        self.ends: list[int] = []
+        self._views: list[tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]] = []
+        self._elements: dict[torch.dtype, Tensor] = {}
+        for dtype, shape in facts:
+            strides, count = _strides_and_count(shape)
+            self._views.append((dtype, shape, strides, self.size // dtype.itemsize))
+            self.offsets.append(self.size)
+            self.ends.append(self.size + count * dtype.itemsize)
+            self.num_bytes += count * dtype.itemsize
+            self.size = aligned(self.ends[-1])
+        self.dtypes = frozenset(dtype for dtype, _ in facts)
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether the same tensors lie at the same places."""
+        return self is other or (isinstance(other, Layout) and self.facts == other.facts)
+
+    def __hash__(self) -> int:
+        """Return the hash of the facts."""
+        return self._hash
+
+    @cached_property
+    def _gaps(self) -> Tensor:
+        """The places (g,) of the bytes between tensors."""
+        begins = [*self.offsets[1:], self.size]
+        gaps = [torch.arange(*gap) for gap in zip(self.ends, begins, strict=True)]
+        return torch.cat(gaps)
+
+    def elements(self, dtype: torch.dtype) -> Tensor:
+        """Return where the elements (n,) of a dtype are in a block that is viewed as of it."""
+        if dtype not in self._elements:
+            size = dtype.itemsize
+            each = zip(self.facts, self.offsets, self.ends, strict=True)
+            places = [torch.arange(a // size, b // size) for (d, _), a, b in each if d == dtype]
+            self._elements[dtype] = torch.cat(places)
+        return self._elements[dtype]
+
+    def empty(self, device: torch.device | str = "cpu") -> Tensor:
+        """Return a block (size,) of uint8 in which only what lies between tensors is set."""
+        if torch.device(device).type == "cpu":
+            return self.clear(self._memory())
+        return self.clear(torch.empty(self.size, dtype=torch.uint8, device=device))
+
+    def copied(self, block: Tensor) -> Tensor:
+        """Return a copy on the CPU of a block on any device."""
+        return self._memory().copy_(block)
+
+    def _memory(self) -> Tensor:
+        return torch.from_numpy(np.frombuffer(lease(self.size), np.uint8))
+
+    def clear(self, block: Tensor) -> Tensor:
+        """Put zeros between the tensors of a block, and return it."""
+        block[self._gaps.to(block.device)] = 0
+        return block
+
+    def is_clear(self, block: Tensor) -> bool:
+        """Tell whether there is nothing but zeros between the tensors of a block."""
+        return not block[self._gaps.to(block.device)].any()
+
+    def views(self, block: Tensor) -> list[Tensor]:
+        """Return the tensors that lie in a block (size,) of uint8."""
+        typed = {dtype: block.view(dtype) for dtype in self.dtypes}
+        return [
+            typed[dtype].as_strided(shape, strides, typed[dtype].storage_offset() + offset)
+            for dtype, shape, strides, offset in self._views
+        ]
+
+
+def facts_of(tensors: Iterable[Tensor]) -> Facts:
+    """Return (dtype, shape) of each tensor."""
+    return tuple([(t.dtype, t.shape) for t in tensors])
+
+
+@lru_cache(maxsize=256)
+def layout_of(facts: Facts) -> Layout:
+    """Return the layout of tensors of these dtypes and shapes, in this order."""
+    return Layout(facts)
+
+
+def _strides_and_count(shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Return the strides of a contiguous tensor, and how many elements it has."""
+    strides, count = [], 1
+    for n in reversed(shape):
+        strides.append(count)
+        count *= n
+    return tuple(reversed(strides)), count

@@ -1,0 +1,395 @@
+"""The nouns that travel: problems, bundles and what a receiver expects of them.
+
+A :class:`Bundle` is the wire payload, a client's state, the core of the server's state and the
+checkpoint. It has one flat form, ``{key: tensor}`` with path-like keys, from which the codec, the
+archive and the digest are made::
+
+    weights/base/conv1.weight        a net's parameters and buffers, by role
+    prototypes/class/vectors         (P, D) float, with labels (P,) and counts (P,), int32
+    generators/3/version             () int64, beside the generator's tensors
+    histogram/round                  (K,) int32, and total (K,)
+    scalars/num_examples             () float64
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedmodels.errors import PayloadError, PayloadTooLarge, suggestion
+from fedmodels.tensors.joined import UNKNOWN_TO_NUMPY, joined
+from fedmodels.tensors.packed_weights import num_bytes
+
+EVALUATOR: Literal["evaluator"] = "evaluator"
+"""The id of the client that holds only the global test set."""
+
+ClientId = int | Literal["evaluator"]
+Weights = Mapping[str, Tensor]
+"""Tensors by name, not to be changed: often they are views of one block."""
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+"""Every dtype that may travel, by the name it has on the wire and on disk."""
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+SCALAR_BYTES = 8
+_SMALL = 1 << 16
+"""Elements of tensors that are looked at together."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What all clients of a run learn: inputs of one shape, one set of classes."""
+
+    input_shape: tuple[int, ...]
+    """Shape of one example without the batch axis, e.g. ``(3, 32, 32)`` or ``(128, 6)``."""
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """Vectors standing for classes or clusters; row p stands for ``labels[p]``.
+
+    Sets of a fixed size whose rows are known by their position have empty labels and counts.
+    """
+
+    vectors: Tensor  # (P, D) float32
+    labels: Tensor  # (P,) int32: class or cluster index
+    counts: Tensor  # (P,) int32: examples behind each row; (0,) where they are not told
+
+    @classmethod
+    def by_position(cls, vectors: Tensor) -> Prototypes:
+        """Return rows (P, D) without labels and counts, which then do not travel either."""
+        nothing = torch.zeros(0, dtype=torch.int32)
+        return cls(vectors, nothing, nothing.clone())
+
+    @classmethod
+    def of(cls, rows: Mapping[int, tuple[Tensor, int]], width: int) -> Prototypes:
+        """Build from ``{label: (vector (D,), count)}``, ordered by label; ``width`` is D."""
+        labels = sorted(rows)
+        vectors = [rows[k][0].detach().to("cpu", torch.float32) for k in labels]
+        return cls(
+            torch.stack(vectors) if vectors else torch.zeros(0, width),
+            torch.tensor(labels, dtype=torch.int32),
+            torch.tensor([rows[k][1] for k in labels], dtype=torch.int32),
+        )
+
+    def rows(self) -> dict[int, tuple[Tensor, int]]:
+        """Return ``{label: (vector (D,), count)}``."""
+        return {
+            int(k): (v, int(c))
+            for k, v, c in zip(self.labels, self.vectors, self.counts, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class GeneratorState:
+    """One generator's tensors and the version that tells whether a copy is stale."""
+
+    version: int
+    tensors: Weights
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Examples per class: of this round, and of everything the client has met so far."""
+
+    round: Tensor  # (K,) int32
+    total: Tensor  # (K,) int32
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Everything that may travel between a client and the server, or rest on a disk."""
+
+    weights: Weights = field(default_factory=dict)
+    """Role-prefixed: ``base/…``, ``head/…``; ``eval/…`` is sent for evaluation only."""
+    prototypes: dict[str, Prototypes] = field(default_factory=dict)
+    """By level: ``class``, ``semantic``, ``alp/3``."""
+    generators: dict[str, GeneratorState] = field(default_factory=dict)
+    """By class index, or by name; unchanged ones do not travel."""
+    histogram: Histogram | None = None
+    scalars: dict[str, float] = field(default_factory=dict)
+
+    def flat(self) -> dict[str, Tensor]:
+        """Return every tensor under its path-like key, sorted by key."""
+        out = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
+        for level, p in self.prototypes.items():
+            out[f"prototypes/{level}/vectors"] = p.vectors
+            out[f"prototypes/{level}/labels"] = p.labels
+            out[f"prototypes/{level}/counts"] = p.counts
+        for key, generator in self.generators.items():
+            out[f"generators/{key}/version"] = torch.tensor(generator.version)
+            for name, tensor in generator.tensors.items():
+                out[f"generators/{key}/tensors/{name}"] = tensor
+        if self.histogram is not None:
+            out["histogram/round"] = self.histogram.round
+            out["histogram/total"] = self.histogram.total
+        for name, value in self.scalars.items():
+            out[f"scalars/{name}"] = torch.tensor(value, dtype=torch.float64)
+        return dict(sorted(out.items()))
+
+    @classmethod
+    def from_flat(cls, flat: Mapping[str, Tensor]) -> Bundle:
+        """Rebuild a bundle from its flat form.
+
+        Raises:
+            PayloadError: a key belongs to no field of a bundle.
+        """
+        weights: dict[str, Tensor] = {}
+        prototypes: dict[str, dict[str, Tensor]] = {}
+        generators: dict[str, dict[str, Tensor]] = {}
+        histogram: dict[str, Tensor] = {}
+        scalars: dict[str, float] = {}
+        for key, tensor in flat.items():
+            field_name, _, rest = key.partition("/")
+            if field_name == "weights" and rest:
+                weights[rest] = tensor
+            elif field_name == "prototypes" and "/" in rest:
+                level, _, part = rest.rpartition("/")
+                prototypes.setdefault(level, {})[part] = tensor
+            elif field_name == "generators" and "/" in rest:
+                name, _, part = rest.partition("/")
+                generators.setdefault(name, {})[part.removeprefix("tensors/")] = tensor
+            elif field_name == "histogram":
+                histogram[rest] = tensor
+            elif field_name == "scalars":
+                scalars[rest] = float(tensor)
+            else:
+                raise PayloadError(f"unknown key {key!r} in a bundle")
+        try:
+            return cls(
+                weights,
+                {level: Prototypes(**parts) for level, parts in prototypes.items()},
+                {
+                    name: GeneratorState(int(parts.pop("version")), parts)
+                    for name, parts in generators.items()
+                },
+                Histogram(**histogram) if histogram else None,
+                scalars,
+            )
+        except (TypeError, KeyError) as error:
+            raise PayloadError(f"a bundle is incomplete: {error}") from None
+
+    def num_bytes(self) -> int:
+        """Return the logical size in bytes: the tensors alone, equal in every process layout.
+
+        What is sent for evaluation only is no part of the method and counts in
+        :meth:`num_evaluation_bytes`.
+        """
+        own = num_bytes(self.weights) - self.num_evaluation_bytes()
+        if self.prototypes or self.generators or self.histogram is not None:
+            own += sum(t.nbytes for t in replace(self, weights={}, scalars={}).flat().values())
+        return own + SCALAR_BYTES * len(self.scalars)
+
+    def num_evaluation_bytes(self) -> int:
+        """Return the bytes of ``eval/…`` weights, which only metrics need."""
+        return sum(self.weights[key].nbytes for key in self.weights if key.startswith("eval/"))
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Dtype and shape of one tensor; ``None`` in a shape stands for any size up to ``max_rows``."""
+
+    dtype: torch.dtype
+    shape: tuple[int | None, ...]
+    max_rows: int = 0
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        """Return the exact spec of ``tensor``."""
+        return cls(tensor.dtype, tuple(tensor.shape))
+
+    def admits(self, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+        """Tell whether a tensor of this dtype and shape is what is expected."""
+        if shape == self.shape:
+            return dtype == self.dtype
+        return (
+            dtype == self.dtype
+            and len(shape) == len(self.shape)
+            and all(
+                (n == want) if want is not None else n <= self.max_rows
+                for n, want in zip(shape, self.shape, strict=True)
+            )
+        )
+
+    def max_bytes(self) -> int:
+        """Return the most bytes a tensor of this spec can have."""
+        count = 1
+        for n in self.shape:
+            count *= self.max_rows if n is None else n
+        return count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class BundleSpec:
+    """What a receiver expects, over the flat keys of a bundle.
+
+    A key of ``required`` must come, a key of ``optional`` may; no other may. Generators come whole.
+    """
+
+    required: Mapping[str, TensorSpec] = field(default_factory=dict)
+    optional: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> BundleSpec:
+        """Return the spec that admits exactly bundles shaped like this one."""
+        return cls({key: TensorSpec.of(tensor) for key, tensor in bundle.flat().items()})
+
+    def __or__(self, other: BundleSpec) -> BundleSpec:
+        """Return the spec of a bundle that holds what both specs say."""
+        return BundleSpec({**self.required, **other.required}, {**self.optional, **other.optional})
+
+    @cached_property
+    def max_bytes(self) -> int:
+        """The most bytes a bundle of this spec can have."""
+        specs = (*self.required.values(), *self.optional.values())
+        return sum(spec.max_bytes() for spec in specs)
+
+    def check(self, facts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+        """Check header facts, ``{key: (dtype, shape)}``, before anything is allocated for them.
+
+        Raises:
+            PayloadError: a key is unknown or missing, or a dtype or shape is not the expected one.
+            PayloadTooLarge: the tensors together exceed what this spec can hold.
+        """
+        known = {**self.required, **self.optional}
+        total = 0
+        for key, (dtype, shape) in facts.items():
+            spec = known.get(key)
+            if spec is None:
+                raise PayloadError(f"unexpected tensor {key!r}.{suggestion(key, known)}")
+            count = dtype.itemsize
+            for n in shape:
+                count *= n
+            total += count
+            if total > self.max_bytes:
+                raise PayloadTooLarge(
+                    f"tensor {key!r} brings the payload to {total} bytes; "
+                    f"at most {self.max_bytes} are expected"
+                )
+            if not spec.admits(dtype, shape):
+                raise PayloadError(
+                    f"tensor {key!r} is {DTYPE_NAMES.get(dtype, dtype)} {list(shape)}; "
+                    f"expected {DTYPE_NAMES[spec.dtype]} {list(spec.shape)}"
+                )
+        begun = {_generator_of(key) for key in facts} - {""}
+        for key in (*self.required, *(k for k in self.optional if _generator_of(k) in begun)):
+            if key not in facts:
+                raise PayloadError(f"tensor {key!r} is missing")
+
+
+def _generator_of(key: str) -> str:
+    return "/".join(key.split("/", 2)[:2]) if key.startswith("generators/") else ""
+
+
+def prototype_spec(level: str, width: int, max_rows: int, *, counted: bool = True) -> BundleSpec:
+    """Return the spec of a prototype set of up to ``max_rows`` rows of ``width`` coordinates.
+
+    Its sender keeps the counts to itself unless ``counted``: they come as an empty tensor.
+    """
+    prefix = f"prototypes/{level}"
+    shape = (None,) if counted else (0,)
+    counts = TensorSpec(torch.int32, shape, max_rows if counted else 0)
+    return BundleSpec(
+        {
+            f"{prefix}/vectors": TensorSpec(torch.float32, (None, width), max_rows),
+            f"{prefix}/labels": TensorSpec(torch.int32, (None,), max_rows),
+            f"{prefix}/counts": counts,
+        }
+    )
+
+
+def scalar_spec(*names: str) -> BundleSpec:
+    """Return the spec of a bundle that carries these scalars."""
+    return BundleSpec({f"scalars/{name}": TensorSpec(torch.float64, ()) for name in names})
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """Return the little-endian bytes of a CPU tensor, without a copy where it is contiguous."""
+    if not tensor.numel():
+        return memoryview(b"")
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype in UNKNOWN_TO_NUMPY:
+        plain = plain.reshape(-1).view(torch.uint8)
+    return plain.numpy().data.cast("B")
+
+
+def check_finite(bundle: Bundle) -> None:
+    """Check that no floating-point tensor holds a NaN or an infinity.
+
+    Raises:
+        PayloadError: names the first tensor that does.
+    """
+    held = {k: t for k, t in bundle.flat().items() if t.dtype.is_floating_point and t.numel()}
+    small = [t for t in held.values() if t.numel() <= _SMALL]
+    dtypes = {t.dtype for t in small}
+    parts = [joined([t for t in small if t.dtype == dtype]) for dtype in dtypes]
+    parts += [t for t in held.values() if t.numel() > _SMALL]
+    if all(map(_is_finite, parts)):
+        return
+    key = next(k for k, t in held.items() if not _is_finite(t))
+    raise PayloadError(f"tensor {key!r} holds NaN or infinite values")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    low, high = torch.aminmax(tensor)  # one pass; a NaN shows in both
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def check_counts(bundle: Bundle) -> None:
+    """Check that nothing is counted, and no class numbered, below zero.
+
+    Raises:
+        PayloadError: names the first number that is.
+    """
+    counted = [("scalars/num_examples", bundle.scalars.get("num_examples", 0.0))]
+    for level, rows in bundle.prototypes.items():
+        counted += [
+            (f"prototypes/{level}/{part}", int(values.min()))
+            for part, values in (("labels", rows.labels), ("counts", rows.counts))
+            if values.numel()
+        ]
+    if bundle.histogram is not None:
+        counted += [
+            (f"histogram/{part}", int(values.min()))
+            for part, values in vars(bundle.histogram).items()
+            if values.numel()
+        ]
+    for key, smallest in counted:
+        if smallest < 0:
+            raise PayloadError(f"tensor {key!r} counts below zero: {smallest:g}")
+
+
+def state_digest(named: Sequence[tuple[str, Bundle]], further: Iterable[str] = ()) -> str:
+    """Return the sha256 over (key, dtype, shape, bytes) of named bundles, each sorted by key.
+
+    Args:
+        named: bundles in the order they count in.
+        further: digests of other parties that count after them, such as the clients'.
+    """
+    sha = hashlib.sha256()
+    for name, bundle in named:
+        for key, tensor in bundle.flat().items():
+            head = f"{name}/{key}\0{DTYPE_NAMES[tensor.dtype]}\0{list(tensor.shape)}\0"
+            sha.update(head.encode())
+            sha.update(tensor_bytes(tensor))
+    for digest in further:
+        sha.update(digest.encode())
+    return sha.hexdigest()

@@ -1,0 +1,76 @@
+"""Named tensors that lie in one block, so that they can be sent and averaged as one vector.
+
+A net has a hundred small tensors. To make, look at and forget each of them, for every upload and
+every round, takes several times as long as all the arithmetic on their elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
+from functools import cached_property
+
+from torch import Tensor
+
+from fedmodels.tensors.block_layout import Layout, facts_of, layout_of
+
+
+class Packed(Mapping[str, Tensor]):
+    """Read-only tensors by name, which are made when the first of them is asked for.
+
+    Attributes:
+        names: in the order the tensors lie in, which is ascending in what this project lays out.
+        layout: of the tensors in that order.
+        block: (layout.size,) of uint8, in which they lie.
+    """
+
+    def __init__(
+        self, names: tuple[str, ...], layout: Layout, block: Tensor, listed: Iterable[str] = ()
+    ) -> None:
+        """Name the tensors of a block; ``listed`` is the order to go through them in."""
+        self.names, self.layout, self.block = names, layout, block
+        self._listed = tuple(listed) or names
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        by_name = dict(zip(self.names, self.layout.views(self.block), strict=True))
+        return {name: by_name[name] for name in self._listed}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._listed)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Return (name, tensor) of each."""
+        return self._tensors.items()
+
+    def is_like(self, other: Packed) -> bool:
+        """Tell whether the same tensors lie at the same places of both blocks."""
+        return self.names == other.names and self.layout == other.layout
+
+    def copy(self) -> Packed:
+        """Return the same on the CPU, in a block of its own."""
+        return Packed(self.names, self.layout, self.layout.copied(self.block), self._listed)
+
+    def __repr__(self) -> str:
+        """Show the tensors."""
+        return f"Packed({self._tensors!r})"
+
+
+def names_and_layout(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], Layout]:
+    """Return the names of tensors, ascending or as they are packed, and their layout."""
+    if isinstance(tensors, Packed):
+        return tensors.names, tensors.layout
+    names = tuple(sorted(tensors))
+    return names, layout_of(facts_of(tensors[name] for name in names))
+
+
+def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return how many bytes tensors hold."""
+    if isinstance(tensors, Packed):
+        return tensors.layout.num_bytes
+    return sum(tensor.nbytes for tensor in tensors.values())

@@ -1,0 +1,39 @@
+"""Several nets in one set of weights, each under a role: ``flow/…`` beside ``base/…``, ``head/…``.
+
+Weights of every role travel, are averaged and are checked alike: ``FedAvg.aggregate`` takes the
+mean of all that uploads bring, integer buffers by their maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedmodels.tensors.bundle import Weights
+
+
+def under(role: str, weights: Mapping[str, Tensor]) -> Weights:
+    """Return weights with ``role/`` before each name."""
+    return {f"{role}/{name}": tensor for name, tensor in weights.items()}
+
+
+def part_of(weights: Mapping[str, Tensor], role: str) -> Weights:
+    """Return the weights of one role without its name."""
+    prefix = f"{role}/"
+    return {k.removeprefix(prefix): t for k, t in weights.items() if k.startswith(prefix)}
+
+
+def without(weights: Mapping[str, Tensor], *roles: str) -> Weights:
+    """Return the weights of other roles; the same object where there is nothing to leave out."""
+    prefixes = tuple(f"{role}/" for role in roles)
+    kept = {k: t for k, t in weights.items() if not k.startswith(prefixes)}
+    return weights if len(kept) == len(weights) else kept
+
+
+def tensors_of(net: nn.Module) -> Weights:
+    """Return copies of a net's parameters and buffers on the CPU, by the name of its state dict."""
+    plain = torch.contiguous_format
+    state = net.state_dict().items()
+    return {k: t.detach().to("cpu", copy=True, memory_format=plain) for k, t in state}

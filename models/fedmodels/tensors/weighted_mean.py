@@ -1,0 +1,265 @@
+"""The weighted mean of uploads: the sum every method's server half is built on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.block_layout import Layout
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.joined import joined, separated
+from fedmodels.tensors.packed_weights import Packed, names_and_layout
+
+CHUNK = 1 << 15
+"""Elements summed at a time: two float64 buffers of this size stay in a core's cache."""
+PER_THREAD, MOST_THREADS = 1 << 21, 8
+"""Elements worth a thread of their own; more threads than these wait for memory."""
+
+
+def weighted_mean(
+    uploads: Iterable[Mapping[str, Tensor] | Bundle],
+    coefficients: Sequence[float],
+    total: float = 1.0,
+) -> Weights:
+    """Return the weighted mean of equally shaped weights, tensor by tensor.
+
+    ``sum_i p_i x_i / total`` in float64 and in the given order, rounded once to the dtype of the
+    inputs. Equal inputs of float32 or narrower come out as themselves, and a coefficient of 1 among
+    zeros returns that input. Uploads may be zero-copy views; beyond the result and small buffers no
+    memory is needed.
+
+    Args:
+        uploads: weights by key, or bundles, whose ``weights`` are meant; all with the same keys.
+        coefficients: p, one per upload; uploads of coefficient 0 are not read.
+        total: what the coefficients sum to.
+
+    Returns:
+        The mean, on the CPU. Integer tensors come out as the maximum, booleans as "any".
+
+    Raises:
+        PayloadError: there is nothing to average, or keys, shapes or numbers of inputs differ.
+    """
+    weights = [u.weights if isinstance(u, Bundle) else u for u in uploads]
+    if len(weights) != len(coefficients):
+        raise PayloadError(
+            f"{len(weights)} uploads but {len(coefficients)} coefficients to average"
+        )
+    pairs = [(w, float(p)) for w, p in zip(weights, coefficients, strict=True) if p != 0]
+    if not pairs:
+        raise PayloadError("there is nothing to average: no upload has a coefficient above 0")
+    inputs, shares = [w for w, _ in pairs], [p for _, p in pairs]
+    whole = _mean_of_blocks(inputs, shares, total)
+    if whole is not None:
+        return whole
+    first = inputs[0]
+    for other in inputs[1:]:
+        if other.keys() != first.keys():
+            key = min(other.keys() ^ first.keys())
+            raise PayloadError(f"tensor {key!r} is in some uploads only")
+    found: dict[str, Tensor] = {}
+    for keys in _groups(first):
+        found |= _mean(keys, inputs, shares, total)
+    return {key: found[key] for key in first}
+
+
+class RunningMean:
+    """The weighted mean of uploads that come a few at a time and need not be kept.
+
+    Its bits are those of ``weighted_mean`` of all of them in the same order, with the coefficients'
+    sum as their total. It holds two or three times the bytes of one upload.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._form: tuple[tuple[str, ...], Layout, torch.dtype] | None = None
+        """Names, layout and floating-point dtype of the uploads."""
+        self._sum = torch.empty(0)
+        self._largest: dict[torch.dtype, Tensor] = {}
+
+    @staticmethod
+    def takes(weights: Mapping[str, Tensor]) -> bool:
+        """Tell whether weights lie in one block with one floating-point dtype."""
+        return isinstance(weights, Packed) and _float_of(weights) is not None
+
+    def add(self, uploads: Sequence[Mapping[str, Tensor]], coefficients: Sequence[float]) -> None:
+        """Add uploads that it takes, of one net; those of coefficient 0 are not read."""
+        pairs = [(u, float(p)) for u, p in zip(uploads, coefficients, strict=True) if p != 0]
+        packed = [u for u, _ in pairs if isinstance(u, Packed)]
+        if not packed:
+            return
+        fresh = self._form is None
+        if self._form is None:
+            dtype = _float_of(packed[0])
+            assert dtype is not None, "not what takes() says"
+            self._form = *names_and_layout(dict(packed[0])), dtype
+        names, layout, dtype = self._form
+        blocks = [_block(upload, names, layout) for upload in packed]
+        flats = [block.view(dtype) for block in blocks]
+        if fresh:
+            self._sum = torch.empty(len(flats[0]), dtype=torch.float64)
+        work = partial(_add_range, self._sum, flats, [p for _, p in pairs], fresh)
+        _in_ranges(work, len(self._sum), len(flats))
+        self.total += sum(p for _, p in pairs)
+        for other in layout.dtypes - {dtype}:
+            parts = [block.view(other)[layout.elements(other)] for block in blocks]
+            parts += [] if fresh else [self._largest[other]]
+            self._largest[other] = _mean_of_flat(parts, [])
+
+    def mean(self) -> Weights | None:
+        """Return the mean of what was added; None if there is nothing."""
+        if self._form is None:
+            return None
+        names, layout, dtype = self._form
+        mean = layout.empty()
+        mean.view(dtype).copy_(self._sum.div_(self.total))
+        for other, largest in self._largest.items():
+            mean.view(other)[layout.elements(other)] = largest
+        return Packed(names, layout, layout.clear(mean))
+
+
+def _block(upload: Packed, names: tuple[str, ...], layout: Layout) -> Tensor:
+    """Return the tensors of an upload in the order of these names: its sender may have another."""
+    if (upload.names, upload.layout) == (names, layout):
+        return upload.block.cpu()
+    block = layout.empty()
+    for name, place in zip(names, layout.views(block), strict=True):
+        place.copy_(upload[name])
+    return layout.clear(block)
+
+
+def _float_of(weights: Packed) -> torch.dtype | None:
+    """Return the floating-point dtype of weights that have just one."""
+    floats = [dtype for dtype in weights.layout.dtypes if dtype.is_floating_point]
+    return floats[0] if len(floats) == 1 else None
+
+
+def _mean_of_blocks(
+    uploads: list[Mapping[str, Tensor]], shares: list[float], total: float
+) -> Packed | None:
+    """Return the mean of uploads that lie in one block each, as they come, in such a block.
+
+    None where they do not, or where there is not one floating-point dtype.
+    """
+    first, packed = uploads[0], [each for each in uploads if isinstance(each, Packed)]
+    if not isinstance(first, Packed) or len(packed) < len(uploads):
+        return None
+    names, layout, dtype = first.names, first.layout, _float_of(first)
+    if dtype is None or any((u.names, u.layout) != (names, layout) for u in packed):
+        return None
+    blocks = [upload.block.cpu() for upload in packed]
+    mean = layout.empty()
+    _mean_of_flat([block.view(dtype) for block in blocks], shares, total, mean.view(dtype))
+    for other in layout.dtypes - {dtype}:
+        places = layout.elements(other)
+        mean.view(other)[places] = _mean_of_flat([b.view(other)[places] for b in blocks], shares)
+    return Packed(names, layout, layout.clear(mean))
+
+
+def _groups(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Yield keys whose tensors are summed together: many small ones cost as much as one."""
+    by_dtype: dict[torch.dtype, tuple[list[str], int]] = {}
+    for key, tensor in weights.items():
+        keys, held = by_dtype.get(tensor.dtype, ([], 0))
+        if keys and held + tensor.numel() > CHUNK:
+            yield keys
+            keys, held = [], 0
+        by_dtype[tensor.dtype] = ([*keys, key], held + tensor.numel())
+    for keys, _ in by_dtype.values():
+        yield keys
+
+
+def _mean(
+    keys: list[str], uploads: list[Mapping[str, Tensor]], shares: list[float], total: float
+) -> dict[str, Tensor]:
+    """Return the weighted mean of tensors of one dtype over the uploads."""
+    first = [uploads[0][key] for key in keys]
+    shapes = [t.shape for t in first]
+    flats = []
+    for upload in uploads:
+        tensors = [upload[key] for key in keys]
+        if [t.shape for t in tensors] != shapes or any(t.dtype != first[0].dtype for t in tensors):
+            pairs = zip(keys, tensors, first, strict=True)
+            key = next(k for k, t, f in pairs if (t.shape, t.dtype) != (f.shape, f.dtype))
+            raise PayloadError(f"tensor {key!r} differs in shape or dtype between uploads")
+        alone = len(tensors) == 1
+        flats.append(tensors[0].detach().cpu().reshape(-1) if alone else joined(tensors))
+    result = _mean_of_flat(flats, shares, total)
+    return dict(zip(keys, separated(result, first), strict=True))
+
+
+def _mean_of_flat(
+    flats: list[Tensor], shares: list[float], total: float = 1.0, out: Tensor | None = None
+) -> Tensor:
+    """Return the weighted mean of equally long vectors, in ``out`` if that is given.
+
+    Of integers it is the maximum, and there are no shares.
+    """
+    if not flats[0].is_floating_point():
+        result = flats[0].clone()
+        for flat in flats[1:]:
+            torch.maximum(result, flat, out=result)
+        return result
+    result = torch.empty_like(flats[0]) if out is None else out
+    _in_ranges(partial(_fill, result, flats, shares, total), len(result), len(flats))
+    return result
+
+
+def _in_ranges(work: Callable[[range], None], length: int, count: int) -> None:
+    """Do work on ``count`` vectors, divided among the cores."""
+    ranges = _ranges(length, count)
+    if len(ranges) == 1:
+        work(ranges[0])
+    else:
+        with ThreadPoolExecutor(len(ranges)) as pool:
+            list(pool.map(work, ranges))
+
+
+def _ranges(length: int, count: int) -> list[range]:
+    """Divide vectors among the cores, where there is enough to do; each range begins a chunk."""
+    cores = len(os.sched_getaffinity(0))
+    threads = min(cores, MOST_THREADS, length * count // PER_THREAD) or 1
+    share = max(1, -(-length // (threads * CHUNK))) * CHUNK
+    return [range(i, min(i + share, length)) for i in range(0, length, share)] or [range(0)]
+
+
+def _fill(
+    result: Tensor, flats: list[Tensor], shares: list[float], total: float, where: range
+) -> None:
+    """Put the weighted mean of a range of the vectors into the result."""
+    scratch, sums = torch.empty(2, min(CHUNK, len(where)), dtype=torch.float64).unbind()
+    for chunk in _chunks(where):
+        mean = sums[: chunk.stop - chunk.start]
+        _add(mean, scratch, [flat[chunk] for flat in flats], shares, is_fresh=True)
+        result[chunk] = mean if total == 1.0 else mean.div_(total)
+
+
+def _add_range(
+    sums: Tensor, flats: list[Tensor], shares: list[float], is_fresh: bool, where: range
+) -> None:
+    """Add a range of weighted vectors to float64 sums."""
+    scratch = torch.empty(min(CHUNK, len(where)), dtype=torch.float64)
+    for chunk in _chunks(where):
+        _add(sums[chunk], scratch, [flat[chunk] for flat in flats], shares, is_fresh=is_fresh)
+
+
+def _chunks(where: range) -> Iterator[slice]:
+    for start in where[::CHUNK]:
+        yield slice(start, min(start + CHUNK, where.stop))
+
+
+def _add(
+    sums: Tensor, scratch: Tensor, flats: list[Tensor], shares: list[float], *, is_fresh: bool
+) -> None:
+    """Add weighted vectors to float64 sums, which hold nothing yet if they are fresh."""
+    x = scratch[: len(sums)]
+    for number, (flat, share) in enumerate(zip(flats, shares, strict=True)):
+        if is_fresh and number == 0:
+            sums.copy_(flat).mul_(share)
+        else:
+            sums.add_(x.copy_(flat), alpha=share)

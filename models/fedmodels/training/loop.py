@@ -1,0 +1,264 @@
+"""The stock loop: one client's local training, and the scoring of a model.
+
+Shapes: B batch, n training set, d features, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from fedmodels.config.experiment import Training
+from fedmodels.errors import ConfigError
+from fedmodels.nets.embedding import embedded
+from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.metrics import Counts
+from fedmodels.numerics.randomness import seeded
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.method import Batch, ClientContext, LocalResult, Method, Output, Phase
+
+TestSets = Mapping[str, tuple[Tensor, Tensor]]
+
+
+def train_locally(
+    method: Method, ctx: ClientContext, payload: Bundle, state: Bundle
+) -> LocalResult:
+    """Run one client's half of an interaction.
+
+    Args:
+        method: whose functions are called, in the order they stand in :class:`Method`.
+        ctx: where in the run; its net is overwritten.
+        payload: what the server sent, common and personal parts merged.
+        state: the client's private state of its last interaction.
+    """
+    half = ClientHalf(method, ctx, payload, state)
+    with seeded(ctx.seed("dropout")):  # layers with randomness of their own draw from here
+        half.begin()
+        return half.end(method.fit(ctx, half.x, half.y, half.refs))
+
+
+@dataclass
+class ClientHalf:
+    """What one client does in an interaction before its net is fitted, and after."""
+
+    method: Method
+    ctx: ClientContext
+    payload: Bundle
+    state: Bundle
+    refs: Any = field(init=False)
+    x: Tensor = field(init=False)
+    y: Tensor = field(init=False)
+
+    def begin(self) -> None:
+        """Fill the net; find what the loss refers to and what there is to train on."""
+        self.method.load(self.ctx, self.payload, self.state)
+        self.refs = self.method.prepare(self.ctx, self.payload, self.state)
+        self.x, self.y = self.method.training_data(self.ctx, self.refs)
+
+    def end(self, loss: float) -> LocalResult:
+        """Return what local training leaves; ``loss`` is the mean of the last epoch."""
+        state = self.method.after_local(self.ctx, self.payload, self.state, self.refs)
+        upload = self.method.uplink(self.ctx, state, self.refs, len(self.y))
+        return LocalResult(upload, state, loss, len(self.y))
+
+
+def run_phases(
+    method: Method,
+    ctx: ClientContext,
+    x: Tensor,
+    y: Tensor,
+    refs: Any,
+    renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None,
+    joined: Callable[[Batch], Batch] | None = None,
+) -> float:
+    """Run every phase of local training; return the mean loss of the last epoch.
+
+    Args:
+        method: whose phases and loss.
+        ctx: whose net trains.
+        x: inputs (n, …).
+        y: labels (n,).
+        refs: of ``prepare``.
+        renewed: inputs and labels of an epoch, where they are not the same in all (replay drawn
+            anew); called at its beginning.
+        joined: gives a batch with more examples in it than those it is given, where some are drawn
+            anew for each batch.
+    """
+    course = Course(method, ctx, x, y, refs, renewed, joined)
+    for phase in method.phases(ctx):
+        optimizer = begin_phase([ctx.net], phase, ctx.run.experiment.training)
+        for batch, fixed in course.batches(phase):
+            features = ctx.net.features(batch.x) if fixed is None else fixed
+            out = Output(features, ctx.net.head(features))
+            loss = method.loss(ctx, batch, out, refs)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            course.end_step(batch, loss.detach())
+    return course.end()
+
+
+class Course:
+    """One client's way through its phases: its batches in order, and what it lost on them."""
+
+    def __init__(
+        self,
+        method: Method,
+        ctx: ClientContext,
+        x: Tensor,
+        y: Tensor,
+        refs: Any,
+        renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None,
+        joined: Callable[[Batch], Batch] | None = None,
+    ) -> None:
+        """Begin it; arguments as in :func:`run_phases`."""
+        self.method, self.ctx, self.refs = method, ctx, refs
+        self._x, self._y, self._renewed, self._joined = x, y, renewed, joined
+        self._order, self._augment = ctx.generator("order"), ctx.generator("augment")
+        self._epoch, self._losses = -1, list[Tensor]()
+
+    def batches(self, phase: Phase) -> Iterator[tuple[Batch, Tensor | None]]:
+        """Yield the batches of a phase that has begun.
+
+        With each come its embeddings (B, d) where the phase cannot change them.
+        """
+        net, training = self.ctx.net, self.ctx.run.experiment.training
+        is_same = self._renewed is None and self._joined is None
+        fixed = fixed_features(net, self._x, training) if is_same else None
+        for _ in range(phase.epochs):
+            self._epoch, self._losses = self._epoch + 1, []
+            if self._renewed is not None:
+                self._x, self._y = self._renewed(self._epoch)
+            for index in batches(len(self._y), net, training, self._order):
+                index = index.to(self._x.device)
+                inputs = augmented(self._x[index], training, self._augment)
+                batch = Batch(inputs, self._y[index], index)
+                if self._joined is not None:
+                    batch = self._joined(batch)
+                yield batch, None if fixed is None else fixed[index]
+
+    def end_step(self, batch: Batch, loss: Tensor) -> None:
+        """Do what follows the optimiser's step on a batch."""
+        self.method.after_step(self.ctx, batch, self.refs)
+        self._losses.append(loss)
+        self.ctx.tick(self._epoch, len(self._losses) - 1, loss)
+
+    def end(self) -> float:
+        """Leave all parameters as they were found; return the mean loss of the last epoch."""
+        for parameter in self.ctx.net.parameters():
+            parameter.requires_grad_(True)
+            parameter.grad = None
+        return float(torch.stack(self._losses).mean()) if self._losses else float("nan")
+
+
+def begin_phase(
+    nets: Sequence[SplitNet], phase: Phase, training: Training
+) -> torch.optim.Optimizer:
+    """Freeze what the phase does not train, set modes, return a fresh optimiser for the rest.
+
+    Args:
+        nets: equal ones; one optimiser steps all of them that have gradients.
+        phase: what trains.
+        training: the run's settings.
+    """
+    groups: dict[float, list[nn.Parameter]] = {}
+    for net in nets:
+        for key, parameter in net.named_parameters():
+            name = key.replace(".", "/", 1)
+            trains = name.startswith(phase.trains)
+            parameter.requires_grad_(trains)
+            if trains:
+                decay = training.weight_decay
+                for prefix, value in phase.weight_decay.items():
+                    decay = value if name.startswith(prefix) else decay
+                groups.setdefault(decay, []).append(parameter)
+        _set_modes(net, phase)
+    if not groups:
+        raise ConfigError(f"a phase trains {list(phase.trains)}, of which the net has nothing")
+    return optimizer_of(
+        [{"params": ps, "weight_decay": decay} for decay, ps in groups.items()],
+        training,
+        phase.lr or training.lr,
+    )
+
+
+def _set_modes(net: SplitNet, phase: Phase) -> None:
+    net.train()
+    if phase.bn_of_frozen == "eval":
+        for role, module in (("base/", net.base), ("head/", net.head)):
+            if not any(role.startswith(p) or p.startswith(role) for p in phase.trains):
+                module.eval()
+
+
+def fixed_features(net: SplitNet, x: Tensor, training: Training) -> Tensor | None:
+    """Return the embeddings (n, d) of a phase that cannot change them, to be computed only once.
+
+    None where it can: the base trains, it is in training mode (running statistics move, dropout
+    draws), inputs are augmented, or an example's embedding depends on its batch.
+    """
+    if net.base.training or training.augment != "none" or net.mixes_examples:
+        return None
+    if any(parameter.requires_grad for parameter in net.base.parameters()):
+        return None
+    return embedded(net, x)
+
+
+def optimizer_of(
+    groups: list[dict[str, Any]], training: Training, lr: float
+) -> torch.optim.Optimizer:
+    """Return the run's optimiser over parameter groups; its state lives for one phase."""
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=training.momentum, fused=True)
+    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return kind(groups, lr=lr, fused=True)
+
+
+def batches(n: int, net: nn.Module, training: Training, order: torch.Generator) -> Iterator[Tensor]:
+    """Yield the index tensors of one shuffled epoch; the last batch is kept.
+
+    A batch of one is skipped when the net normalises over the batch, which needs two examples.
+    """
+    smallest = (
+        2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()) else 1
+    )
+    for index in torch.split(torch.randperm(n, generator=order), training.batch_size):
+        if len(index) >= smallest:
+            yield index
+
+
+def augmented(x: Tensor, training: Training, generator: torch.Generator) -> Tensor:
+    """Return images (B, C, H, W), each cropped out of a 4-pixel border and maybe flipped."""
+    if training.augment == "none" or x.dim() != 4:
+        return x
+    count, height, width = len(x), x.shape[2], x.shape[3]
+    shift = torch.randint(0, 9, (2, count), generator=generator).to(x.device)
+    flip = (torch.rand(count, generator=generator) < 0.5).to(x.device)
+    rows = shift[0, :, None] + torch.arange(height, device=x.device)  # (B, H)
+    columns = shift[1, :, None] + torch.arange(width, device=x.device)  # (B, W)
+    columns = torch.where(flip[:, None], columns.flip(1), columns)
+    image = torch.arange(count, device=x.device)[:, None, None]
+    padded = pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
+    return padded[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+@torch.no_grad()
+def score(
+    method: Method, ctx: ClientContext, payload: Bundle, state: Bundle, sets: TestSets
+) -> dict[tuple[str, str], Counts]:
+    """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set)."""
+    classes = ctx.run.problem.num_classes
+    size = ctx.run.experiment.evaluate.batch_size
+    ctx.net.eval()
+    out: dict[tuple[str, str], Counts] = {}
+    with seeded(ctx.seed("evaluate")):
+        for name, (x, y) in sets.items():
+            for xs, ys in zip(torch.split(x, size), torch.split(y, size), strict=True):
+                for rule, scores in method.predict(ctx, payload, state, xs).items():
+                    counts = Counts.of(scores, ys, classes)
+                    out[rule, name] = out.get((rule, name), Counts.zeros(classes)) + counts
+    return out

@@ -1,0 +1,370 @@
+"""What a method is: the functions of its two halves, and what they are given.
+
+A method is a frozen dataclass whose fields are the paper's hyper-parameters. It holds no state:
+server state and client state go in and come out. ``methods/fedavg.py`` writes every function out;
+other methods override whole functions of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedmodels.nets.embedding import embeddings
+from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.randomness import derive_seed
+from fedmodels.numerics.secrecy import Secret
+from fedmodels.tensors.announced import Announced
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.training.pictures import Picture, PrototypeMap
+from fedmodels.training.run import Run as Run
+
+Metrics = dict[str, float]
+
+
+def _secret_of_its_own() -> Callable[[], Secret]:
+    """Return what always gives the same fresh secret, drawn when it is first asked for."""
+    return cache(Secret.fresh)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All the server knows between interactions."""
+
+    common: Bundle
+    """What every client may be sent."""
+    own: Bundle = field(default_factory=Bundle)
+    """What only the server needs, such as features it optimises."""
+    clients: Mapping[int, Bundle] = field(default_factory=dict)
+    """Only what the paper keeps of single clients on the server."""
+
+    def named(self) -> list[tuple[str, Bundle]]:
+        """Return its bundles by name, for the archive and the digest."""
+        return [
+            ("common", self.common),
+            ("own", self.own),
+            *((f"clients/{c}", self.clients[c]) for c in sorted(self.clients)),
+        ]
+
+
+@dataclass(frozen=True)
+class ServerData:
+    """Examples that the server itself holds, normalised; for methods that declare their need."""
+
+    x: Tensor  # (n, *input_shape)
+    y: Tensor  # (n,) int64
+    unlabelled: Tensor  # (m, *input_shape)
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """Where the server half is in the run."""
+
+    run: Run
+    interaction: int
+    round: int
+    task: int
+    cohort: tuple[int, ...]
+    """The clients of this interaction, ascending."""
+    series: dict[str, Any] = field(default_factory=dict)
+    """Nested lists for the report, such as ``aggregation_weights`` (n, n); put in by ``finish``."""
+    server_data: ServerData | None = None
+    """There for every method that ``needs_server_data``."""
+    minority: tuple[int, ...] = ()
+    """The rarer half of the classes by what all clients announced: only an oracle may look."""
+    labels: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """The classes each client of the cohort trains on now, as it announced when it joined."""
+    limits: tuple[Tensor, Tensor] | None = None
+    """What black and white of each channel are as inputs, (C,) or (1,) each, as announced."""
+    ends_task: bool = False
+    """Whether the next interaction is on another task; of the last one it is not."""
+    tell: Callable[[str, int, int, float], None] = lambda what, step, of, loss: None
+    """Told how far long work on the server is: what, step, steps in all, loss."""
+    mean: Weights | None = None
+    """The mean of the uploads' weights by ``share_of``, if it was taken as they came; the uploads
+    have no weights then."""
+
+    def generator(self, purpose: str = "method") -> torch.Generator:
+        """Return a fresh generator of this interaction for one purpose."""
+        seed = derive_seed(self.run.experiment.seed, "server", self.interaction, purpose)
+        return torch.Generator().manual_seed(seed)
+
+
+class Stream(Protocol):
+    """A client's data, one task at a time."""
+
+    def train(self, task: int) -> tuple[Tensor, Tensor]:
+        """Return inputs (n, …) and labels (n,) of the current task; any other task raises."""
+        ...
+
+    def train_up_to(self, task: int) -> tuple[Tensor, Tensor]:
+        """Return everything met up to ``task``; only for methods that declare ``keeps_history``."""
+        ...
+
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """Return what the lowest and highest raw value of each channel are as inputs, (C,) each."""
+        ...
+
+
+@dataclass
+class ClientContext:
+    """Where the client half is in the run, and the net it works on."""
+
+    run: Run
+    client: ClientId
+    interaction: int
+    round: int
+    task: int
+    net: SplitNet
+    stream: Stream
+    device: torch.device
+    tick: Callable[[int, int, Tensor], None] = lambda epoch, batch, loss: None
+    """Told after every step: epoch, batch, loss of the batch."""
+    metrics: Metrics = field(default_factory=dict)
+    """Numbers of the method's own for the run's records; put in by any function."""
+    view: str = ""
+    """Which of the method's views is being loaded and scored; empty while it trains."""
+    secret: Callable[[], Secret] = field(default_factory=_secret_of_its_own)
+    """Gives what only this client knows; a worker's is kept in its state directory."""
+
+    def seed(self, purpose: str) -> int:
+        """Return the seed of (run, client, interaction, purpose)."""
+        return derive_seed(self.run.experiment.seed, self.client, self.interaction, purpose)
+
+    def generator(self, purpose: str = "method") -> torch.Generator:
+        """Return a fresh CPU generator for one purpose."""
+        return torch.Generator().manual_seed(self.seed(purpose))
+
+    def secret_normal(self, content: Tensor, purpose: str) -> Tensor:
+        """Return N(0, 1) numbers that blur ``content``, which nobody else can draw again."""
+        return self.secret().normal(content, f"{self.interaction}/{purpose}")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training: what trains, for how long, how."""
+
+    epochs: int
+    trains: tuple[str, ...] = ("",)
+    """Prefixes of the weights that train, e.g. ``("base/",)``; the rest is frozen."""
+    lr: float | None = None
+    """Learning rate, if not the run's."""
+    weight_decay: Mapping[str, float] = field(default_factory=dict)
+    """By prefix, where it is not the run's."""
+    bn_of_frozen: Literal["train", "eval"] = "train"
+    """Mode of frozen submodules: in ``train`` their running statistics still move."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A mini-batch."""
+
+    x: Tensor  # (B, …)
+    y: Tensor  # (B,) int64
+    index: Tensor  # (B,) position in the training set of this interaction
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the net says of a mini-batch."""
+
+    features: Tensor  # (B, d)
+    logits: Tensor  # (B, K)
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What local training leaves: the upload, the new private state and the last epoch's loss."""
+
+    upload: Bundle
+    state: Bundle
+    loss: float
+    num_examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """The functions of a method. Uploads come as a mapping in client-id order."""
+
+    name: ClassVar[str]
+    citation: ClassVar[str]
+    keeps_history: ClassVar[bool] = False
+    """Whether clients may look at the training data of earlier tasks."""
+    replays: ClassVar[bool] = False
+    """Whether clients train on generated examples too, of no class more than of the largest one."""
+    needs_server_data: ClassVar[bool] = False
+    """Whether the server half trains on examples of its own."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Return the models it has; ``after_downlink`` only where clients hold their own."""
+        return ("global", "after_local")
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Return the rules that ``predict`` answers with, or with the first of, in this order."""
+        return ("classifier",)
+
+    def reported(self, run: Run) -> frozenset[str]:
+        """Return the names that clients may put into ``ctx.metrics``."""
+        return frozenset()
+
+    @property
+    def local_view(self) -> str:
+        """Return the view that ``a_loc`` is taken from."""
+        return "after_downlink" if "after_downlink" in self.views else "after_local"
+
+    @property
+    def trains_together(self) -> bool:
+        """Whether ``loss`` may be mapped over clients (``fedmodels.training.stack``).
+
+        It then calculates with tensors only, of the batch, the net's output and parameters, and of
+        references laid out alike for all clients; it decides nothing by their values and keeps
+        nothing. ``fit`` is the stock one.
+        """
+        return False
+
+    def hyper_parameters(self) -> dict[str, Any]:
+        """Return the fields under their names; ``make(name, **…)`` gives this method again."""
+        return dataclasses.asdict(self)
+
+    # --- server half ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def init_server(self, run: Run) -> ServerState:
+        """Return the state before the first interaction."""
+
+    @abstractmethod
+    def trainers(self, run: Run) -> list[int]:
+        """Return the clients that train; cohorts are drawn from them."""
+
+    @abstractmethod
+    def broadcast(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        """Return what the cohort gets: a common part, and a part for each client that needs one."""
+
+    @abstractmethod
+    def evaluation(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        """Return what clients need to score their models; the common part as in ``broadcast``.
+
+        What is sent for evaluation alone (``eval/…``) goes into the clients' parts; clients that
+        get the same bundle object share its encoding.
+        """
+
+    @abstractmethod
+    def upload_spec(self, run: Run) -> BundleSpec:
+        """Return what an upload must hold."""
+
+    @abstractmethod
+    def check_upload(
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+    ) -> None:
+        """Check the values of an upload whose shapes are right; raise PayloadError if one lies."""
+
+    @abstractmethod
+    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+        """Return what the common part and a client's own part of a broadcast hold."""
+
+    @abstractmethod
+    def aggregate(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> ServerState:
+        """Reduce the uploads to the next state; a pure function of its arguments."""
+
+    def share_of(self, upload: Bundle) -> float | None:
+        """Return what an upload's weights count in their mean, if the server half reads no more.
+
+        None where it wants them one by one. Large uploads of others are let go of as they come.
+        """
+        return None
+
+    @abstractmethod
+    def finish(
+        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+    ) -> tuple[ServerState, Metrics]:
+        """Optimise on the server, after the reduction; return the state to commit, and metrics."""
+
+    # --- client half ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def keeps_state(self, run: Run) -> bool:
+        """Tell whether clients hold a private state that must survive interactions."""
+
+    @abstractmethod
+    def init_client(self, run: Run, client: int) -> Bundle:
+        """Return the private state of a client that was never selected; what it shares is not."""
+
+    @abstractmethod
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        """Put the model the client holds after a downlink into ``ctx.net``."""
+
+    @abstractmethod
+    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
+        """Put everyone's model into ``ctx.net``."""
+
+    @abstractmethod
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
+        """Return what the loss refers to: the broadcast, teachers, prototypes, replay."""
+
+    @abstractmethod
+    def training_data(self, ctx: ClientContext, refs: Any) -> tuple[Tensor, Tensor]:
+        """Return the inputs and labels local training runs over, replayed ones last."""
+
+    @abstractmethod
+    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Any) -> float:
+        """Train ``ctx.net``; return the mean loss of the last epoch. Stock: run the phases."""
+
+    @abstractmethod
+    def phases(self, ctx: ClientContext) -> Sequence[Phase]:
+        """Return what trains, for how long, in order."""
+
+    @abstractmethod
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
+        """Return the scalar loss of a mini-batch."""
+
+    @abstractmethod
+    def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
+        """Do what follows every optimiser step."""
+
+    @abstractmethod
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
+        """Return the private state after local training."""
+
+    @abstractmethod
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
+        """Return what leaves the client: this, and nothing else."""
+
+    @abstractmethod
+    def predict(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
+    ) -> Mapping[str, Tensor]:
+        """Return class scores (B, K) by prediction rule; the first rule is the method's own."""
+
+    def pictures(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
+    ) -> Mapping[str, Picture]:
+        """Return what the client may draw for itself in the end, by file name.
+
+        The client's last model is in ``ctx.net``, in evaluation mode; ``x`` (n, …) and ``y`` (n,)
+        are all its test data. Nothing of it is sent. Where there are prototypes of embeddings, the
+        default shows them among the embeddings.
+        """
+        known = {
+            f"{whose} {name}": found
+            for whose, bundle in (("everyone's", payload), ("own", state))
+            for name, found in bundle.prototypes.items()
+            if len(found.vectors) and found.vectors.shape[1] == ctx.net.width
+        }
+        if not known or len(x) < 2:
+            return {}
+        return {"prototypes": PrototypeMap.of(embeddings(ctx.net, x).cpu(), y.cpu(), known)}

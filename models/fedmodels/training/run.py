@@ -1,0 +1,61 @@
+"""A run as everybody in it knows it: the experiment, the problem, and the net they start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.nets import make_net
+from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.numerics.randomness import derive_seed, seeded
+from fedmodels.tensors.bundle import Problem, Weights
+from fedmodels.training.initial_weights import pretrained
+
+
+@dataclass(frozen=True)
+class Run:
+    """What both halves know of a run."""
+
+    experiment: Experiment
+    problem: Problem
+
+    def make_net(self, purpose: str = "init", role: str = "server") -> SplitNet:
+        """Build the run's net; its initial weights depend on the run's seed, purpose and role."""
+        table = self.experiment.net
+        with seeded(derive_seed(self.experiment.seed, role, 0, purpose)):
+            net = make_net(
+                table.name,
+                num_classes=self.problem.num_classes,
+                input_shape=self.problem.input_shape,
+                **table.options(),
+            )
+        net.mixed_precision = self.experiment.training.mixed_precision
+        return net
+
+    @cached_property
+    def initial_weights(self) -> Weights:
+        """Return the weights everybody starts from.
+
+        Raises:
+            ConfigError: ``[net] weights`` is no file of such weights.
+        """
+        fresh, net = weights_of(self.make_net()), self.experiment.net
+        return pretrained(net.weights, fresh, net.weights_sha256) if net.weights else fresh
+
+    def forget_initial_weights(self) -> None:
+        """Free them; whoever asks for them again has them built again."""
+        self.__dict__.pop("initial_weights", None)
+
+    @cached_property
+    def forms(self) -> Weights:
+        """Return tensors like the net's without values, on torch's meta device.
+
+        They tell names, shapes and dtypes without a copy of the net that stays in memory.
+        """
+        return {key: t.detach().to("meta") for key, t in self.make_net().tensors().items()}
+
+    @cached_property
+    def width(self) -> int:
+        """Return d, the number of coordinates of an embedding."""
+        return self.make_net().width

@@ -1,0 +1,156 @@
+"""Pre-training by masked autoencoding, and runs that start from a file of weights."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import fedcli.pretrain as pretrain
+from fedcli.data.sets.dataset import Dataset
+from fedcli.pretrain import MaskedAutoencoder, Pretraining
+from fedmodels.errors import ConfigError
+from fedmodels.tensors.archive import load, save
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.initial_weights import pinned
+from fedmodels.training.method import Run
+from tests.conftest import method_of, tiny_experiment
+
+CPU = torch.device("cpu")
+NET = {
+    "name": "hart",
+    "blocks": 1,
+    "alp": True,
+    "prototypes": [8],
+    "dropout": 0.0,
+    "drop_path": 0.0,
+}
+PROBLEM = Problem((64, 6), 5)
+QUICK = Pretraining(epochs=3, batch_size=16, lr=3e-3, mask=0.5)
+
+
+def waves(name="waves"):
+    """Return 48 windows of sinusoids of two people, the second's ten times as large."""
+    rng = np.random.default_rng(0)
+    time, shift = np.arange(64)[None, :, None], rng.uniform(0, 6, (48, 1, 6))
+    x = np.sin(time / 4 + shift).astype(np.float32)
+    x[24:] = 10 * x[24:] + 3
+    y = np.zeros(48, dtype=np.int64)
+    people = np.repeat([0, 1], 24)
+    return Dataset(name, x, y, x[:1], y[:1], 5, 1.0, (0.0,), (1.0,), ("a",) * 5, people, people[:1])
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Pre-train on the waves; return the experiment, the file, and the losses."""
+    monkeypatch.setattr(pretrain, "load", lambda table: waves(table.name))
+    experiment = tiny_experiment(net=NET, method="fedali")
+    lines: list[str] = []
+    path = tmp_path / "weights.safetensors"
+    losses = pretrain.pretrain(experiment, ["one", "two"], path, QUICK, CPU, lines.append)
+    assert len(lines) == 3
+    return experiment, path, losses
+
+
+def starting_from(experiment, path, **options):
+    net = experiment.net.model_copy(update={"weights": str(path), **options})
+    return Run(experiment.model_copy(update={"net": net}), PROBLEM)
+
+
+def test_it_learns_and_a_run_starts_from_it(trained):
+    experiment, path, losses = trained
+    assert losses[-1] < losses[0]
+    bundle, header = load(path)
+    assert header["data"] == ["one", "two"]
+    fresh = Run(experiment, PROBLEM).initial_weights
+    run = starting_from(experiment, path)
+    for name, tensor in run.initial_weights.items():
+        afresh = name.startswith(("base/fc.", "head/"))
+        assert torch.equal(tensor, fresh[name] if afresh else bundle.weights[name]), name
+    moved = [name for name in bundle.weights if not torch.equal(bundle.weights[name], fresh[name])]
+    assert "base/blocks.0.alp.local_prototypes" in moved
+    sent = method_of(experiment).init_server(run).common
+    kept = bundle.weights["base/blocks.0.alp.local_prototypes"]
+    assert torch.equal(sent.prototypes["alp/0"].vectors, kept)
+    assert torch.equal(kept, bundle.weights["base/blocks.0.alp.global_prototypes"])
+
+
+def test_a_run_is_bound_to_the_file_it_began_with(trained):
+    experiment, path, _ = trained
+    net = experiment.net.model_copy(update={"weights": str(path)})
+    bound = pinned(experiment.model_copy(update={"net": net}))
+    assert bound.net.weights_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert pinned(bound) == bound
+    assert Run(bound, PROBLEM).initial_weights
+    assert pinned(experiment) == experiment
+    save(path, Bundle(weights={"head/bias": torch.ones(5)}), {})
+    with pytest.raises(ConfigError, match="not the file this run began with"):
+        pinned(bound)
+    with pytest.raises(ConfigError, match="not the file this run began with"):
+        _ = Run(bound, PROBLEM).initial_weights
+    path.unlink()
+    with pytest.raises(ConfigError, match="is missing"):
+        pinned(bound)
+
+
+def test_the_same_seed_gives_the_same_weights(trained, tmp_path):
+    experiment, path, _ = trained
+    pretrain.pretrain(experiment, ["one", "two"], tmp_path / "2", QUICK, CPU, lambda line: None)
+    first, second = load(path)[0].weights, load(tmp_path / "2")[0].weights
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_windows_are_normalised_per_person_and_channel():
+    x = pretrain.windows_of(waves())
+    for rows in (x[:24], x[24:]):
+        np.testing.assert_allclose(rows.mean((0, 1)), 0, atol=1e-5)
+        np.testing.assert_allclose(rows.std((0, 1)), 1, atol=1e-5)
+
+
+def test_only_hidden_tokens_count():
+    """A decoder that says the window itself has no loss; what is visible is not asked for."""
+    model = MaskedAutoencoder(Run(tiny_experiment(net=NET), PROBLEM).make_net().base, 64, 0.5)
+    assert model.hidden == 2
+    x = torch.full((3, 64, 6), 2.0)
+    torch.nn.init.zeros_(model.patches.weight)
+    torch.nn.init.constant_(model.patches.bias, 2.0)
+    assert float(model(x).detach()) == 0
+
+
+@pytest.mark.parametrize("mask", [0.0, 0.1, 1.0])
+def test_something_is_hidden_and_something_seen(mask):
+    base = Run(tiny_experiment(net=NET), PROBLEM).make_net().base
+    with pytest.raises(ConfigError, match="of 4 tokens"):
+        MaskedAutoencoder(base, 64, mask)
+
+
+def test_only_hart_on_windows(monkeypatch, tmp_path):
+    monkeypatch.setattr(pretrain, "load", lambda table: waves())
+    with pytest.raises(ConfigError, match="hart"):
+        pretrain.pretrain(tiny_experiment(), [], tmp_path / "w", QUICK, CPU, print)
+    image = replace(waves(), train_x=np.zeros((2, 1, 8, 8), dtype=np.uint8))
+    with pytest.raises(ConfigError, match="sensor windows"):
+        pretrain.windows_of(image)
+
+
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        ({}, "holds no weights"),
+        ({"base/nothing": torch.zeros(1)}, "'base/nothing', which the net has not"),
+        ({"head/bias": torch.zeros(7)}, r"'head/bias' .* \[7\]; the net has torch.float32 \[5\]"),
+        ({"head/bias": torch.zeros(5).double()}, "float64"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(tmp_path, weights, why):
+    save(tmp_path / "w", Bundle(weights), {})
+    with pytest.raises(ConfigError, match=why):
+        _ = starting_from(tiny_experiment(net=NET), tmp_path / "w").initial_weights
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"\[net\] weights: .*w is missing"):
+        _ = starting_from(tiny_experiment(net=NET), tmp_path / "w").initial_weights

@@ -1,0 +1,188 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedmodels.config.experiment import difference
+from fedmodels.errors import ConfigError
+from fedmodels.resolution import experiment_of, parse_experiment
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+MIN_EXAMPLES = 23
+"""Raise it with every example that is added: a search that finds nothing must not pass."""
+
+TEXT = """
+[data]
+name = "digits"
+[scenario]
+kind = "per_class_shards"
+shards = 4
+[net]
+name = "mlp"
+hidden = [8]
+[method]
+name = "fedprox"
+"""
+
+
+def line_of(text=TEXT, overrides=()):
+    with pytest.raises(ConfigError) as caught:
+        parse_experiment(text, "run.toml", overrides)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert caught.value.exit_code == 2
+    return line
+
+
+# --- what is right --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("method.mu=0.5", "method.weighting=uniform"),
+        ("scenario.tasks=[1, 2, 3]", "evaluate.views=['global']", "evaluate.reference=runs/x"),
+        ("server.deadline_s=3", "server.min_clients=1", "schedule.per_round=2", "data.root=/data"),
+    ],
+)
+def test_resolved_experiment_parses_to_itself(overrides):
+    experiment = parse_experiment(TEXT, "run.toml", overrides)
+    tables = experiment.to_dict()
+    assert experiment_of(tables) == experiment
+    assert parse_experiment(tomli_w.dumps(tables)) == experiment
+    assert difference(experiment, experiment_of(tables)) == []
+
+
+def test_resolved_experiment_holds_every_value():
+    tables = parse_experiment(TEXT).to_dict()
+    assert tables["method"] == {"name": "fedprox", "weighting": "examples", "mu": 0.01}
+    assert tables["net"] == {"name": "mlp", "hidden": [8]}
+    assert tables["training"]["batch_size"] == 32
+    assert tables["scenario"]["tasks"] == 1
+
+
+def test_difference_names_the_keys():
+    one = parse_experiment(TEXT)
+    other = parse_experiment(TEXT, overrides=("seed=1", "method.mu=0.5", "schedule.per_round=2"))
+    assert difference(one, other) == ["method.mu", "schedule.per_round", "seed"]
+
+
+def test_sizes_of_cohorts():
+    experiment = parse_experiment(TEXT, overrides=("schedule.clients=5",))
+    assert (experiment.cohort_size, experiment.min_clients) == (5, 5)
+    sets = ("schedule.clients=5", "schedule.per_round=3", "server.min_clients=4")
+    experiment = parse_experiment(TEXT, overrides=sets)
+    assert (experiment.cohort_size, experiment.min_clients) == (3, 3)
+
+
+def test_overrides_replace_and_add():
+    sets = ("seed=7", "method.mu=1", "schedule.order=tasks_outer", "server.threads = 2")
+    experiment = parse_experiment(TEXT, overrides=sets)
+    assert experiment.seed == 7
+    assert experiment.method.hyper_parameters()["mu"] == 1.0
+    assert experiment.schedule.order == "tasks_outer"
+    assert experiment.server.threads == 2
+    assert parse_experiment(TEXT, overrides=("data.root=a=b",)).data.root == "a=b"
+
+
+EXAMPLE_FILES = sorted(EXAMPLES.rglob("*.toml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLE_FILES, ids=lambda p: p.relative_to(EXAMPLES).as_posix())
+def test_examples_parse(path):
+    experiment = parse_experiment(path.read_text(), path.name)
+    assert experiment_of(experiment.to_dict()) == experiment
+
+
+def test_there_are_examples():
+    assert len(EXAMPLE_FILES) >= MIN_EXAMPLES
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["sed=1"], "unknown key 'sed' in the top level; known: "),
+        (["sed=1"], " Did you mean 'seed'?"),
+        (["method.mue=1"], "unknown key 'mue' in [method]; fedprox has: mu, weighting. Did you"),
+        (["method.mue=1"], "Did you mean 'mu'?"),
+        (["training.batchsize=1"], "unknown key 'batchsize' in [training]; known: augment, "),
+        (["training.batchsize=1"], " Did you mean 'batch_size'?"),
+        (["scenario.shard=3"], "unknown key 'shard' in [scenario]; known: "),
+        (["scenario.shard=3"], " Did you mean 'shards'?"),
+        (["scenario.alpha=3"], "unknown key 'alpha' in [scenario]"),
+        (["schedulle.rounds=3"], "unknown key 'schedulle' in the top level"),
+        (["scenario.kind=shard"], "unknown kind 'shard' in [scenario]; known: iid, dirichlet, "),
+        (["scenario.kind=per_class_shard"], " Did you mean 'per_class_shards'?"),
+        (["method.name=fedpro"], "unknown method 'fedpro'; known: fedavg,"),
+        (["method.name=fedpro"], " Did you mean 'fedprox'?"),
+        (["net.name=mpl"], "unknown net 'mpl' in [net]; known: "),
+        (["net.name=mpl"], " Did you mean 'mlp'?"),
+        (["schedule.rounds=many"], "schedule.rounds: "),
+        (["schedule.rounds=many"], "(given: 'many')"),
+        (["schedule.rounds=0"], "schedule.rounds: Input should be greater than or equal to 1"),
+        (["schedule.per_round=4"], "schedule: per_round = 4 exceeds clients = 3"),
+        (["method.mu=much"], "method.mu: "),
+        (["method.weighting=equal"], "method.weighting: "),
+        (["evaluate.views=['local']"], "evaluate.views.0: "),
+        (["training.lr=0"], "training.lr: "),
+        (["training.precision=half"], "training.precision: Input should be 'float32' or "),
+        (["seed=-1"], "seed: "),
+        (["method=3"], "method: "),
+        (["scenario=3"], "scenario"),
+        (["data=[1]"], "data: "),
+    ],
+)  # fmt: skip
+def test_error_lines(overrides, line):
+    found = line_of(overrides=overrides)
+    assert found.startswith("run.toml: ")
+    assert line in found
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ('[data]\nname = "digits"', "key 'data' is missing in the top level"),
+        ('name = "digits"', "key 'name' is missing in [data]"),
+        ("shards = 4", "key 'shards' is missing in [scenario]"),
+        ('kind = "per_class_shards"', "key 'kind' is missing in [scenario]"),
+        ('name = "fedprox"', "key 'name' is missing in [method]"),
+    ],
+)
+def test_missing_keys(table, line):
+    assert line in line_of(TEXT.replace(table, "", 1))
+
+
+@pytest.mark.parametrize(
+    "item", ["rounds='10'", "rounds=2.5", "rounds=true", "rounds='many'", "clients='3'"]
+)
+def test_values_are_not_converted(item):
+    """A string is no number and a truth value no count."""
+    assert f"schedule.{item.partition('=')[0]}: " in line_of(overrides=[f"schedule.{item}"])
+
+
+@pytest.mark.parametrize("item", ["seed", "=3", " =3", ""])
+def test_override_that_is_none(item):
+    assert "is not key=value, such as --set method.lam=0.3" in line_of(overrides=[item])
+
+
+def test_override_below_a_value():
+    assert "'name' is a value, not a table" in line_of(overrides=["data.name.x=1"])
+
+
+def test_invalid_toml():
+    with pytest.raises(tomllib.TOMLDecodeError):
+        tomllib.loads("seed = ")
+    assert line_of("seed = ").startswith("run.toml is not valid TOML: ")
+
+
+def test_numbers_of_toml_are_taken_as_they_are_meant():
+    """``lr = 1`` is a learning rate of 1.0."""
+    experiment = parse_experiment(
+        TEXT, overrides=("training.lr=1", "server.min_clients=1", "server.deadline_s=5")
+    )
+    assert experiment.training.lr == 1.0

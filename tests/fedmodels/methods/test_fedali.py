@@ -1,0 +1,365 @@
+"""FedAli: what travels, how the server clusters prototypes, and what a client starts from.
+
+The alignment layer itself is tested in ``tests/fedmodels/nets/test_alp.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmodels.errors import ConfigError
+from fedmodels.methods import make
+from fedmodels.nets.alp import ALP, alp_layers
+from fedmodels.nets.split import weights_of
+from fedmodels.numerics.neighbour_clustering import cluster_near
+from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
+from fedmodels.training.loop import train_locally
+from fedmodels.training.method import Run, ServerContext, ServerState
+from fedsrv.engine.summary import run_metrics
+from fedtide.inprocess import run_in_process
+from tests.conftest import context_of, method_of, payload_of, tiny_experiment
+
+NET = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "prototypes": [16, 8]}
+HAR = Problem((128, 6), 6)
+SOLVERS = pytest.mark.parametrize("solver", ["lloyd", "neighbours", "torch"])
+
+
+def aligned(method=None, alignment=None, **tables):
+    net = {**NET, "alignment": alignment} if alignment else NET
+    return tiny_experiment(net=net, method={"name": "fedali", **(method or {})}, **tables)
+
+
+def server_state(rows):
+    return ServerState(
+        Bundle({"base/w": torch.zeros(1)}, {"alp/0": Prototypes.by_position(torch.tensor(rows))})
+    )
+
+
+def upload_of(rows, n):
+    vectors = Prototypes.by_position(torch.as_tensor(rows))
+    return Bundle({"base/w": torch.ones(1)}, {"alp/0": vectors}, scalars={"num_examples": float(n)})
+
+
+def clustered(method, *uploads):
+    """Return the rows (G, d) that the server makes of one block's uploads."""
+    ctx = ServerContext(Run(aligned(), HAR), 0, 0, 0, tuple(range(len(uploads))))
+    by_client = dict(enumerate(uploads))
+    start = server_state(uploads[0].prototypes["alp/0"].vectors.tolist())
+    reduced = method.aggregate(ctx, start, by_client)
+    return method.finish(ctx, reduced, by_client)[0].common.prototypes["alp/0"].vectors
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, torch.tensor(expected), rtol=0, atol=1e-6)
+
+
+# --- what travels ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wire", "num_bytes"), [("one", 10_658_936), ("both", 13_755_512)])
+def test_bytes_of_the_paper(wire, num_bytes):
+    """HART, 6 classes: weights and gates 1,890,590 floats, a set of prototypes 774,144.
+
+    4 (1,890,590 + 774,144) = 10,658,936, and 3,096,576 more for the second set: 1.843 and 2.378
+    times FedAvg's 5,783,672. An upload holds n_c too, of 8 bytes.
+    """
+    experiment = tiny_experiment(
+        net={"name": "hart", "alp": True}, method={"name": "fedali", "wire_prototypes": wire}
+    )
+    run, method = Run(experiment, HAR), method_of(experiment)
+    common, personal = method.broadcast(ServerContext(run, 0, 0, 0, (0,)), method.init_server(run))
+    assert common.num_bytes() == num_bytes
+    assert personal == {}
+    assert method.payload_spec(run)[0].max_bytes == num_bytes
+    assert method.upload_spec(run).max_bytes == num_bytes + 8
+    plain = tiny_experiment(net="hart")
+    fedavg = method_of(plain).init_server(Run(plain, HAR)).common.num_bytes()
+    assert fedavg == 5_783_672
+    assert round(num_bytes / fedavg, 3) == {"one": 1.843, "both": 2.378}[wire]
+
+
+def test_the_upload_holds_local_prototypes_and_no_buffer_twice(digits):
+    experiment = aligned(alignment={"gamma": 0.5})
+    ctx = context_of(experiment, digits)
+    payload, state = payload_of(experiment, ctx)
+    result = train_locally(method_of(experiment), ctx, payload, state)
+    assert not [name for name in result.upload.weights if "prototypes" in name]
+    assert [p.vectors.shape[0] for p in result.upload.prototypes.values()] == [16, 8]
+    for block, layer in enumerate(alp_layers(ctx.net)):
+        sent = result.upload.prototypes[f"alp/{block}"].vectors
+        assert torch.equal(sent, layer.local_prototypes)
+        received = payload.prototypes[f"alp/{block}"].vectors
+        assert torch.equal(layer.global_prototypes, received)
+        assert not torch.equal(sent, received)
+    assert result.state == Bundle()
+
+
+def test_one_set_and_both_sets_end_alike(digits, tmp_path):
+    one = run_in_process(aligned(), digits, tmp_path / "one")
+    both = run_in_process(aligned({"wire_prototypes": "both"}), digits, tmp_path / "both")
+    assert one["state_sha256"] == both["state_sha256"]
+    assert one["metrics"] == both["metrics"]
+    more = 4 * 3 * 4 * 192 * (16 + 8)  # interactions, clients, bytes, floats
+    assert both["bytes"]["up"] - one["bytes"]["up"] == more
+    assert both["bytes"]["down"] - one["bytes"]["down"] == more
+
+
+@pytest.mark.parametrize("net", ["mlp", {"name": "vit-tiny", "blocks": 1}])
+def test_a_net_without_alignment_is_refused(net):
+    experiment = tiny_experiment(net=net, method="fedali")
+    with pytest.raises(ConfigError, match="alp = true"):
+        method_of(experiment).init_server(Run(experiment, Problem((1, 8, 8), 10)))
+
+
+# --- the server's clusters ------------------------------------------------------------------------
+
+ANCHOR = (
+    upload_of([[0.0, 0], [4, 0]], 30),
+    upload_of([[0.0, 2], [6, 0]], 10),
+)
+
+
+@SOLVERS
+def test_clusters_of_the_card(solver):
+    """fedali.md, anchor 4: the weighted mean (0, .5), (4.5, 0) only begins; points are equal."""
+    close(clustered(make("fedali", kmeans_solver=solver), *ANCHOR), [[0.0, 1.0], [5.0, 0.0]])
+
+
+def test_without_clusters_the_weighted_mean_stays():
+    close(clustered(make("fedali", aggregate_prototypes="fedavg"), *ANCHOR), [[0, 0.5], [4.5, 0]])
+
+
+@SOLVERS
+def test_weighted_points(solver):
+    """Two clusters of two points each, 30 and 10: the means of the anchor's init."""
+    method = make("fedali", kmeans_weighted=True, kmeans_solver=solver)
+    close(clustered(method, *ANCHOR), [[0.0, 0.5], [4.5, 0.0]])
+
+
+@SOLVERS
+def test_an_empty_cluster_is_filled_again(solver):
+    """fedali.md, anchor 5: both rows begin at (2.1, 0)."""
+    uploads = upload_of([[0.0, 0], [4, 0]], 5), upload_of([[4.2, 0], [0.2, 0]], 5)
+    rows = clustered(make("fedali", kmeans_solver=solver), *uploads)
+    close(rows[rows[:, 0].argsort()], [[0.1, 0.0], [4.1, 0.0]])
+
+
+@SOLVERS
+def test_equal_prototypes_come_out_as_themselves(solver):
+    rows = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+    found = clustered(make("fedali", kmeans_solver=solver), *(upload_of(rows, n) for n in (3, 9)))
+    assert torch.equal(found, rows)
+
+
+@SOLVERS
+def test_one_client_gives_its_prototypes(solver):
+    rows = torch.tensor([[1.0, 2], [1, 2], [3, 4]])  # two of them equal
+    assert torch.equal(clustered(make("fedali", kmeans_solver=solver), upload_of(rows, 4)), rows)
+
+
+def test_a_client_without_examples_has_no_part():
+    method = make("fedali")
+    nobody = upload_of([[100.0, 100], [-100, -100]], 0)
+    assert torch.equal(clustered(method, *ANCHOR, nobody), clustered(method, *ANCHOR))
+    ctx, start = ServerContext(Run(aligned(), HAR), 0, 0, 0, (0,)), server_state([[1.0, 1]])
+    nobody = {0: upload_of([[5.0, 5]], 0)}
+    assert method.aggregate(ctx, start, nobody) is start
+    assert method.finish(ctx, start, nobody)[0] is start
+
+
+@SOLVERS
+def test_the_order_of_clients_does_not_matter(solver):
+    noise = torch.Generator().manual_seed(1)
+    uploads = [upload_of(torch.randn(8, 3, generator=noise), n) for n in (5, 7, 9)]
+    method = make("fedali", kmeans_solver=solver)
+    torch.testing.assert_close(clustered(method, *uploads), clustered(method, *uploads[::-1]))
+
+
+@settings(max_examples=25)
+@given(data=st.data(), solver=st.sampled_from(["lloyd", "neighbours", "torch"]))
+def test_no_row_is_lost(data, solver):
+    """Whatever comes, equal rows included, G finite rows come out, within what came in."""
+    count, clients = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4))
+    cells = st.integers(-2, 2).map(float)
+    rows = st.lists(st.tuples(cells, cells), min_size=count, max_size=count)
+    uploads = [upload_of(data.draw(rows), data.draw(st.integers(1, 9))) for _ in range(clients)]
+    found = clustered(make("fedali", kmeans_solver=solver, kmeans_neighbours=2), *uploads)
+    assert found.shape == (count, 2)
+    assert torch.isfinite(found).all()
+    assert found.abs().max() <= 2
+
+
+def test_moved_prototypes_are_counted(digits, tmp_path):
+    run_in_process(aligned(alignment={"gamma": 0.1}), digits, tmp_path / "out")
+    lines = (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert all(0 <= row["metrics"]["prototypes_moved"] <= 1 for row in rows)
+    assert rows[-1]["metrics"]["prototypes_moved"] > 0
+
+
+# --- near clusters --------------------------------------------------------------------------------
+
+
+def scattered(count=40, clients=5, spread=0.2):
+    noise = torch.Generator().manual_seed(2)
+    common = torch.randn(count, 8, generator=noise)
+    moved = [common + spread * torch.randn(count, 8, generator=noise) for _ in range(clients)]
+    return moved, torch.stack(moved).mean(0)
+
+
+def fit_of(points, centres, labels):
+    return float(
+        sum((p - centres[own]).square().sum() for p, own in zip(points, labels, strict=True))
+    )
+
+
+@pytest.mark.parametrize("neighbours", [40, None])
+@pytest.mark.parametrize("spread", [0.2, 1.0])
+def test_with_all_neighbours_it_is_lloyds(spread, neighbours):
+    points, start = scattered(spread=spread)
+    near, _ = cluster_near(points, start, neighbours=neighbours)
+    method = make("fedali")
+    exact, _ = method._cluster(points, start, [0.2] * 5)
+    torch.testing.assert_close(near, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("neighbours", [1, 4, 16])
+def test_no_iteration_fits_worse(neighbours):
+    points, start = scattered(spread=1.0)
+    found = [cluster_near(points, start, neighbours=neighbours, max_iter=n) for n in range(1, 6)]
+    fits = [fit_of(points, *one) for one in found]
+    assert all(later <= earlier + 1e-3 for earlier, later in pairwise(fits))
+
+
+# --- the client -----------------------------------------------------------------------------------
+
+
+def betas(net):
+    return [layer.beta for layer in alp_layers(net)]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(0.0, 0.0), ("same", 0.3), (0.1, 0.1)])
+def test_beta_of_the_first_round(digits, given, expected):
+    experiment = aligned({"round0_beta": given}, {"beta": 0.3})
+    method, ctx = method_of(experiment), context_of(experiment, digits)
+    payload, state = payload_of(experiment, ctx)
+    train_locally(method, ctx, payload, state)
+    assert betas(ctx.net) == [expected] * 2  # and so the client's own model is scored
+    method.load_global(ctx, payload)
+    assert betas(ctx.net) == [0.3] * 2
+    ctx.round = 1
+    train_locally(method, ctx, payload, state)
+    assert betas(ctx.net) == [0.3] * 2
+
+
+def test_a_round_without_influence_is_fedavg(digits):
+    """beta = 0 and frozen prototypes: the weights move as those of FedAvg on the same net."""
+    fedali = aligned(alignment={"gamma": 1.0})
+    fedavg = tiny_experiment(net={**NET, "alignment": {"beta": 0.0, "gamma": 1.0}})
+    uploads = []
+    for experiment in (fedali, fedavg):
+        ctx = context_of(experiment, digits)
+        result = train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx))
+        uploads.append(result.upload)
+    for name, tensor in uploads[0].weights.items():
+        assert torch.equal(tensor, uploads[1].weights[name]), name
+    start = payload_of(fedali, context_of(fedali, digits))[0].prototypes["alp/0"].vectors
+    assert torch.equal(uploads[0].prototypes["alp/0"].vectors, start)
+
+
+def test_one_moving_average_a_step(digits, monkeypatch):
+    steps = []
+    follow = ALP._follow
+    monkeypatch.setattr(ALP, "_follow", lambda self, *a: (steps.append(self), follow(self, *a)))
+    experiment = aligned(training={"local_epochs": 2, "batch_size": 16})
+    ctx = context_of(experiment, digits)
+    result = train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx))
+    assert len(steps) == 2 * 2 * -(-result.num_examples // 16)  # layers, epochs, batches
+
+
+def test_prototypes_start_again_from_the_global_ones(digits):
+    experiment = aligned(alignment={"gamma": 0.5})
+    method, ctx = method_of(experiment), context_of(experiment, digits)
+    payload, state = payload_of(experiment, ctx)
+    result = train_locally(method, ctx, payload, state)
+    method.load(ctx, payload, result.state)
+    for block, layer in enumerate(alp_layers(ctx.net)):
+        assert torch.equal(layer.local_prototypes, payload.prototypes[f"alp/{block}"].vectors)
+
+
+def test_prototypes_that_are_kept(digits):
+    experiment = aligned({"keep_personal_prototypes": True}, {"gamma": 0.5})
+    method, ctx = method_of(experiment), context_of(experiment, digits)
+    payload, state = payload_of(experiment, ctx)
+    assert state == Bundle()
+    result = train_locally(method, ctx, payload, state)
+    kept = [layer.local_prototypes.clone() for layer in alp_layers(ctx.net)]
+    assert len(result.state.weights) == 2
+    assert all(name.endswith("local_prototypes") for name in result.state.weights)
+    method.load(ctx, payload, result.state)
+    for block, layer in enumerate(alp_layers(ctx.net)):
+        assert torch.equal(layer.local_prototypes, kept[block])
+        assert torch.equal(layer.global_prototypes, payload.prototypes[f"alp/{block}"].vectors)
+    method.load_global(ctx, payload)
+    assert torch.equal(alp_layers(ctx.net)[0].local_prototypes, payload.prototypes["alp/0"].vectors)
+    assert "after_downlink" in method.views
+
+
+def test_scoring_changes_no_prototype(digits):
+    experiment = aligned()
+    method, ctx = method_of(experiment), context_of(experiment, digits)
+    payload, state = payload_of(experiment, ctx)
+    method.load_global(ctx, payload)
+    ctx.net.eval()
+    before = weights_of(ctx.net)
+    with torch.no_grad():
+        method.predict(ctx, payload, state, ctx.stream.test(0)[0])
+    after = weights_of(ctx.net)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+# --- the evaluation -------------------------------------------------------------------------------
+
+
+def test_views_of_the_paper(digits, tmp_path):
+    """Clients' models on their own and on everyone's test data, the server's on everyone's."""
+    experiment = aligned(evaluate={"generalization": True, "batch_size": 32})
+    summary = run_in_process(experiment, digits, tmp_path / "out", evaluator=True)
+    for name in ("personalization", "generalization"):
+        assert {name, f"{name}_std", f"{name}_acc", f"{name}_last"} <= summary["metrics"].keys()
+    assert {"global_f1", "global_acc", "global_f1_last"} <= summary["metrics"].keys()
+
+
+ROUNDS = [
+    {"personalization": 0.5, "personalization_acc": 0.9, "generalization": 0.3, "global_f1": 0.4},
+    {"personalization": 0.7, "personalization_acc": 0.8, "generalization": 0.2, "global_f1": 0.6},
+    {"personalization": 0.7, "personalization_acc": 0.9, "generalization": 0.1, "global_f1": 0.5},
+]
+
+
+@pytest.mark.parametrize(
+    ("select_by", "expected"),
+    [
+        ("f1", {"personalization": 0.7, "generalization": 0.2, "global_f1": 0.6}),
+        ("accuracy", {"personalization": 0.5, "generalization": 0.3, "global_f1": 0.4}),
+    ],
+)
+def test_the_best_round(select_by, expected):
+    """By F1 round 1, by accuracy round 0, the earlier of two equals; the last round beside it."""
+    global_acc = [0.9, 0.8, 0.7]
+    records = [
+        {"round": i, "task": 0, "metrics": {**m, "a_loc": 0.0, "global_acc": acc}}
+        for i, (m, acc) in enumerate(zip(ROUNDS, global_acc, strict=True))
+    ]
+    experiment = aligned(evaluate={"select_by": select_by})
+    found = run_metrics(records, experiment, "after_local")
+    assert {key: found[key] for key in expected} == expected
+    assert found["personalization_last"] == 0.7
+    assert found["generalization_last"] == 0.1
+    assert found["global_f1_last"] == 0.5

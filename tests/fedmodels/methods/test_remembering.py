@@ -1,0 +1,116 @@
+"""Servers that remember past classes without data: on every stream, and through a crash."""
+
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedcli.data.store.commands import run_partition
+from fedmodels.tensors.bundle import Problem
+from fedmodels.tensors.packed_weights import num_bytes
+from fedmodels.training.method import Run
+from fedsrv.engine.rounds import Engine
+from fedsrv.launch.progress import Display
+from fedtide.inprocess import run_in_process
+from tests.conftest import tiny_experiment
+from tests.fedmodels.methods.test_conformance import SMALL
+
+BOTH = pytest.mark.parametrize("name", ["mfcl", "target"])
+STREAMS = {
+    "replay_gradual": {"parts": 2, "images_per_part": 8},
+    "replay_circulating": {"parts": 2, "images_per_part": 8},
+    "replay_heterogeneous": {"images_per_part": 8},
+}
+
+
+def experiment_of_a_stream(name, kind, **schedule):
+    return tiny_experiment(
+        data={"name": "digits", "max_test_per_class": 4},
+        scenario={"kind": kind, **STREAMS[kind]},
+        method={"name": name, **SMALL[name]},
+        evaluate={"pictures": 0},
+        schedule={"rounds": 1, "clients": 3, "order": "tasks_outer", **schedule},
+    )
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory):
+    """The three streams of pFedGRP's paper on digits: classes differ by client, and come back."""
+    roots = {}
+    for kind in STREAMS:
+        made, roots[kind] = experiment_of_a_stream("mfcl", kind), tmp_path_factory.mktemp(kind)
+        run_partition(
+            made.data, made.scenario, 3, made.seed, roots[kind] / "data", Console(quiet=True)
+        )
+    return roots
+
+
+class Interrupted(Exception):
+    """The coordinator is gone in the middle of its work."""
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@BOTH
+def test_it_runs_on_the_streams(name, kind, streams, tmp_path):
+    """A memory of every class met up to then, after every task but the last, from which nobody
+    learns any more."""
+    experiment = experiment_of_a_stream(name, kind)
+    run_in_process(experiment, streams[kind] / "data", tmp_path / "out")
+    lines = (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    metric = {"mfcl": "generator_spread", "target": "synthesis_accuracy"}[name]
+    has_memory = [metric in r["metrics"] for r in records]
+    assert has_memory == [True] * (len(records) - 1) + [False]
+    downs = [r["bytes"]["down"] for r in records]
+    assert downs[1] > downs[0]
+    assert len(set(downs[1:])) == 1  # the old model is the one that comes: not sent twice
+    assert all(torch.isfinite(torch.tensor(r["metrics"]["loss"])) for r in records)
+
+
+@BOTH
+def test_a_crash_in_the_servers_work_costs_nothing(name, streams, tmp_path, monkeypatch):
+    """The coordinator dies while it makes its second memory; the run ends in the same bits."""
+    kind = "replay_heterogeneous"
+    experiment, data = experiment_of_a_stream(name, kind), streams[kind] / "data"
+    whole = run_in_process(experiment, data, tmp_path / "whole")
+
+    def die(engine, step, *_):
+        if step.interaction == 1:
+            raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_tell_work", die)
+        with pytest.raises(Interrupted):
+            run_in_process(experiment, data, tmp_path / "cut")
+    again = run_in_process(experiment, data, tmp_path / "cut", resume=True)
+    assert again["state_sha256"] == whole["state_sha256"]
+    assert again["metrics"] == whole["metrics"]
+
+
+@BOTH
+def test_several_rounds_of_a_task(name, streams, tmp_path):
+    """From a task's second round on the old model comes beside the one that trains."""
+    kind = "replay_heterogeneous"
+    experiment = experiment_of_a_stream(name, kind, rounds=2, clients=2)
+    run_in_process(experiment, streams[kind] / "data", tmp_path / "out")
+    lines = (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()
+    downs = [json.loads(line)["bytes"]["down"] for line in lines]
+    assert downs[0] == downs[1] < downs[2] < downs[3]
+    assert downs[2:4] == downs[4:6]
+    net = Run(experiment, Problem((1, 8, 8), 10)).initial_weights
+    assert downs[3] - downs[2] == 2 * num_bytes(net)
+
+
+def test_the_display_shows_the_servers_work():
+    display = Display("a run", Console(quiet=True))
+    work = {"work": "synthesis", "step": 3, "of": 10, "loss": 0.5}
+    display.take({"kind": "server", "interaction": 1, "round": 1, "detail": work})
+    shown = Console(width=100)
+    with shown.capture() as capture:
+        shown.print(display._render())
+    assert "synthesis, step 3 of 10" in capture.get()
+    display.take({"kind": "commit", "interaction": 1, "round": 1, "detail": {"of": 5}})
+    with shown.capture() as capture:
+        shown.print(display._render())
+    assert "synthesis" not in capture.get()

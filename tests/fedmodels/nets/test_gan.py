@@ -1,0 +1,149 @@
+import pytest
+import torch
+from torch import nn
+
+from fedmodels.errors import ConfigError
+from fedmodels.nets.generative import gan
+from fedmodels.nets.generative.gan import Critic, Generator
+from fedmodels.numerics.randomness import generator, seeded
+
+MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
+
+
+def parameters(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "arch", "maker", "critic"),
+    [
+        (MNIST, 16, "wgan", 224_337, 173_041),
+        (CIFAR, 64, "wgan", 2_963_779, 2_758_593),
+        (MNIST, 32, "wgan", 792_737, None),
+        (CIFAR, 128, "wgan", 11_432_579, None),
+        (MNIST, 16, "dcgan", 143_840, 42_240),
+        (CIFAR, 64, "dcgan", 1_068_928, 662_528),
+    ],
+)
+def test_counts(shape, dim, arch, maker, critic):
+    # models.md, section 6
+    assert parameters(Generator(shape, dim, arch)) == maker
+    if critic is not None:
+        assert parameters(Critic(shape, dim, arch)) == critic
+
+
+@pytest.mark.parametrize(("shape", "dim", "size"), [(MNIST, 16, 898_268), (CIFAR, 64, 11_858_724)])
+def test_bytes_on_the_wire(shape, dim, size):
+    # pfedgrp.md, section 5
+    tensors = Generator(shape, dim).state_dict().values()
+    assert sum(t.numel() * t.element_size() for t in tensors) == size
+
+
+@pytest.mark.parametrize("arch", ["wgan", "dcgan"])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 12, 10), MNIST, CIFAR])
+def test_images_and_scores(shape, arch):
+    maker, critic = Generator(shape, 4, arch), Critic(shape, 4, arch)
+    z = torch.randn(5, gan.LATENT)
+    images, canvas = maker.eval()(z), maker.paint(z)
+    assert images.shape == (5, *shape)
+    assert bool((images.abs() <= 1).all())
+    assert torch.equal(images, gan.crop(canvas, shape))
+    assert critic(canvas).shape == (5,)
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in critic.modules())
+
+
+def test_a_score_depends_on_its_image_alone():
+    critic = Critic(MNIST)
+    x = torch.randn(4, 1, 32, 32)
+    torch.testing.assert_close(critic(x)[2:3], critic(x[2:3]))
+
+
+def test_padding_is_black_and_undone_by_cropping():
+    x = torch.rand(2, 1, 28, 27)
+    padded = gan.pad(x, 32)
+    assert padded.shape == (2, 1, 32, 32)
+    assert bool((padded[..., :2, :] == -1).all())
+    assert torch.equal(gan.crop(padded, (1, 28, 27)), x)
+
+
+class Linear(nn.Module):
+    def __init__(self, norm: float) -> None:
+        super().__init__()
+        weight = torch.randn(12)
+        self.weight = nn.Parameter(weight / weight.norm() * norm)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1) @ self.weight
+
+
+@pytest.mark.parametrize(("norm", "want"), [(3.0, 40.0), (1.0, 0.0)])
+def test_gradient_penalty_of_a_linear_critic(norm, want):
+    # pfedgrp.md, anchor 4
+    real, fake = torch.randn(2, 6, 3, 2, 2).unbind()
+    penalty = 10 * gan.gradient_penalty(Linear(norm), real, fake, torch.rand(6))
+    assert float(penalty.detach()) == pytest.approx(want, abs=1e-4)
+
+
+def test_gradient_penalty_is_per_sample_and_trains_the_critic():
+    # critic(x) = x²/2 sums |x| over samples: gradients 2 and 5 at u = 1, so (1 + 16) / 2
+    class Square(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1).square().sum(1) / 2
+
+    real = torch.tensor([[2.0], [5.0]])
+    penalty = gan.gradient_penalty(Square(), real, torch.zeros(2, 1), torch.ones(2))
+    assert float(penalty.detach()) == pytest.approx(8.5)
+    critic = Linear(2.0)
+    gan.gradient_penalty(critic, real.expand(2, 12), torch.zeros(2, 12), torch.ones(2)).backward()
+    assert bool(critic.weight.grad.any())
+
+
+def test_losses():
+    critic = Linear(1.0)
+    real, fake = torch.ones(3, 12), torch.zeros(3, 12, requires_grad=True)
+    mix = torch.rand(3)
+    want = -float(critic.weight.detach().sum())
+    assert float(gan.critic_loss(critic, real, fake, mix).detach()) == pytest.approx(want, abs=1e-4)
+    gan.critic_loss(critic, real, fake, mix).backward()
+    assert fake.grad is None
+    gan.generator_loss(critic, fake).backward()
+    torch.testing.assert_close(fake.grad, -critic.weight.detach().expand(3, 12) / 3)
+
+
+def test_training_moves_the_fakes_towards_the_data():
+    with seeded(0):
+        maker, critic = Generator((1, 8, 8), 4), Critic((1, 8, 8), 4)
+        real = torch.full((16, 1, 8, 8), 0.5)
+        opts = [torch.optim.Adam(n.parameters(), 3e-3, (0.5, 0.9)) for n in (maker, critic)]
+        before = float((gan.sample(maker, 32, generator(1)) - 0.5).abs().mean())
+        for step in range(240):
+            fake = maker.paint(torch.randn(16, gan.LATENT))
+            opts[1].zero_grad()
+            gan.critic_loss(critic, real, fake, torch.rand(16)).backward()
+            opts[1].step()
+            if step % 3 == 0:
+                opts[0].zero_grad()
+                gan.generator_loss(critic, maker.paint(torch.randn(16, gan.LATENT))).backward()
+                opts[0].step()
+        after = float((gan.sample(maker, 32, generator(1)) - 0.5).abs().mean())
+    assert after < before / 2
+
+
+def test_sample_repeats_and_keeps_the_mode():
+    with seeded(0):
+        maker = Generator(MNIST)
+    buffers = {k: b.clone() for k, b in maker.named_buffers()}
+    first, second = (gan.sample(maker, 3, generator(4)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert maker.training
+    assert not first.requires_grad
+    assert all(torch.equal(b, buffers[k]) for k, b in maker.named_buffers())
+
+
+def test_what_it_cannot_make():
+    with pytest.raises(ConfigError, match="at most 32x32"):
+        Generator((3, 64, 64))
+    with pytest.raises(ConfigError, match="at most 32x32"):
+        Critic((128, 6))
+    with pytest.raises(ConfigError, match="arch='gan'"):
+        Generator(MNIST, arch="gan")

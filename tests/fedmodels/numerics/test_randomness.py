@@ -1,0 +1,67 @@
+import pytest
+import torch
+from torch import nn
+
+from fedmodels.errors import ConfigError
+from fedmodels.numerics.randomness import PURPOSES, derive_seed, generator, seeded
+
+
+def test_seeds_differ_in_every_argument_and_fit_63_bits():
+    seeds = {
+        derive_seed(run, client, interaction, purpose)
+        for run in (0, 1, 10)
+        for client in (0, 1, 10, "server", "evaluator")
+        for interaction in (0, 1, 10)
+        for purpose in PURPOSES
+    }
+    assert len(seeds) == 3 * 5 * 3 * len(PURPOSES)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_seed_never_changes():
+    # A run that is resumed by a later version must draw the same numbers.
+    assert derive_seed(0, 3, 7, "order") == 6119420178661444142
+
+
+def test_unknown_purpose():
+    with pytest.raises(ConfigError, match="Did you mean 'order'"):
+        derive_seed(0, 0, 0, "ordre")
+
+
+def test_generator_is_fresh():
+    first, second = (torch.rand(4, generator=generator(5)) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_seeded_repeats_inside_and_restores_outside():
+    before = torch.random.get_rng_state()
+    with seeded(1):
+        first = nn.Linear(3, 3).weight.detach()
+    with seeded(1), seeded(2):
+        pass
+    with seeded(1):
+        with seeded(2):
+            torch.rand(5)
+        second = nn.Linear(3, 3).weight.detach()
+    assert torch.equal(first, second)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_seeded_restores_after_an_error():
+    before = torch.random.get_rng_state()
+    with pytest.raises(RuntimeError, match="negative"), seeded(1):
+        torch.rand(-1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_seeded_covers_cuda():
+    torch.zeros(1, device="cuda")
+    before = torch.cuda.get_rng_state()
+    with seeded(1):
+        first = torch.rand(3, device="cuda")
+    with seeded(1):
+        second = torch.rand(3, device="cuda")
+    assert torch.equal(first, second)
+    assert torch.equal(torch.cuda.get_rng_state(), before)

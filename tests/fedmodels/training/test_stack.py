@@ -1,0 +1,262 @@
+"""Clients trained together come to the weights they come to in turn, whoever is beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError
+from fedmodels.methods import make, method_class, names
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.numerics.randomness import seeded
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.loop import ClientHalf, train_locally
+from fedmodels.training.method import ClientContext, Phase, Run
+from fedmodels.training.stack import begin_apart, check_stacks, fit_together
+from tests.conftest import TABLES, OneTask, context_of, method_of, payload_of, tiny_experiment
+from tests.fedmodels.methods.test_conformance import experiment_for
+
+TOGETHER = [name for name in names() if make(name).trains_together]
+SIZES = (21, 16, 9, 21, 0)
+"""Examples of each client: batches of 8, a rest of 5, none or one; the last has none at all."""
+
+
+def bits(bundle: Bundle) -> dict[str, torch.Tensor]:
+    return dict(bundle.flat())
+
+
+def assert_close(one: Bundle, other: Bundle, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    a, b = bits(one), bits(other)
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.allclose(a[key].float(), b[key].float(), rtol, atol), key
+
+
+def assert_equal(one: Bundle, other: Bundle) -> None:
+    a, b = bits(one), bits(other)
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
+def together(halves: list[ClientHalf]) -> list[Any]:
+    for half in halves:
+        begin_apart(half)
+    return [half.end(loss) for half, loss in zip(halves, fit_together(halves), strict=True)]
+
+
+def assert_as_in_turn(experiment: Experiment, root: Path) -> list[Any]:
+    """Train three clients in turn and together; return the latter, which come to the same."""
+    method = method_of(experiment)
+    rtol, atol = (1e-2, 2e-2) if experiment.training.mixed_precision else (1e-4, 1e-5)
+
+    def halves():
+        contexts = [context_of(experiment, root, client) for client in range(3)]
+        return [ClientHalf(method, ctx, *payload_of(experiment, ctx)) for ctx in contexts]
+
+    in_turn = [train_locally(method, h.ctx, h.payload, h.state) for h in halves()]
+    at_once = together(halves())
+    for one, other in zip(in_turn, at_once, strict=True):
+        assert_close(one.upload, other.upload, rtol, atol)
+        assert_close(one.state, other.state, rtol, atol)
+        assert other.loss == pytest.approx(one.loss, abs=atol)
+        assert other.num_examples == one.num_examples
+    alone = together(halves()[1:2])[0]
+    assert_equal(alone.upload, at_once[1].upload)
+    assert_equal(alone.state, at_once[1].state)
+    return at_once
+
+
+# --- every method that says it can ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_every_method_comes_to_what_training_in_turn_does(name, digits):
+    experiment = experiment_for((name, {}), training={"local_epochs": 2, "momentum": 0.9})
+    results = assert_as_in_turn(experiment, digits)
+    assert all(result.num_examples for result in results)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "gldp"])
+def test_in_bfloat16_too(name, digits):
+    half, full = ({"precision": precision} for precision in ("bfloat16", "float32"))
+    rounded = assert_as_in_turn(experiment_for((name, {}), training=half), digits)
+    plain = assert_as_in_turn(experiment_for((name, {}), training=full), digits)
+    for one, other in zip(rounded, plain, strict=True):
+        weights = other.upload.weights
+        assert not all(torch.equal(t, weights[key]) for key, t in one.upload.weights.items())
+
+
+def test_what_can_train_together():
+    """Methods whose loss decides by values, or keeps something, cannot; switches may say so."""
+    assert {"fedavg", "fedprox", "fedper", "fedrep", "fedproto", "gldp", "local"} <= set(TOGETHER)
+    assert not {"fedmlp", "pfedgrp", "fedem", "moon", "ditto", "creff"} & set(TOGETHER)
+    assert not make("gldp", proto_pass="running").trains_together
+
+
+def test_a_method_with_a_loss_of_its_own_has_to_say_so():
+    @dataclass(frozen=True, kw_only=True)
+    class Other(FedAvg):
+        def loss(self, ctx, batch, out, refs):
+            return out.logits.square().mean()
+
+    assert not Other().trains_together
+    assert "trains_together" in vars(method_class("fedprox"))
+
+
+# --- what differs between clients -----------------------------------------------------------------
+
+
+class Tiny(nn.Module):
+    """Two layers with batch normalisation between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5)
+
+    def forward(self, x):
+        return torch.relu(self.norm(self.linear(x)))
+
+
+def tiny_net() -> SplitNet:
+    with seeded(0):
+        return SplitNet(Tiny(), nn.Linear(5, 3), 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phased(FedAvg):
+    """FedAvg that trains its head, then all of it, then its base beside a frozen head."""
+
+    def phases(self, ctx):
+        return [Phase(2, ("head/",), bn_of_frozen="eval"), Phase(1), Phase(1, ("base/",), lr=0.01)]
+
+
+def half_of(client: int, method: FedAvg, **training: Any) -> ClientHalf:
+    run = Run(tiny_experiment(training={"batch_size": 8, **training}), Problem((4,), 3))
+    draw, net = torch.Generator().manual_seed(client), tiny_net()
+    n = SIZES[client]
+    x, y = torch.randn(n, 4, generator=draw), torch.randint(0, 3, (n,), generator=draw)
+    stream = OneTask([], [])
+    stream.x, stream.y = x, y
+    ctx = ClientContext(run, client, 0, 0, 0, net, stream, torch.device("cpu"))
+    return ClientHalf(method, ctx, Bundle(weights=weights_of(net)), Bundle())
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+        {"lr": 0.01, "optimizer": "adam"},
+        {"lr": 0.01, "optimizer": "adamw", "weight_decay": 0.1},
+    ],
+    ids=["sgd", "adam", "adamw"],
+)
+def test_batches_of_different_sizes(training):
+    """A client that has no batch left waits, and its optimiser's state with it."""
+    method = Phased()
+    halves = [half_of(c, method, **training) for c in range(4)]
+    in_turn = [train_locally(method, h.ctx, h.payload, h.state) for h in halves]
+    at_once = together([half_of(c, method, **training) for c in range(4)])
+    for one, other in zip(in_turn, at_once, strict=True):
+        assert_close(one.upload, other.upload)
+        assert other.loss == pytest.approx(one.loss, abs=1e-5)
+        before = halves[0].payload.weights["base/norm.num_batches_tracked"]
+        assert other.upload.weights["base/norm.num_batches_tracked"] > before
+
+
+@pytest.mark.parametrize("net", ["digits-cnn", "mlp", "resnet20"])
+def test_the_bits_do_not_depend_on_who_is_beside(net):
+    """Seen, not promised: a vector unit may round the last few of an odd number otherwise."""
+    experiment = tiny_experiment(net={"name": net}, training={"batch_size": 8, "momentum": 0.9})
+    run, method = Run(experiment, Problem((1, 8, 8), 10)), make("fedavg")
+
+    def made(client):
+        draw = torch.Generator().manual_seed(client)
+        x = torch.randn(SIZES[client], 1, 8, 8, generator=draw)
+        y = torch.randint(10, (len(x),), generator=draw)
+        stream = OneTask(x.tolist(), y.tolist())
+        ctx = ClientContext(run, client, 0, 0, 0, run.make_net(), stream, torch.device("cpu"))
+        return ClientHalf(method, ctx, Bundle(weights=run.initial_weights), Bundle())
+
+    expected = together([made(client) for client in range(4)])
+    for clients in ((3, 2, 1, 0), (1, 0), (2,), (0, 3)):
+        found = together([made(client) for client in clients])
+        for client, result in zip(clients, found, strict=True):
+            assert_equal(result.upload, expected[client].upload)
+            assert result.loss == expected[client].loss
+
+
+def test_images_are_augmented_by_their_own_clients_seed(digits):
+    augmented, plain = (
+        assert_as_in_turn(
+            tiny_experiment(net="digits-cnn", training={"augment": how, "batch_size": 8}), digits
+        )
+        for how in ("crop-flip", "none")
+    )
+    assert augmented[0].loss != plain[0].loss
+
+
+def test_parameters_and_gradients_are_left_as_they_were_found():
+    halves = [half_of(c, Phased(), lr=0.1) for c in range(2)]
+    together(halves)
+    for parameter in halves[0].ctx.net.parameters():
+        assert parameter.requires_grad
+        assert parameter.grad is None
+
+
+def test_a_client_without_data_keeps_what_it_got():
+    method = Phased()
+    halves = [half_of(c, method, lr=0.1) for c in (0, 4)]
+    some, none = together(halves)
+    assert none.num_examples == 0
+    assert_equal(Bundle(weights=none.upload.weights), halves[1].payload)
+    assert_close(some.upload, together([half_of(0, method, lr=0.1)])[0].upload)
+
+
+def test_every_step_is_told_to_its_own_client():
+    steps: dict[int, list[tuple[int, int]]] = {0: [], 2: []}
+    halves = [half_of(c, make("fedavg"), lr=0.1, local_epochs=2) for c in steps]
+    for client, half in zip(steps, halves, strict=True):
+        half.ctx.tick = lambda epoch, batch, loss, told=steps[client]: told.append((epoch, batch))
+    together(halves)
+    assert steps[0] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert steps[2] == [(0, 0), (1, 0)]  # the rest of one example cannot be normalised
+
+
+# --- what cannot ----------------------------------------------------------------------------------
+
+
+def test_a_net_that_draws_random_numbers_is_refused():
+    experiment = tiny_experiment(net={"name": "hart"}, training={"together": 2})
+    with pytest.raises(ConfigError, match=r"together = 2: .* net 'hart' train in turn only"):
+        check_stacks(Run(experiment, Problem((128, 6), 6)))
+
+
+@pytest.mark.parametrize("net", ["digits-cnn", "resnet20", "mlp", "vit-tiny"])
+def test_nets_that_can(net):
+    experiment = tiny_experiment(net={"name": net}, training={"together": 2})
+    check_stacks(Run(experiment, Problem((1, 8, 8), 10)))
+
+
+def test_a_method_that_cannot_is_refused_at_once():
+    tables = {**TABLES, "method": {"name": "moon"}, "training": {"together": 4}}
+    with pytest.raises(ConfigError, match=r"together = 4: clients of method 'moon'"):
+        experiment_of(tables)
+
+
+def test_references_that_are_no_tensors_are_refused():
+    @dataclass(frozen=True, kw_only=True)
+    class Teacher(FedAvg):
+        def prepare(self, ctx, payload, state):
+            return ctx.net.copy()
+
+    with pytest.raises(TypeError, match="cannot refer to SplitNet"):
+        together([half_of(c, Teacher(), lr=0.1) for c in range(2)])

@@ -1,0 +1,433 @@
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedmodels.config.experiment import Training
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets import make_net
+from fedmodels.nets.split import SplitNet, weights_of
+from fedmodels.numerics.randomness import seeded
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.loop import (
+    augmented,
+    batches,
+    begin_phase,
+    fixed_features,
+    optimizer_of,
+    score,
+    train_locally,
+)
+from fedmodels.training.method import ClientContext, Phase, Run
+from tests.conftest import OneTask, tiny_experiment
+
+
+def small_net(dropout=0.0):
+    """Two layers with batch normalisation between them, in the base and in the head."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        linear = nn.Linear(4, 5, bias=False)  # a bias before the normalisation has no gradient
+        base = nn.Sequential(nn.Flatten(), linear, nn.BatchNorm1d(5), nn.Dropout(dropout))
+        head = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))
+        return SplitNet(base, head, 5)
+
+
+RNG = torch.Generator().manual_seed(1)
+X, Y = torch.randn(21, 4, generator=RNG) + 2, torch.randint(0, 3, (21,), generator=RNG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phased(FedAvg):
+    """FedAvg that trains as it is told."""
+
+    stretches: tuple[Phase, ...] = (Phase(1),)
+
+    def phases(self, ctx):
+        return self.stretches
+
+
+def context(net=None, client=0, interaction=0, tick=None, **training):
+    experiment = tiny_experiment(training={"batch_size": 8, "lr": 0.1, **training})
+    run = Run(experiment, Problem((4,), 3))
+    options = {} if tick is None else {"tick": tick}
+    return ClientContext(
+        run, client, interaction, 0, 0, net or small_net(), OneTask(X.tolist(), Y.tolist()),
+        torch.device("cpu"), **options,
+    )  # fmt: skip
+
+
+def trained(*stretches, ctx=None, **training):
+    """Train from the small net's first weights; return the weights before and after."""
+    ctx = ctx or context(**training)
+    before = weights_of(ctx.net)
+    method = Phased(stretches=stretches or (Phase(1),))
+    result = train_locally(method, ctx, Bundle(weights=before), Bundle())
+    return before, result.upload.weights
+
+
+def moved(before, after):
+    return {key for key in before if not torch.equal(before[key], after[key])}
+
+
+def is_statistic(key):
+    return "running" in key or "num_batches" in key
+
+
+PARAMETERS = {k for k in weights_of(small_net()) if not is_statistic(k)}
+STATISTICS = {k for k in weights_of(small_net()) if is_statistic(k)}
+
+
+def of(role, keys):
+    return {k for k in keys if k.startswith(role)}
+
+
+# --- phases ---------------------------------------------------------------------------------------
+
+
+def test_everything_trains_unless_told_otherwise():
+    assert moved(*trained()) == PARAMETERS | STATISTICS
+
+
+@pytest.mark.parametrize("role", ["base/", "head/"])
+def test_frozen_weights_stay_and_their_statistics_move(role):
+    found = moved(*trained(Phase(2, trains=(role,))))
+    assert found == of(role, PARAMETERS) | STATISTICS
+
+
+@pytest.mark.parametrize("role", ["base/", "head/"])
+def test_frozen_statistics_stay_in_eval_mode(role):
+    found = moved(*trained(Phase(2, trains=(role,), bn_of_frozen="eval")))
+    assert found == of(role, PARAMETERS | STATISTICS)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_momentum_of_one_phase_does_not_move_what_the_next_freezes(optimizer):
+    """One optimiser per phase: momentum and weight decay of the first are gone in the second."""
+    training = {"momentum": 0.9, "weight_decay": 0.1, "optimizer": optimizer}
+    phases = Phase(1, trains=("head/",)), Phase(2, trains=("base/",))
+    head_only = trained(phases[0], **training)[1]
+    both = trained(*phases, **training)[1]
+    for key in of("head/", PARAMETERS):
+        assert torch.equal(both[key], head_only[key])
+    assert moved(head_only, both) >= of("base/", PARAMETERS)
+
+
+def test_no_epochs_change_nothing():
+    assert moved(*trained(Phase(0))) == set()
+
+
+def test_requires_grad_is_restored():
+    ctx = context()
+    trained(Phase(1, trains=("head/",)), ctx=ctx)
+    assert all(p.requires_grad for p in ctx.net.parameters())
+    assert all(m.training for m in ctx.net.modules())
+
+
+def test_learning_rate_and_decay_of_a_phase():
+    net = small_net()
+    training = Training(lr=0.1, weight_decay=0.5, momentum=0.9)
+    phase = Phase(1, lr=0.3, weight_decay={"head/1": 0.0, "head/1.bias": 0.25})
+    optimizer = begin_phase([net], phase, training)
+    found = {
+        id(p): (group["lr"], group["weight_decay"], group["momentum"])
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    assert found[id(net.base[1].weight)] == (0.3, 0.5, 0.9)
+    assert found[id(net.head[1].weight)] == (0.3, 0.0, 0.9)
+    assert found[id(net.head[1].bias)] == (0.3, 0.25, 0.9)
+    assert len(found) == len(PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)],
+)
+def test_optimizers(name, kind):
+    group = {"params": [nn.Parameter(torch.ones(1))], "weight_decay": 0.25}
+    found = optimizer_of([group], Training(optimizer=name, momentum=0.5), 0.2)
+    assert type(found) is kind
+    assert found.param_groups[0]["lr"] == 0.2
+    assert found.param_groups[0]["weight_decay"] == 0.25
+
+
+def test_every_step_is_told():
+    steps = []
+    ctx = context(tick=lambda epoch, batch, loss: steps.append((epoch, batch, loss.item())))
+    result = train_locally(
+        Phased(stretches=(Phase(2), Phase(1))), ctx, Bundle(weights=weights_of(ctx.net)), Bundle()
+    )
+    assert [(e, b) for e, b, _ in steps] == [(e, b) for e in range(3) for b in range(3)]
+    assert result.loss == pytest.approx(sum(loss for *_, loss in steps[-3:]) / 3)
+    assert result.num_examples == 21
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def sizes(n, net, batch_size=8):
+    order = torch.Generator().manual_seed(0)
+    found = list(batches(n, net, Training(batch_size=batch_size), order))
+    return [len(i) for i in found], torch.cat(found).tolist() if found else []
+
+
+PLAIN = nn.Linear(1, 1)
+
+
+def test_last_batch_is_kept():
+    assert sizes(21, PLAIN)[0] == [8, 8, 5]
+    assert sizes(21, small_net())[0] == [8, 8, 5]
+    assert sorted(sizes(21, PLAIN)[1]) == list(range(21))
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(17, 8), (1, 8), (3, 1), (9, 8)])
+def test_batches_of_one_are_skipped_with_batch_normalisation_alone(n, batch_size):
+    plain = sizes(n, PLAIN, batch_size)
+    assert sorted(plain[1]) == list(range(n))
+    with_norm = sizes(n, small_net(), batch_size)[0]
+    assert with_norm == [size for size in plain[0] if size > 1]
+
+
+def test_layer_normalisation_bears_batches_of_one():
+    assert sizes(9, nn.LayerNorm(1))[0] == [8, 1]
+
+
+def test_no_examples_make_no_batch():
+    assert sizes(0, PLAIN) == ([], [])
+
+
+def test_every_epoch_has_an_order_of_its_own():
+    order = torch.Generator().manual_seed(0)
+    one, two = (torch.cat(list(batches(50, PLAIN, Training(), order))) for _ in range(2))
+    assert not torch.equal(one, two)
+
+
+# --- randomness -----------------------------------------------------------------------------------
+
+
+def test_dropout_is_seeded_and_leaves_no_trace():
+    results = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        before = torch.get_rng_state()
+        results.append(trained(ctx=context(small_net(0.5)))[1])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert moved(*results) == set()
+
+
+@pytest.mark.parametrize("change", [{"client": 1}, {"interaction": 1}])
+def test_dropout_differs_between_clients_and_interactions(change):
+    """With one batch of everything the order alone changes no more than rounding does."""
+    one, other = (
+        trained(ctx=context(small_net(0.5), batch_size=100, **facts))[1] for facts in ({}, change)
+    )
+    key = "base/1.weight"
+    assert (one[key] - other[key]).abs().max() > 1e-3
+    calm = [trained(ctx=context(batch_size=100, **facts))[1][key] for facts in ({}, change)]
+    torch.testing.assert_close(*calm)
+
+
+def test_dropout_does_not_shift_the_order_of_batches():
+    orders = []
+    for dropout in (0.0, 0.5):
+        seen = []
+
+        class Watched(Phased):
+            def loss(self, ctx, batch, out, refs, seen=seen):
+                seen.append(batch.index.tolist())
+                return super().loss(ctx, batch, out, refs)
+
+        ctx = context(small_net(dropout))
+        train_locally(
+            Watched(stretches=(Phase(2),)), ctx, Bundle(weights=weights_of(ctx.net)), Bundle()
+        )
+        orders.append(seen)
+    assert orders[0] == orders[1]
+
+
+# --- augmentation ---------------------------------------------------------------------------------
+
+IMAGES = torch.rand(6, 3, 10, 12, generator=RNG)
+CROP_FLIP = Training(augment="crop-flip")
+
+
+def augmented_with(seed, x=IMAGES, training=CROP_FLIP):
+    return augmented(x, training, torch.Generator().manual_seed(seed))
+
+
+def test_augmentation_keeps_shape_and_is_seeded():
+    before = IMAGES.clone()
+    one = augmented_with(0)
+    assert one.shape == IMAGES.shape
+    assert one.dtype == IMAGES.dtype
+    assert torch.equal(one, augmented_with(0))
+    assert not torch.equal(one, augmented_with(1))
+    assert torch.equal(IMAGES, before)
+
+
+def test_augmented_images_are_crops_of_the_padded_ones():
+    padded = nn.functional.pad(IMAGES, (4, 4, 4, 4))
+    flipped = 0
+    for image, found in zip(padded, augmented_with(0), strict=True):
+        crops = [image[:, r : r + 10, c : c + 12] for r in range(9) for c in range(9)]
+        straight = any(torch.equal(found, crop) for crop in crops)
+        mirrored = any(torch.equal(found, crop.flip(2)) for crop in crops)
+        assert straight or mirrored
+        flipped += mirrored
+    assert 0 < flipped < 6
+
+
+def test_what_is_no_image_is_not_augmented():
+    assert augmented_with(0, X) is X
+    assert augmented_with(0, IMAGES, Training()) is IMAGES
+
+
+def test_augmentation_does_not_shift_the_order_of_batches():
+    """Each purpose has a generator of its own."""
+    ctx = context()
+    orders = []
+    for _ in range(2):
+        order, augment = ctx.generator("order"), ctx.generator("augment")
+        augmented(IMAGES, CROP_FLIP, augment)
+        orders.append([i.tolist() for i in batches(21, PLAIN, Training(), order)])
+        torch.randn(10, generator=augment)
+    assert orders[0] == orders[1]
+
+
+# --- scoring --------------------------------------------------------------------------------------
+
+
+def scores_of(method, ctx, sets):
+    return score(method, ctx, Bundle(), Bundle(), sets)
+
+
+def test_scoring_changes_nothing_and_uses_running_statistics():
+    ctx = context(small_net(0.5))
+    before = weights_of(ctx.net)
+    found = scores_of(FedAvg(), ctx, {"task/0": (X, Y)})[("classifier", "task/0")]
+    assert moved(before, weights_of(ctx.net)) == set()
+    ctx.net.eval()
+    with torch.no_grad():
+        logits = ctx.net(X)
+    assert found.total() == 21
+    assert found.correct.sum() == (logits.argmax(1) == Y).sum()
+    expected = nn.functional.cross_entropy(logits, Y, reduction="sum").item()
+    assert found.loss_sum == pytest.approx(expected, rel=1e-5)
+
+
+def test_scores_do_not_depend_on_the_batch_size():
+    sets = {"task/0": (X, Y), "task/1": (X[:0], Y[:0])}
+    found = []
+    for size in (1, 5, 100):
+        ctx = context()
+        evaluate = ctx.run.experiment.evaluate.model_copy(update={"batch_size": size})
+        ctx.run = Run(ctx.run.experiment.model_copy(update={"evaluate": evaluate}), ctx.run.problem)
+        found.append(scores_of(FedAvg(), ctx, sets))
+    for counts in found:
+        assert counts.keys() == {("classifier", "task/0"), ("classifier", "task/1")}
+        assert counts["classifier", "task/1"].total() == 0
+        for part in ("support", "predicted", "correct"):
+            one, other = (getattr(c["classifier", "task/0"], part) for c in (counts, found[0]))
+            assert one.tolist() == other.tolist()
+
+
+# --- teachers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taught(FedAvg):
+    """A loss against a frozen copy of the net."""
+
+    def prepare(self, ctx, payload, state):
+        import copy
+
+        teacher = copy.deepcopy(ctx.net).eval()
+        return teacher.requires_grad_(False)
+
+    def loss(self, ctx, batch, out, refs):
+        assert not refs.training
+        with torch.no_grad():
+            target = refs(batch.x)
+        return nn.functional.mse_loss(out.logits, target) + super().loss(ctx, batch, out, refs)
+
+
+def test_a_teacher_stays_as_it_was_and_in_eval_mode():
+    kept = []
+
+    class Watched(Taught):
+        def after_local(self, ctx, payload, state, refs):
+            kept.append(refs)
+            return super().after_local(ctx, payload, state, refs)
+
+    ctx = context(small_net(0.5), local_epochs=3)
+    before = weights_of(ctx.net)
+    train_locally(Watched(), ctx, Bundle(weights=before), Bundle())
+    assert moved(before, weights_of(kept[0])) == set()
+    assert not any(m.training for m in kept[0].modules())
+    assert not any(p.requires_grad for p in kept[0].parameters())
+    assert moved(before, weights_of(ctx.net)) == PARAMETERS | STATISTICS
+
+
+# --- speed that changes nothing -------------------------------------------------------------------
+
+
+def frozen_base(mode="eval", **training):
+    """Return a context whose net is in a phase of the head."""
+    ctx = context(**training)
+    begin_phase([ctx.net], Phase(1, ("head/",), bn_of_frozen=mode), ctx.run.experiment.training)
+    return ctx
+
+
+def test_a_frozen_base_embeds_every_example_once(monkeypatch):
+    ctx, seen = context(), []
+    embed = ctx.net.features
+    monkeypatch.setattr(ctx.net, "features", lambda x: seen.append(len(x)) or embed(x))
+    trained(Phase(3, ("head/",), bn_of_frozen="eval"), ctx=ctx)
+    assert seen == [len(Y)]
+
+
+def test_fixed_features_are_those_of_the_net():
+    ctx = frozen_base()
+    fixed = fixed_features(ctx.net, X, ctx.run.experiment.training)
+    torch.testing.assert_close(fixed, ctx.net.features(X))
+
+
+def test_a_client_without_data_has_no_fixed_features():
+    ctx = frozen_base()
+    nothing = fixed_features(ctx.net, X[:0], ctx.run.experiment.training)
+    assert nothing.shape == (0, ctx.net.width)
+
+
+def test_features_are_computed_anew_where_they_can_change():
+    training = context().run.experiment.training
+    for ctx in (frozen_base(mode="train"), context()):
+        assert fixed_features(ctx.net, X, training) is None
+    cropped = frozen_base(augment="crop-flip")
+    assert fixed_features(cropped.net, X, cropped.run.experiment.training) is None
+    mixing = frozen_base()
+    mixing.net.mixes_examples = True
+    assert fixed_features(mixing.net, X, training) is None
+
+
+@pytest.mark.parametrize(
+    ("net", "optimizer"), [("digits-cnn", "sgd"), ("digits-cnn", "adam"), ("resnet20", "sgd")]
+)
+def test_memory_format_and_fused_steps_are_the_plain_ones(net, optimizer):
+    training = Training(optimizer=optimizer, lr=0.01, momentum=0.5, weight_decay=0.1)
+    x, y = torch.randn(8, 3, 8, 8, generator=RNG), torch.randint(0, 4, (8,), generator=RNG)
+    with seeded(0):
+        fast = make_net(net, num_classes=4, input_shape=(3, 8, 8))
+    plain = copy.deepcopy(fast)
+    runs = ((fast, fast, True), (plain, nn.Sequential(plain.base, plain.head), False))
+    for model, forward, fused in runs:
+        stepping = begin_phase([model], Phase(1), training)
+        for group in stepping.param_groups:
+            group["fused"] = fused
+        for _ in range(3):
+            stepping.zero_grad()
+            cross_entropy(forward(x), y).backward()
+            stepping.step()
+    torch.testing.assert_close(weights_of(fast), weights_of(plain), rtol=1e-3, atol=1e-5)

@@ -1,0 +1,89 @@
+import json
+
+import pytest
+
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.bundle import EVALUATOR, Problem
+from fedsrv.engine.client_profile import Profile
+
+FACTS = {
+    "format": 1,
+    "input_shape": [3, 8, 8],
+    "num_classes": 2,
+    "tasks": [{"train": [3, 1], "test": [1, 0]}, {"train": [0, 5], "test": [0, 2]}],
+}
+
+
+def text(**changes):
+    return json.dumps({**FACTS, **changes})
+
+
+def without(key):
+    return json.dumps({k: v for k, v in FACTS.items() if k != key})
+
+
+def test_a_description():
+    profile = Profile.parse(0, text())
+    assert profile.problem == Problem((3, 8, 8), 2)
+    assert profile.num_tasks == 2
+    assert profile.train.tolist() == [[3, 1], [0, 5]]
+    assert profile.test.tolist() == [[1, 0], [0, 2]]
+
+
+def test_the_evaluator_has_no_tasks():
+    assert Profile.parse(EVALUATOR, text(tasks=[])).train.shape == (0, 2)
+    assert Profile.parse(EVALUATOR, without("tasks")).num_tasks == 0
+
+
+def test_what_a_client_announces_is_understood(digits):
+    from fedcli.data.store.client_data import ClientData
+
+    data = ClientData(digits / "1")
+    profile = Profile.parse(1, data.announcement())
+    assert profile.problem == data.problem
+    assert profile.train.tolist() == [list(task.train) for task in data.tasks]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"text"',
+        without("format"),
+        without("input_shape"),
+        without("num_classes"),
+        text(format=2),
+        text(input_shape=[]),
+        text(input_shape=[3, 0]),
+        text(input_shape=[-1]),
+        text(input_shape=7),
+        text(input_shape=["a"]),
+        text(num_classes=0),
+        text(num_classes=10**9),
+        text(num_classes="many"),
+        text(num_classes=2.0),
+        text(input_shape=[True]),
+        text(input_shape=[3.5]),
+        text(input_shape=[1, 1, 1, 1, 1]),
+        text(input_shape=[10_000, 10_000]),
+        text(tasks=[{"train": [2**31, 2], "test": [1, 2]}]),
+        text(tasks=7),
+        text(tasks=None),
+        text(tasks=[{"train": [1, 2, 3], "test": [1, 2]}]),
+        text(tasks=[{"train": [1, 2]}]),
+        text(tasks=[{"train": [-1, 2], "test": [1, 2]}]),
+        text(tasks=[{"train": [2**70, 2], "test": [1, 2]}]),
+        text(tasks=[{"train": [1.5, 2], "test": [1, 2]}]),
+        text(tasks=[{"train": [[1], [2]], "test": [1, 2]}]),
+        text(num_classes=float("inf")),
+        "[" * 100_000,
+    ],
+    ids=range(33),
+)
+def test_what_is_no_description(given):
+    with pytest.raises(PayloadError, match=r"client 4: client\.json") as caught:
+        Profile.parse(4, given)
+    assert "\n" not in str(caught.value)

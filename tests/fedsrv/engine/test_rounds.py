@@ -1,0 +1,156 @@
+"""The engine over a whole run: clients at different tasks, schedules, growth of a finished run."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedcli.data.store.commands import run_partition
+from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.method import Run
+from fedsrv.state.store import Store
+from fedtide.inprocess import InProcessCohort, run_in_process
+from tests.conftest import tiny_experiment
+
+UNEQUAL = {"kind": "per_class_shards", "shards": 5, "tasks": [1, 3, 2]}
+
+
+@pytest.fixture(scope="module")
+def unequal(tmp_path_factory):
+    """A partition in which the three clients have one, three and two tasks."""
+    root = tmp_path_factory.mktemp("unequal") / "data"
+    made = tiny_experiment(scenario=UNEQUAL)
+    run_partition(made.data, made.scenario, 3, made.seed, root, Console(quiet=True))
+    return root
+
+
+def records_of(out):
+    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "gldp", "fedmlp", "pfedgraph"])
+def test_clients_have_different_numbers_of_tasks_rounds_outer(method, unequal, tmp_path):
+    experiment = tiny_experiment(scenario=UNEQUAL, method=method)
+    summary = run_in_process(experiment, unequal, tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert [r["task"] for r in records] == [0, 1, 2] * 2
+    assert [r["cohort"] for r in records] == [[0, 1, 2], [1, 2], [1]] * 2
+    assert summary["metrics"]["a_loc"] > 0
+
+
+@pytest.mark.parametrize("method", ["fedavg", "gldp", "fedmlp"])
+def test_clients_have_different_numbers_of_tasks_tasks_outer(method, unequal, tmp_path):
+    experiment = tiny_experiment(
+        scenario=UNEQUAL, method=method, schedule={"order": "tasks_outer", "rounds": 2}
+    )
+    run_in_process(experiment, unequal, tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert [r["task"] for r in records] == [0, 0, 1, 1, 2, 2]
+    assert [r["round"] for r in records] == list(range(6))
+    assert [r["cohort"] for r in records] == [[0, 1, 2]] * 2 + [[1, 2]] * 2 + [[1]] * 2
+    if method == "fedavg":
+        views = {c: row["views"]["global"] for c, row in records[-1]["clients"].items()}
+        assert {c: len(v["tasks"]) for c, v in views.items()} == {"0": 1, "1": 3, "2": 2}
+
+
+def test_a_cohort_stays_for_its_round(digits, tmp_path):
+    experiment = tiny_experiment(schedule={"rounds": 4, "per_round": 2})
+    run_in_process(experiment, digits, tmp_path / "run")
+    cohorts = [r["cohort"] for r in records_of(tmp_path / "run")]
+    assert all(len(c) == 2 for c in cohorts)
+    assert cohorts[::2] == cohorts[1::2]
+    assert len({tuple(c) for c in cohorts}) > 1
+
+
+def test_a_finished_run_may_grow(digits, tmp_path):
+    run_in_process(tiny_experiment(), digits, tmp_path / "run")
+    longer = tiny_experiment(schedule={"rounds": 3})
+    grown = run_in_process(longer, digits, tmp_path / "run", resume=True)
+    fresh = run_in_process(longer, digits, tmp_path / "fresh")
+    assert grown["state_sha256"] == fresh["state_sha256"]
+    assert grown["metrics"] == fresh["metrics"]
+
+
+def test_scores_come_when_they_are_due(digits, tmp_path):
+    experiment = tiny_experiment(schedule={"rounds": 5}, evaluate={"every": 2})
+    run_in_process(experiment, digits, tmp_path / "run")
+    scored = [r["round"] for r in records_of(tmp_path / "run") if "a_glo" in r["metrics"]]
+    assert scored == [1, 3, 4]
+
+
+def test_a_client_that_lost_everything_makes_the_run_begin_anew_where_that_is_wanted(
+    tmp_path, digits
+):
+    """Older server states are pruned, so there is no way back but to the beginning."""
+    experiment = tiny_experiment(method="local", server={"max_rollback": 4})
+    run_in_process(experiment, digits, tmp_path / "run")
+    for state in (tmp_path / "run" / "clients" / "1").glob("state-*"):
+        state.unlink()
+    again = run_in_process(experiment, digits, tmp_path / "run", resume=True)
+    fresh = run_in_process(experiment, digits, tmp_path / "fresh")
+    assert again["state_sha256"] == fresh["state_sha256"]
+    assert len(records_of(tmp_path / "run")) == 4
+
+
+def test_clients_go_on_while_an_interaction_is_committed(tmp_path, digits, monkeypatch):
+    went_on, commit, exchange = threading.Event(), Store.commit, InProcessCohort.exchange
+
+    def waiting(store, record, *rest):
+        assert record["interaction"] or went_on.wait(10), "nobody went on"
+        commit(store, record, *rest)
+
+    def telling(cohort, trip):
+        if trip.sample.interaction == 1:
+            went_on.set()
+        return exchange(cohort, trip)
+
+    monkeypatch.setattr(Store, "commit", waiting)
+    monkeypatch.setattr(InProcessCohort, "exchange", telling)
+    run_in_process(tiny_experiment(evaluate={"every": 0}), digits, tmp_path / "run")
+    assert [r["interaction"] for r in records_of(tmp_path / "run")] == [0, 1, 2, 3]
+
+
+def test_a_commit_that_fails_ends_the_run(tmp_path, digits, monkeypatch):
+    commit = Store.commit
+
+    def failing(store, record, *rest):
+        if record["interaction"] == 1:
+            raise ArchiveError("cannot write it: no space left on device")
+        commit(store, record, *rest)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "commit", failing)
+        with pytest.raises(ArchiveError, match="no space left"):
+            run_in_process(tiny_experiment(), digits, tmp_path / "run")
+    assert [r["interaction"] for r in records_of(tmp_path / "run")] == [0]
+    resumed = run_in_process(tiny_experiment(), digits, tmp_path / "run", resume=True)
+    fresh = run_in_process(tiny_experiment(), digits, tmp_path / "fresh")
+    assert resumed["state_sha256"] == fresh["state_sha256"]
+
+
+def test_a_net_that_cannot_be_stacked_ends_the_run_before_it_begins(digits, tmp_path, monkeypatch):
+    def refused(run):
+        raise ConfigError("it cannot")
+
+    monkeypatch.setattr("fedsrv.engine.rounds.check_stacks", refused)
+    together = tiny_experiment(training={"together": 2})
+    with pytest.raises(ConfigError, match="it cannot"):
+        run_in_process(together, digits, tmp_path / "refused")
+    assert not records_of(tmp_path / "refused")
+    run_in_process(tiny_experiment(), digits, tmp_path / "in-turn")
+
+
+def test_initial_weights_that_were_forgotten_are_built_again():
+    run = Run(tiny_experiment(), Problem((1, 8, 8), 10))
+    before = run.initial_weights
+    run.forget_initial_weights()
+    assert "initial_weights" not in vars(run)
+    assert all(torch.equal(run.initial_weights[key], before[key]) for key in before)
+    assert {k: (t.shape, t.dtype) for k, t in run.forms.items()} == {
+        k: (t.shape, t.dtype) for k, t in before.items()
+    }

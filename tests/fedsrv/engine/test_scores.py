@@ -1,0 +1,360 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmodels.errors import DataError
+from fedmodels.numerics.metrics import Counts
+from fedmodels.tensors.bundle import EVALUATOR, Bundle
+from fedpb import coordinator_pb2 as rpc
+from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.cohort import Result
+from fedsrv.engine.scores import Scores, client_rows, own_test, round_metrics
+from fedsrv.engine.summary import iaa_series, run_metrics, stage_matrix, summarise
+from tests.conftest import tiny_experiment
+
+
+def counts(correct, support, view="global", test_set="task/0", rule="classifier", predicted=None):
+    """Return counts; what is not predicted rightly is predicted as the next class."""
+    wrong = np.subtract(support, correct)
+    predicted = np.add(correct, np.roll(wrong, 1)) if predicted is None else predicted
+    return rpc.Counts(
+        view=view, rule=rule, test_set=test_set, support=support, correct=correct,
+        predicted=predicted, loss_sum=float(sum(support)),
+    )  # fmt: skip
+
+
+def scores_of(by_client):
+    scores = Scores()
+    scores.add({c: Result(Bundle(), rpc.Report(counts=given)) for c, given in by_client.items()})
+    return scores
+
+
+def profile(*train):
+    tasks = [{"train": list(row), "test": list(row)} for row in train]
+    facts = {"format": 1, "input_shape": [1], "num_classes": len(train[0]), "tasks": tasks}
+    return Profile.parse(0, json.dumps(facts))
+
+
+PROFILES = {0: profile([50, 50], [100, 100]), 1: profile([25, 75], [0, 0])}
+
+
+def metrics_of(scores, local_view="after_local", minority=(1,), profiles=PROFILES, tasks_seen=1):
+    return round_metrics(scores, local_view, {"minority": list(minority)}, profiles, tasks_seen)
+
+
+# --- one round ------------------------------------------------------------------------------------
+
+
+def test_a_glo_is_the_mean_over_clients():
+    """30 of 40 and 45 of 50 make (75 % + 90 %) / 2 = 82.50 %, not 75 of 90."""
+    scores = scores_of({0: [counts([20, 10], [20, 20])], 1: [counts([25, 20], [25, 25])]})
+    found = metrics_of(scores)
+    assert found["a_glo"] == pytest.approx(0.825)
+    assert "a_loc" not in found
+
+
+def test_a_loc_is_of_the_local_view():
+    scores = scores_of(
+        {
+            0: [counts([1, 1], [4, 4], "after_local"), counts([4, 2], [4, 4], "after_downlink")],
+            1: [counts([4, 4], [4, 4], "after_local"), counts([0, 0], [4, 4], "after_downlink")],
+        }
+    )
+    assert metrics_of(scores)["a_loc"] == pytest.approx(0.625)
+    assert metrics_of(scores, "after_downlink")["a_loc"] == pytest.approx(0.375)
+
+
+def test_tasks_count_by_their_examples():
+    """A client's accuracy is over all its test examples: (9 + 1) / (10 + 10 + 0), not by task."""
+    sets = [
+        counts([9, 0], [10, 0], test_set="task/0"),
+        counts([0, 1], [0, 30], test_set="task/1"),
+        counts([9, 9], [9, 9], test_set="global-test"),
+    ]
+    assert metrics_of(scores_of({0: sets}))["a_glo"] == pytest.approx(10 / 40)
+
+
+def test_clients_without_test_data_are_left_out():
+    scores = scores_of({0: [counts([3, 0], [4, 0])], 1: [counts([0, 0], [0, 0])]})
+    assert metrics_of(scores)["a_glo"] == 0.75
+    assert "a_glo" not in metrics_of(scores_of({1: [counts([0, 0], [0, 0])]}))
+    assert metrics_of(Scores()) == {}
+
+
+def test_iaa_is_weighted_by_what_was_met():
+    """Accuracies .8 and .5, 100 and 100 examples met on the first task: .65; then 300 and 100."""
+    scores = scores_of({0: [counts([4, 4], [5, 5])], 1: [counts([2, 3], [5, 5])]})
+    assert metrics_of(scores)["iaa"] == pytest.approx(0.65)
+    assert metrics_of(scores, tasks_seen=2)["iaa"] == pytest.approx((300 * 0.8 + 100 * 0.5) / 400)
+
+
+def test_iaa_is_of_the_model_after_the_downlink():
+    given = {0: [counts([4, 4], [5, 5], "global"), counts([1, 1], [5, 5], "after_downlink")]}
+    assert metrics_of(scores_of(given), "after_local")["iaa"] == pytest.approx(0.8)
+    assert metrics_of(scores_of(given), "after_downlink")["iaa"] == pytest.approx(0.2)
+
+
+def test_minority_is_of_the_examples_of_rare_classes():
+    scores = scores_of(
+        {
+            0: [counts([9, 1], [10, 4])],
+            1: [counts([9, 3], [10, 4])],
+            2: [counts([9, 0], [10, 0])],  # has no example of a rare class
+        }
+    )
+    profiles = {**PROFILES, 2: PROFILES[0]}
+    found = metrics_of(scores, profiles=profiles)
+    assert found["a_glo_minority"] == pytest.approx(0.5)
+    assert found["a_glo"] == pytest.approx((10 / 14 + 12 / 14 + 0.9) / 3)
+    assert "a_glo_minority" not in metrics_of(scores, minority=(), profiles=profiles)
+
+
+def test_other_rules_are_scored_beside_the_own_one():
+    given = {
+        0: [
+            counts([4, 4], [4, 4], rule="prototypes"),
+            counts([1, 1], [4, 4], rule="classifier"),
+        ]
+    }
+    found = metrics_of(scores_of(given))
+    assert found["a_glo"] == 1.0
+    assert found["a_glo_classifier"] == 0.25
+
+
+def test_personalization_and_generalization():
+    """Macro F1: with everything right 1; with one of two classes never found 1/3."""
+    right, half = ([2, 2], [2, 2]), ([2, 0], [2, 2])
+    given = {
+        0: [counts(*right, "after_local"), counts(*half, "after_local", "global-test")],
+        1: [counts(*half, "after_local"), counts(*half, "after_local", "global-test")],
+        EVALUATOR: [counts(*half, "global", "global-test")],
+    }
+    given[1][0].predicted[:] = [4, 0]
+    for found in (given[0][1], given[1][1], given[EVALUATOR][0]):
+        found.predicted[:] = [4, 0]
+    found = metrics_of(scores_of(given))
+    assert found["personalization"] == pytest.approx((1 + 1 / 3) / 2)
+    assert found["personalization_std"] == pytest.approx(1 / 3)
+    assert found["generalization"] == pytest.approx(1 / 3)
+    assert found["generalization_std"] == pytest.approx(0.0)
+    assert found["global_f1"] == pytest.approx(1 / 3)
+    assert found["global_acc"] == 0.5
+    assert "a_glo" not in found, "the evaluator is no client"
+    assert found["a_glo_balanced"] == 0.5
+
+
+def test_everyones_model_on_the_global_test_set_by_groups_of_classes():
+    """FedMLP's A_glo and A^{glo-t}: the evaluator's, by the method's own rule."""
+    given = {
+        EVALUATOR: [
+            counts([4, 1], [4, 4], "global", "global-test"),
+            counts([0, 0], [4, 4], "global", "global-test", rule="other"),
+        ]
+    }
+    found = metrics_of(scores_of(given))
+    assert found["a_glo_balanced"] == 5 / 8
+    assert found["a_glo_balanced_minority"] == 1 / 4
+
+
+def test_scores_survive_as_text():
+    scores = scores_of(
+        {
+            0: [counts([1, 2], [3, 4]), counts([3, 4], [3, 4], "after_local", "task/1")],
+            EVALUATOR: [counts([1, 1], [5, 5], test_set="global-test")],
+        }
+    )
+    again = Scores.from_json(scores.to_json())
+    assert again.counts.keys() == scores.counts.keys()
+    assert metrics_of(again) == metrics_of(scores)
+    assert client_rows(again, 3) == client_rows(scores, 3)
+    assert again.to_json() == scores.to_json()
+
+
+def test_rows_of_clients():
+    scores = scores_of(
+        {
+            0: [counts([2, 0], [4, 0]), counts([1, 1], [1, 1], test_set="task/2")],
+            EVALUATOR: [counts([1, 1], [5, 5], test_set="global-test")],
+        }
+    )
+    rows = client_rows(scores, 3)
+    assert rows["0"]["views"]["global"] == {
+        "accuracy": pytest.approx(4 / 6),
+        "loss": 1.0,
+        "tasks": [0.5, None, 1.0],
+        "classes": [pytest.approx(3 / 5), 1.0],
+    }
+    assert rows["evaluator"]["views"]["global"]["accuracy"] == 0.2
+    json.dumps(rows, allow_nan=False)
+
+
+def test_a_loss_that_overflowed_is_no_number():
+    given = counts([1, 1], [2, 2])
+    given.loss_sum = float("inf")
+    assert client_rows(scores_of({0: [given]}), 3)["0"]["views"]["global"]["loss"] is None
+
+
+def test_own_test_leaves_the_global_test_set_out():
+    sets = {"global-test": Counts.of(np.array([0, 1]), np.array([0, 1]), 2)}
+    assert own_test(sets) is None
+
+
+# --- a whole run ----------------------------------------------------------------------------------
+
+
+def record(round, task=0, clients=None, **metrics):
+    return {
+        "round": round,
+        "interaction": round,
+        "task": task,
+        "metrics": metrics,
+        "bytes": {"down": 10, "up": 20, "wire_down": 11, "wire_up": 21},
+        "seconds": {"train": 1.0, "server": 0.5, "wall": 2.0},
+        "clients": clients or {},
+    }
+
+
+def row(*tasks, view="after_local"):
+    return {"views": {view: {"tasks": list(tasks)}}}
+
+
+def run_of(records, view="after_local", **evaluate):
+    return run_metrics(records, tiny_experiment(evaluate=evaluate), view)
+
+
+SERIES = [record(r, a_glo=a, a_loc=1 - a) for r, a in enumerate([0.1, 0.4, 0.2, 0.3])]
+
+
+@pytest.mark.parametrize(("last", "a_glo"), [(1, 0.3), (2, 0.25), (4, 0.25), (10, 0.25)])
+def test_last_rounds(last, a_glo):
+    found = run_of(SERIES, last_rounds=last)
+    assert found["a_glo"] == pytest.approx(a_glo)
+    assert found["a_loc"] == pytest.approx(1 - a_glo)
+
+
+def test_rounds_that_were_not_scored_do_not_count():
+    unscored = [record(4, loss=9.0), record(5, loss=9.0)]
+    assert run_of([*SERIES, *unscored], last_rounds=2)["a_glo"] == pytest.approx(0.25)
+    assert "loss" not in run_of([*SERIES, *unscored])
+
+
+def test_the_best_round_by_personalization():
+    """Generalization is that of the round with the best Personalization, ties: the earliest."""
+    records = [
+        record(r, a_loc=0.0, personalization=p, generalization=g, personalization_std=p / 10)
+        for r, (p, g) in enumerate([(0.5, 0.9), (0.8, 0.3), (0.8, 0.7), (0.6, 1.0)])
+    ]
+    found = run_of(records)
+    assert (found["personalization"], found["generalization"]) == (0.8, 0.3)
+    assert found["personalization_std"] == pytest.approx(0.08)
+    assert found["personalization_last"] == 0.6
+
+
+@pytest.mark.parametrize(
+    ("select_by", "best"), [("f1", (0.7, 0.1)), ("accuracy", (0.2, 0.9))], ids=["f1", "accuracy"]
+)
+def test_global_scores_are_of_their_own_best_round(select_by, best):
+    records = [
+        record(r, a_glo=0.0, global_f1=f, global_acc=a)
+        for r, (f, a) in enumerate([(0.2, 0.9), (0.7, 0.1), (0.3, 0.5)])
+    ]
+    found = run_of(records, select_by=select_by)
+    assert (found["global_f1"], found["global_acc"]) == best
+    assert (found["global_f1_last"], found["global_acc_last"]) == (0.3, 0.5)
+
+
+def test_aa_and_afm(tmp_path):
+    """AA is the mean of the IAA series; AFM the reference's minus this run's, round by round."""
+    lines = [json.dumps(record(r, iaa=a)) for r, a in enumerate([0.9, 0.8])]
+    (tmp_path / "rounds.jsonl").write_text("\n".join(lines))
+    records = [record(r, a_glo=a, iaa=a) for r, a in enumerate([0.5, 0.7])]
+    found = run_of(records, reference=str(tmp_path))
+    assert found["aa"] == pytest.approx(0.6)
+    assert found["afm"] == pytest.approx(0.25)
+    assert found["iaa"] == 0.7
+    assert "afm" not in run_of(records)
+
+
+def test_a_reference_that_is_none(tmp_path):
+    with pytest.raises(DataError, match="is no run directory"):
+        iaa_series(tmp_path / "nothing")
+    (tmp_path / "rounds.jsonl").write_text(json.dumps(record(0)))
+    with pytest.raises(DataError, match="has no IAA series"):
+        iaa_series(Path(tmp_path))
+
+
+def test_stage_matrix():
+    """Mean accuracy on task j after the last round of task i, over the clients that have it."""
+    records = [
+        record(0, 0, {"0": row(0.1), "1": row(0.1)}),
+        record(1, 0, {"0": row(0.8), "1": row(0.6)}),
+        record(2, 1, {"0": row(0.0, 0.0)}),
+        record(3, 1, {"0": row(0.5, 1.0), "1": row(0.3, None), "evaluator": {"views": {}}}),
+    ]
+    matrix = stage_matrix(records, "after_local")
+    np.testing.assert_allclose(matrix, [[0.7, np.nan], [0.4, 1.0]])
+    assert run_of(records)["forgetting"] == pytest.approx(0.3)
+
+
+def test_stage_matrix_of_tasks_within_each_round():
+    """With every task in every round, only the last round's stages count."""
+    records = [
+        record(r, task, {"0": row(*[0.1 * (r + 1)] * (task + 1))})
+        for r in range(2)
+        for task in range(2)
+    ]
+    np.testing.assert_allclose(stage_matrix(records, "after_local"), [[0.2, np.nan], [0.2, 0.2]])
+
+
+def test_stage_matrix_falls_back_on_the_global_model():
+    records = [record(t, t, {"0": row(*[0.5] * (t + 1), view="global")}) for t in range(3)]
+    assert stage_matrix(records, "after_local").shape == (3, 3)
+
+
+def test_no_forgetting_with_one_task_or_no_scores():
+    assert "forgetting" not in run_of([record(0, 0, {"0": row(0.5)}, a_glo=0.5)])
+    assert run_of([record(0, clients={"0": {"loss": 1.0}})]) == {}
+    assert stage_matrix([], "global").shape == (0, 0)
+
+
+def test_summary():
+    rows = {"0": {"num_examples": 10, "peak_rss_bytes": 7}, "1": {"num_examples": 5}, "2": {}}
+    records = [record(r, clients=rows, a_glo=0.1 * r) for r in range(4)]
+    experiment = tiny_experiment(training={"local_epochs": 2})
+    found = summarise(records, experiment, "after_local", "digest", 100)
+    json.dumps(found, allow_nan=False)
+    assert found["metrics"] == {"a_glo": pytest.approx(0.3)}
+    assert found["bytes"] == {"down": 40, "up": 80, "wire_down": 44, "wire_up": 84}
+    assert found["seconds"] == {"train": 4.0, "server": 2.0, "wall": 8.0}
+    assert found["compute"] == {
+        "macs_per_example": 100,
+        "training_macs": 3 * 100 * 2 * 4 * 15,
+        "peak_client_rss_bytes": 7,
+    }
+    facts = ("format", "method", "data", "scenario", "seed", "rounds", "state_sha256")
+    assert [found[key] for key in facts] == [
+        1, "fedavg", "digits", "per_class_shards", 0, 4, "digest",
+    ]  # fmt: skip
+
+
+def test_the_global_test_set_is_what_most_scored_on():
+    """Nobody announces it: whoever scored on another one has no score on it."""
+
+    def on(*support):
+        return [counts([1, 1], support, "after_local", "global-test")]
+
+    scores = scores_of({0: on(9, 9), 1: on(4, 4), 2: on(4, 4)})
+    assert scores.settle_global_test() == [0]
+    assert metrics_of(scores)["generalization_acc"] == pytest.approx(2 / 8)
+    assert scores.settle_global_test() == []
+    scores = scores_of({0: on(9, 9), EVALUATOR: on(4, 4)})
+    assert scores.settle_global_test() == [0], "the evaluator's counts where as many say otherwise"
+    assert Scores().settle_global_test() == []
+
+
+def test_a_row_is_as_long_as_what_was_scored():
+    """However it came in, no number of a record says how much memory to take."""
+    scores = scores_of({0: [counts([1], [2]), counts([1], [1], test_set="task/30000000000")]})
+    assert client_rows(scores, 3)["0"]["views"]["global"]["tasks"] == [0.5]

@@ -1,0 +1,149 @@
+"""What a report may say, field by field."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from fedmodels.errors import PayloadError
+from fedmodels.methods import make
+from fedmodels.tensors.bundle import EVALUATOR, Problem
+from fedmodels.training.method import Run
+from fedpb import coordinator_pb2 as rpc
+from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.schedule import steps
+from fedsrv.engine.terms import Terms
+from tests.conftest import tiny_experiment
+
+TRAIN, TEST = [[5, 3], [0, 4]], [[2, 1], [0, 0]]
+HALVES = "0123456789abcdef" * 4
+
+
+def terms_of(name="fedavg", **switches):
+    experiment = tiny_experiment(method={"name": name, **switches})
+    tasks = [{"train": a, "test": b} for a, b in zip(TRAIN, TEST, strict=True)]
+    text = json.dumps({"format": 1, "input_shape": [4], "num_classes": 2, "tasks": tasks})
+    profiles = {c: Profile.parse(c, text) for c in range(3)}
+    visits = steps(experiment, range(3), dict.fromkeys(range(3), 2))
+    run = Run(experiment, Problem((4,), 2))
+    return Terms(make(name, **switches), run, profiles, visits)
+
+
+def order(kind=rpc.ORDER_TRAIN, views=("after_local",), interaction=0, **facts):
+    given = {"tasks_seen": 2, **facts}
+    return rpc.Order(kind=kind, views=views, interaction=interaction, **given)
+
+
+EVALUATE = order(rpc.ORDER_EVALUATE, ("global",))
+FINISH = order(rpc.ORDER_FINISH, ())
+
+
+def counts(test_set="task/0", view="after_local", rule="classifier", **facts):
+    given = {"support": [2, 1], "predicted": [1, 2], "correct": [1, 1], "loss_sum": 2.5, **facts}
+    return rpc.Counts(view=view, rule=rule, test_set=test_set, **given)
+
+
+def empty(test_set="task/1", **facts):
+    nobody = {"support": [0, 0], "predicted": [0, 0], "correct": [0, 0], "loss_sum": 0.0}
+    return counts(test_set, **{**nobody, **facts})
+
+
+def report(*given, **facts):
+    return rpc.Report(counts=given, **facts)
+
+
+def test_reports_as_they_should_be():
+    terms = terms_of()
+    terms.check_report(0, order(), report(counts(), empty(), num_examples=8, loss=0.5))
+    terms.check_report(0, order(interaction=1), report(num_examples=4, seconds=3.5))
+    terms.check_report(0, order(), report(loss=math.nan))  # no step was made
+    terms.check_report(0, order(), report(counts(loss_sum=math.inf)))  # a class was ruled out
+    terms.check_report(0, FINISH, report(state_sha256=HALVES))
+    terms.check_report(EVALUATOR, FINISH, report())
+    of_all = counts("global-test", "global", support=[200, 300], predicted=[250, 250])
+    terms.check_report(EVALUATOR, EVALUATE, report(of_all))
+    shown = order(views=("after_local",), global_test=True)
+    mine = counts("global-test", support=[200, 300], predicted=[250, 250])
+    terms.check_report(0, shown, report(counts(), mine))
+
+
+def test_the_methods_own_rules_and_numbers():
+    rules = [counts(rule=rule) for rule in ("nearest", "classifier")]
+    terms_of("fedproto").check_report(0, order(), report(*rules))
+    terms_of("fedproto").check_report(0, order(), report(rules[0]))
+    with pytest.raises(PayloadError, match="rule 'classifier' out of place"):
+        terms_of("fedproto").check_report(0, order(), report(*rules[::-1]))
+    terms_of("apfl").check_report(0, order(), report(extra={"alpha": 0.5}))
+    own = {"generator_ratio_1": 0.5, "replay_examples": 3.0}
+    terms_of("pfedgrp").check_report(0, order(), report(extra=own, num_examples=8 + 2 * 5))
+    with pytest.raises(PayloadError, match="generator_ratio_2"):
+        terms_of("pfedgrp").check_report(0, order(), report(extra={"generator_ratio_2": 0.5}))
+    terms_of("centralized", data="own").check_report(
+        0, order(interaction=1), report(num_examples=12)
+    )
+
+
+LIES = {
+    "no-number": (order(), report(counts("task/x")), "unknown test set 'task/x'"),
+    "far-away": (order(), report(counts("task/30000000")), "unknown test set"),
+    "not-met": (order(tasks_seen=1), report(empty()), "unknown test set 'task/1'"),
+    "not-there": (order(tasks_seen=9), report(empty("task/2")), "unknown test set 'task/2'"),
+    "written-otherwise": (order(), report(counts("task/00")), "unknown test set 'task/00'"),
+    "global": (order(), report(counts("global-test")), "unknown test set 'global-test'"),
+    "global-view": (
+        order(rpc.ORDER_EVALUATE, ("global",), global_test=True),
+        report(counts("global-test", "global")), "unknown test set",
+    ),
+    "two-global": (
+        order(views=("after_local", "after_downlink"), global_test=True),
+        report(counts("global-test"), empty("global-test", view="after_downlink")), "two global",
+    ),
+    "another-view": (order(), report(counts(view="global")), "unknown view 'global'"),
+    "no-view": (order(views=()), report(counts()), "more scores than were ordered"),
+    "another-rule": (order(), report(counts(rule="c:")), "rule 'c:' out of place"),
+    "twice": (order(), report(counts(), counts()), "rule 'classifier' out of place"),
+    "rules": (order(), report(*[counts(rule=str(n)) for n in range(9000)]), "more scores"),
+    "support": (order(), report(counts(support=[1, 2])), "other examples of task/0 than announced"),
+    "classes": (order(), report(counts(support=[3])), "other than 2 classes"),
+    "predicted": (order(), report(counts(predicted=[1, 1])), "contradict"),
+    "correct": (order(), report(counts(correct=[1, 2])), "contradict"),
+    "negative": (order(), report(counts(support=[-1, 4], predicted=[1, 2])), "contradict"),
+    "many": (order(), report(counts(support=[2**62, 0], predicted=[2**62, 0])), "contradict"),
+    "loss-sum": (order(), report(counts(loss_sum=-1.0)), "impossible loss"),
+    "huge-loss-sum": (order(), report(counts(loss_sum=1e300)), "impossible loss"),
+    "views": (order(), report(extra={"views": 1.0}), "holds 'views', which the method has not"),
+    "reserved": (order(), report(extra={"num_examples": 1.0}), "holds 'num_examples'"),
+    "unknown": (order(), report(extra={"x" * 10_000: 1.0}), "holds 'x{50}', which"),
+    "extra": (EVALUATE, report(extra={"alpha": 1.0}), "holds 'alpha'"),
+    "examples": (order(), report(num_examples=2**62), "at most 8 examples were announced"),
+    "one-more": (order(), report(num_examples=9), "at most 8 examples were announced"),
+    "other-task": (order(interaction=1), report(num_examples=5), "at most 4 examples"),
+    "fewer": (order(), report(num_examples=-1), "number of examples is -1"),
+    "not-trained": (EVALUATE, report(num_examples=1), "at most 0 examples"),
+    "loss": (order(), report(loss=1e300), "'loss' is 1e\\+300"),
+    "seconds": (order(), report(seconds=1e300), "impossible seconds"),
+    "no-seconds": (order(), report(seconds=math.nan), "impossible seconds"),
+    "memory": (order(), report(peak_rss_bytes=-1), "impossible seconds or bytes"),
+    "digest": (FINISH, report(state_sha256="0" * 63 + "g"), "no digest of a state"),
+    "line": (FINISH, report(state_sha256=HALVES + "\n"), "no digest of a state"),
+    "no-digest": (FINISH, report(), "no digest of a state"),
+    "early-digest": (order(), report(state_sha256=HALVES), "digest that nobody asked for"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_a_report_may_not_say(name):
+    asked, said, line = LIES[name]
+    with pytest.raises(PayloadError, match=line) as caught:
+        terms_of("apfl" if name in ("reserved", "views") else "fedavg").check_report(0, asked, said)
+    assert len(str(caught.value)) < 200
+
+
+def test_what_the_evaluator_may_not_say():
+    with pytest.raises(PayloadError, match="unknown test set 'task/0'"):
+        terms_of().check_report(EVALUATOR, EVALUATE, report(counts(view="global")))
+    both = order(rpc.ORDER_EVALUATE, ("global", "after_downlink"))
+    with pytest.raises(PayloadError, match="unknown view 'after_downlink'"):
+        terms_of().check_report(EVALUATOR, both, report(counts("global-test", "after_downlink")))

@@ -1,0 +1,237 @@
+import os
+import queue
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcli.cli import clients_of
+from fedmodels.errors import DataError
+from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
+from fedsrv.launch.launcher import PROCESSES_PER_CORE, Launch, affordable_hosts, host_ranges
+from fedsrv.launch.processes import Child, Said, coordinator_arguments, error_in, next_said, started
+from tests.conftest import tiny_experiment
+
+# --- who hosts whom -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clients", "hosts", "ranges"),
+    [
+        (1, 1, ["0"]),
+        (3, 3, ["0", "1", "2"]),
+        (3, 1, ["0-2"]),
+        (5, 2, ["0-4:2", "1-3:2"]),
+        (10, 3, ["0-9:3", "1-7:3", "2-8:3"]),
+        (3, 100, ["0", "1", "2"]),
+    ],
+)
+def test_host_ranges(clients, hosts, ranges):
+    assert host_ranges(clients, hosts) == ranges
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_every_client_has_one_host(clients, hosts):
+    """The ranges are what ``--client-id`` understands, of even sizes, and never too many."""
+    ranges = [clients_of(text) for text in host_ranges(clients, hosts)]
+    assert sorted(c for ids in ranges for c in ids) == list(range(clients))
+    assert len(ranges) == min(hosts, clients)
+    sizes = [len(ids) for ids in ranges]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_affordable_hosts():
+    assert affordable_hosts(1) == 1
+    assert 1 <= affordable_hosts(10_000) <= PROCESSES_PER_CORE * os.cpu_count()
+
+
+# --- one process ----------------------------------------------------------------------------------
+
+
+def child(tmp_path, program, box):
+    return Child("it", started(["-c", program], tmp_path / "it.log"), box)
+
+
+def said(box, wait_s=20):
+    return box.get(timeout=wait_s)
+
+
+def test_a_process_is_heard_line_by_line(tmp_path):
+    box = queue.SimpleQueue()
+    program = "import sys; print('one'); print(input()); print('no', file=sys.stderr); sys.exit(3)"
+    it = child(tmp_path, program, box)
+    assert said(box) == Said("it", "one")
+    it.tell({"id": 1})
+    assert said(box) == Said("it", '{"id": 1}')
+    assert said(box) == Said("it", "", 3)
+    assert (tmp_path / "it.log").read_text() == "no\n"
+    it.tell({"id": 2})  # it is gone: its end has told so already
+    it.end()
+
+
+def test_a_process_ends_with_its_standard_input(tmp_path):
+    box = queue.SimpleQueue()
+    it = child(tmp_path, "import sys; sys.stdin.read()", box)
+    it.end()
+    assert said(box).status == 0
+
+
+def test_a_process_that_does_not_end_is_killed(tmp_path):
+    box = queue.SimpleQueue()
+    it = child(tmp_path, "import time; print('up', flush=True); time.sleep(60)", box)
+    assert said(box).line == "up"
+    it.end(patience_s=0.05)
+    assert said(box).status == -signal.SIGKILL
+
+
+def test_a_process_of_its_own_session(tmp_path):
+    """Ctrl-C reaches the launcher alone."""
+    box = queue.SimpleQueue()
+    it = child(tmp_path, "import os; print(os.getsid(0), os.environ['OMP_NUM_THREADS'])", box)
+    assert said(box).line == f"{it.process.pid} 1"
+    assert os.getsid(0) != it.process.pid
+    it.end()
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+
+def echo():
+    print(os.getsid(0) == os.getpid(), input())
+    print("no", file=sys.stderr)
+    sys.exit(3)
+
+
+def test_a_fork_speaks_like_a_process(tmp_path):
+    box = queue.SimpleQueue()
+    it = Child("it", Forked("echo", echo, tmp_path / "it.log"), box)
+    it.tell("there")
+    assert said(box) == Said("it", 'True "there"')
+    assert said(box) == Said("it", "", 3)
+    assert (tmp_path / "it.log").read_text() == "no\n"
+    it.tell("late")
+    it.end()
+
+
+def test_a_fork_ends_with_its_standard_input_whatever_was_forked_later(tmp_path):
+    """A later fork must not hold the other end of an earlier one's pipe."""
+    first, second = (Forked("it", lambda: sys.stdin.read(), tmp_path / "log") for _ in range(2))
+    first.stdin.close()
+    assert first.wait(10) == 0
+    assert second.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(0.05)
+    second.kill()
+    assert second.wait(10) == -signal.SIGKILL
+    second.kill()  # of no avail, and no error
+    first.close()
+    second.close()
+
+
+def test_what_a_fork_raises_is_in_its_log(tmp_path):
+    fork = Forked("it", lambda: 1 / 0, tmp_path / "log")
+    assert fork.wait(10) == 1
+    assert "ZeroDivisionError" in (tmp_path / "log").read_text()
+    fork.close()
+
+
+def test_a_coordinator_that_is_never_needed(tmp_path):
+    box = queue.SimpleQueue()
+    it = Child("server", fork_coordinator(tmp_path / "log"), box)
+    it.end()
+    assert said(box) == Said("server", "", 0)
+
+
+def test_a_coordinator_takes_its_arguments_when_it_is_needed(tmp_path):
+    box = queue.SimpleQueue()
+    it = Child("server", fork_coordinator(tmp_path / "log"), box)
+    it.tell(["serve", str(tmp_path / "nothing.toml")])
+    assert said(box).status == 2
+    assert "nothing.toml" in error_in(tmp_path / "log")
+    it.end()
+
+
+def test_dealing_out_that_is_killed_ends_the_run(tmp_path):
+    (tmp_path / "logs").mkdir()
+    run = Launch(tiny_experiment(), tmp_path, tmp_path / "data", "cpu", None, tmp_path / "none")
+    log = tmp_path / "logs" / "partition.log"
+    run.dealing = Forked("fedcli", lambda: os.kill(os.getpid(), signal.SIGKILL), log)
+    with pytest.raises(DataError, match=r"partition ended with -9: see .*partition\.log"):
+        run.partition()
+    run.dealing.close()
+
+
+def test_what_a_forked_fedcli_says_is_in_its_log(tmp_path):
+    log = tmp_path / "partition.log"
+    fork = fork_fedcli(["partition", str(tmp_path / "none.toml"), "--out", str(tmp_path)], log)
+    assert fork.wait(60) == 2
+    assert error_in(log).endswith("none.toml: No such file or directory")
+    fork.close()
+
+
+def test_arguments(tmp_path):
+    command = coordinator_arguments(tmp_path / "a.toml", tmp_path / "out", "127.0.0.1:5", True)
+    assert command[0] == "serve"
+    assert {"--resume", "--events", "--evaluator"} <= set(command)
+    without = coordinator_arguments(tmp_path / "a.toml", tmp_path / "out", "127.0.0.1:5", False)
+    assert "--evaluator" not in without
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("", ""),
+        ("one\ntwo\n", "two"),
+        ("error: first\nerror: what went wrong\nTraceback\n", "what went wrong"),
+        ("an error: within a line\n", "an error: within a line"),
+    ],
+)
+def test_the_error_in_a_log(tmp_path, log, line):
+    (tmp_path / "log").write_text(log)
+    assert error_in(tmp_path / "log") == line
+
+
+def test_the_error_in_no_log(tmp_path):
+    assert error_in(tmp_path / "nothing") == ""
+    (tmp_path / "binary").write_bytes(b"\xff\xfe error\n")
+    assert error_in(tmp_path / "binary").endswith("error")
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+INTERRUPTED = """
+import queue, signal, sys, threading
+from fedsrv.launch.processes import next_said
+
+begun = threading.Event()
+
+class Box(queue.SimpleQueue):
+    def get(self, *args, **options):
+        begun.set()  # the other thread runs when this one lets go of the interpreter to wait
+        return super().get(*args, **options)
+
+def ring():
+    begun.wait()
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # the wait itself is not disturbed
+
+threading.Thread(target=ring).start()
+try:
+    next_said(Box())
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+def test_ctrl_c_that_did_not_end_the_wait_is_seen_soon():
+    """As when it comes in the moment before the wait begins."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], timeout=15)
+    assert done.returncode == 7
+
+
+def test_what_is_said_is_heard():
+    box = queue.SimpleQueue()
+    box.put(Said("server", "a line"))
+    assert next_said(box) == Said("server", "a line")

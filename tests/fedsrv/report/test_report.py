@@ -1,0 +1,489 @@
+"""Reports: what is merged, what may be missing, and that a page needs nothing but itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from rich.console import Console
+from rich.table import Table
+
+from fedmodels.errors import ArchiveError, ConfigError
+from fedsrv.report import quantities
+from fedsrv.report import tables as report
+from fedsrv.report.page import view_name
+from fedsrv.report.run_record import group_runs, read_run
+
+PARTS = {"metrics", "bytes", "seconds", "clients", "series", "task"}
+
+
+def write_run(
+    path: Path,
+    *,
+    method: str = "gldp",
+    seed: int = 0,
+    rounds: int = 4,
+    tasks: int = 2,
+    clients: int = 3,
+    parts: set[str] = PARTS,
+    summary: bool = True,
+    config: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> Path:
+    """Write a synthetic run directory; ``parts`` says what its rows hold."""
+    path.mkdir(parents=True)
+    rng = random.Random(f"{method} {seed}")
+    rows = [
+        _row(rng, round_, task, round_ * tasks + task, tasks, clients, parts)
+        for round_ in range(rounds)
+        for task in range(tasks)
+    ]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tables = {
+        "seed": seed,
+        "data": {"name": "digits", "root": str(path / "data")},
+        "scenario": {"kind": "long_tail"},
+        "method": {"name": method},
+        "schedule": {"rounds": rounds, "clients": clients},
+        **(config or {}),
+    }
+    (path / "config.toml").write_text(tomli_w.dumps(tables))
+    if summary:
+        facts = {
+            "format": 1,
+            "method": tables["method"]["name"],
+            "data": "digits",
+            "scenario": "long_tail",
+            "seed": seed,
+            "rounds": rounds,
+            "metrics": metrics or {"a_glo": 0.8 + seed / 100, "a_loc": 0.9, "afm": 0.05},
+            "bytes": {"down": 12_300_000, "up": 4_560, "wire_down": 1, "wire_up": 2},
+            "seconds": {"train": 10.0, "server": 0.5, "wall": 12.0},
+            "state_sha256": "0" * 64,
+        }
+        (path / "summary.json").write_text(json.dumps(facts))
+    return path
+
+
+def _row(
+    rng: random.Random, round_: int, task: int, at: int, tasks: int, clients: int, parts: set[str]
+) -> dict[str, Any]:
+    grown = 1 - 0.8 * 0.8**at
+
+    def view(bonus: float) -> dict[str, Any]:
+        met = [
+            min(1.0, max(0.0, grown + bonus - 0.1 * abs(task - k))) if k <= at else None
+            for k in range(tasks)
+        ]
+        known = [value for value in met if value is not None]
+        return {"accuracy": sum(known) / len(known), "tasks": met, "classes": [0.5, None, 1.0]}
+
+    facts = {
+        str(c): {
+            "loss": 2 * 0.8**at + rng.random() / 10,
+            "seconds": 0.3 + rng.random() / 10,
+            "num_examples": 100,
+            "views": {"after_local": view(0.03), "global": view(-0.05)},
+        }
+        for c in range(clients)
+    }
+    matrix = [[rng.random() for _ in range(clients)] for _ in range(clients)]
+    row: dict[str, Any] = {
+        "metrics": {"a_glo": grown, "loss": 1 - grown, "round_best": round_},
+        "bytes": {
+            "down": 1000 * clients,
+            "up": 500 * clients,
+            "wire_down": 1100 * clients,
+            "wire_up": 550 * clients,
+            "per_client": {str(c): {"down": 1000, "up": 500} for c in range(clients)},
+        },
+        "seconds": {"train": 1.0, "server": 0.1, "wall": 1.2},
+        "clients": {**facts, "evaluator": {"seconds": 99.0}},
+        "series": {"aggregation_weights": matrix},
+        "task": task,
+    }
+    kept = {key: value for key, value in row.items() if key in parts}
+    return {"round": round_, "interaction": at, "cohort": list(range(clients)), **kept}
+
+
+def text_of(table: Table) -> str:
+    console = Console(file=io.StringIO(), width=160, no_color=True)
+    console.print(table)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def line_of(text: str, name: str) -> list[str]:
+    """Return the cells of the table's line that begins with ``name``."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.split(r"[│┃]", line)]
+        if cells[1:2] == [name]:
+            return cells[2:-1]
+    raise AssertionError(f"no line {name!r} in\n{text}")
+
+
+def page_of(tmp_path: Path, *runs: Path) -> str:
+    report.write_html([read_run(run) for run in runs], tmp_path / "report.html")
+    return (tmp_path / "report.html").read_text()
+
+
+def headings(page: str) -> list[str]:
+    return re.findall(r"<h2>(.*?)</h2>", page)
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def test_final_table_shows_metrics_and_cost(tmp_path: Path) -> None:
+    text = text_of(report.final_table(write_run(tmp_path / "run", seed=3)))
+    assert "gldp on digits, long_tail, seed 3: 4 rounds" in text
+    assert line_of(text, "a_glo %") == ["83.00"]
+    assert line_of(text, "afm %") == ["5.00"]
+    assert line_of(text, "bytes down") == ["12.3 MB"]
+    assert line_of(text, "bytes up") == ["4.56 kB"]
+    assert line_of(text, "seconds wall") == ["12.0 s"]
+
+
+def test_a_run_in_progress_shows_what_it_has(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", rounds=2, tasks=2, summary=False))
+    text = text_of(report.final_table(run))
+    assert "2 rounds, not finished" in text
+    assert line_of(text, "a_glo %") == [f"{100 * (1 - 0.8 * 0.8**3):.2f}"]
+    assert line_of(text, "round_best") == ["1"]
+    assert line_of(text, "bytes down") == ["12 kB"]  # four interactions of 3 x 1000
+
+
+def test_seeds_merge_as_mean_and_population_deviation(tmp_path: Path) -> None:
+    """Accuracies .80, .81, .84: mean .81667, deviations -1/60, -1/150, 7/300; std .016997."""
+    values = (0.80, 0.81, 0.84)
+    runs = [
+        read_run(write_run(tmp_path / f"s{i}", seed=i, metrics={"a_glo": v, "entropy": 2.0}))
+        for i, v in enumerate(values)
+    ]
+    text = text_of(report.compare(runs))
+    assert line_of(text, "a_glo %") == ["81.67 ± 1.70"]
+    assert line_of(text, "entropy") == ["2 ± 0"]
+    assert "3 seeds" in text
+
+
+def test_only_the_seed_may_differ_within_a_group(tmp_path: Path) -> None:
+    plain = {"method": {"name": "gldp", "lam": 0.5}}
+    other = {"method": {"name": "gldp", "lam": 0.3}}
+    referring = {**plain, "evaluate": {"reference": "elsewhere"}}
+    runs = [
+        read_run(write_run(tmp_path / "a", seed=0, config=plain)),
+        read_run(write_run(tmp_path / "b", seed=1, config=referring)),
+        read_run(write_run(tmp_path / "c", seed=0, config=other)),
+        read_run(write_run(tmp_path / "d", method="fedavg")),
+    ]
+    groups = group_runs(runs)
+    assert [g.label for g in groups] == ["gldp (lam=0.5)", "gldp (lam=0.3)", "fedavg"]
+    assert [len(g.runs) for g in groups] == [2, 1, 1]
+
+
+def test_methods_side_by_side_and_the_best_stands_out(tmp_path: Path) -> None:
+    runs = [
+        read_run(write_run(tmp_path / "a", metrics={"a_glo": 0.5, "afm": 0.1})),
+        read_run(write_run(tmp_path / "b", method="fedavg", metrics={"a_glo": 0.6, "afm": 0.2})),
+        read_run(write_run(tmp_path / "c", method="local", metrics={"iaa": 0.6})),
+    ]
+    cells = report.comparison(group_runs(runs))
+    assert cells.groups == ["gldp", "fedavg", "local"]
+    assert cells.lines["a_glo %"] == ["50.00", "60.00", "–"]
+    assert cells.best == {"a_glo %": 1, "afm %": 0}
+
+
+def test_many_groups_turn_the_table(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / m, method=m)) for m in "abcdef"]
+    table = report.compare(runs)
+    assert len(table.rows) == 6
+    assert len(report.compare(runs[:2]).columns) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a_glo", True),
+        ("a_loc_minority", True),
+        ("personalization_std", True),
+        ("afm_paper", True),
+        ("global_f1", True),
+        ("personalization_round", False),
+        ("loss", False),
+        ("fid", False),
+        ("generator_trainings", False),
+    ],
+)
+def test_which_metrics_are_percentages(name: str, expected: bool) -> None:
+    assert quantities.is_percentage(name) is expected
+
+
+def test_which_way_is_better() -> None:
+    names = ("a_glo", "afm", "forgetting", "afm_paper", "personalization_std", "fid")
+    assert [quantities.direction(name) for name in names] == [1, -1, -1, 1, 0, 0]
+
+
+# -- quantities -----------------------------------------------------------------------------------
+
+
+def hand_written(path: Path, *rows: Mapping[str, Any]) -> Any:
+    path.mkdir()
+    (path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_run(path)
+
+
+def at(round: int, interaction: int, task: int) -> dict[str, int]:
+    return {"round": round, "interaction": interaction, "task": task}
+
+
+def scored(*tasks: float | None) -> dict[str, Any]:
+    return {"views": {"global": {"accuracy": tasks[0], "tasks": list(tasks)}}}
+
+
+def test_quantities_by_hand(tmp_path: Path) -> None:
+    """Two clients, two tasks; client 1 is not scored on task 1, and sits out interaction 2."""
+    run = hand_written(
+        tmp_path / "run",
+        {**at(0, 0, task=0), "clients": {"0": scored(0.8), "1": scored(0.6)}},
+        {**at(0, 1, task=1), "clients": {"0": scored(0.5, 0.9), "1": scored(0.7, None)}},
+        {**at(1, 2, task=0), "clients": {"0": scored(0.9, 0.4)}},
+    )
+    assert quantities.task_accuracy(run, "global") == pytest.approx(
+        {(0, 0): 0.7, (1, 0): 0.6, (1, 1): 0.9, (2, 0): 0.9, (2, 1): 0.4}
+    )
+    assert quantities.forgetting_matrix(run, "global") == pytest.approx(
+        {(0, 0): 0.9, (0, 1): 0.4, (1, 0): 0.6, (1, 1): 0.9}
+    )
+    assert quantities.client_accuracy(run, "global") == {0: 0.9, 1: 0.7}
+    assert quantities.view_curve(run, "global") == pytest.approx({0: 0.6, 1: 0.9})
+
+
+def test_weights_carry_the_clients_they_belong_to(tmp_path: Path) -> None:
+    vector = hand_written(
+        tmp_path / "vector",
+        {"interaction": 0, "cohort": [2, 5], "series": {"aggregation_weights": [0.25, 0.75]}},
+        {"interaction": 1, "cohort": [5, 7], "series": {"aggregation_weights": [0.5, 0.5]}},
+    )
+    expected = {(0, 2): 0.25, (0, 5): 0.75, (1, 5): 0.5, (1, 7): 0.5}
+    assert quantities.weight_vectors(vector) == expected
+    assert quantities.weight_matrices(vector) == {}
+    matrix = hand_written(
+        tmp_path / "matrix",
+        {"cohort": [2, 5], "series": {"aggregation_weights": [[0.9, 0.1], [None, 1.0]]}},
+    )
+    assert quantities.weight_matrices(matrix) == {0: {(2, 2): 0.9, (2, 5): 0.1, (5, 5): 1.0}}
+
+
+def test_who_helped_whom_is_shown_over_the_run(tmp_path: Path) -> None:
+    """The first, the last and some between; and every client's weight on itself."""
+    rows = [
+        {"interaction": at, "series": {"aggregation_weights": [[0.9, 0.1], [0.2, 0.8]]}}
+        for at in range(11)
+    ]
+    page = page_of(tmp_path, hand_written(tmp_path / "run", *rows).path)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    weights = [c for c in captions if c.startswith("aggregation weights")]
+    assert weights == [f"aggregation weights, interaction {at}" for at in (0, 3, 6, 10)]
+    assert "weight of a client's own model" in [c.replace("&#x27;", "'") for c in captions]
+
+
+def test_views_come_in_the_order_of_a_round(tmp_path: Path) -> None:
+    views = ("other", "after_local", "global:nearest", "global")
+    run = hand_written(tmp_path / "run", {"clients": {"0": {"views": dict.fromkeys(views)}}})
+    assert quantities.views_of(run) == ["global", "global:nearest", "after_local", "other"]
+    assert view_name("global:nearest") == "global model, nearest"
+
+
+def test_costs_add_up_per_client_without_the_evaluator(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", rounds=3, tasks=2, clients=2))
+    assert quantities.bytes_of_client(run, "down") == {0: 6000, 1: 6000}
+    assert quantities.bytes_of_client(run, "up") == {0: 3000, 1: 3000}
+    assert set(quantities.seconds_of_client(run)) == {0, 1}
+    assert quantities.spent(run, "bytes", "wire_up") == dict.fromkeys(range(6), 1100)
+
+
+# -- what may be missing --------------------------------------------------------------------------
+
+
+def test_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", rounds=2, tasks=1)
+    with (path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 2, "interac')
+    assert len(read_run(path).rows) == 2
+
+
+@pytest.mark.parametrize("missing", sorted(PARTS))
+def test_a_part_that_is_missing_is_left_out(tmp_path: Path, missing: str) -> None:
+    path = write_run(tmp_path / "run", parts=PARTS - {missing}, summary=False)
+    report.final_table(read_run(path))
+    shown = headings(page_of(tmp_path, path))
+    assert "Summary" in shown
+    assert ("Who helped whom" in shown) == (missing != "series")
+    assert ("Clients" in shown) == (missing != "clients")
+
+
+def test_curves_are_drawn_from_the_clients_where_a_run_has_no_metrics(tmp_path: Path) -> None:
+    derived = ("mean client accuracy, global model", "mean training loss of the cohort")
+    whole = page_of(tmp_path, write_run(tmp_path / "whole"))
+    bare = page_of(tmp_path, write_run(tmp_path / "bare", parts=PARTS - {"metrics"}))
+    for caption in derived:
+        assert caption in bare
+        assert caption not in whole
+
+
+@pytest.mark.parametrize("name", ["config.toml", "summary.json", "rounds.jsonl"])
+def test_one_file_is_enough(tmp_path: Path, name: str) -> None:
+    path = write_run(tmp_path / "run")
+    for other in {"config.toml", "summary.json", "rounds.jsonl"} - {name}:
+        (path / other).unlink()
+    run = read_run(path)
+    report.final_table(run)
+    report.compare([run, run])
+    assert "<h2>Summary</h2>" in page_of(tmp_path, path)
+
+
+def test_odd_values_are_left_out(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "round": None,
+            "metrics": {"a_glo": None, "loss": float("nan"), "afm": "x"},
+            "clients": [],
+        },
+        {"metrics": 3, "bytes": {"per_client": {"x": 1, "3": None}}, "cohort": None},
+        {"clients": {"1": {"views": {"global": {"accuracy": None, "tasks": None}}}, "2": None}},
+        {"series": {"aggregation_weights": [[], 1, None]}},
+        {"series": {"aggregation_weights": []}, "seconds": {"wall": float("inf")}},
+    ]
+    run = hand_written(tmp_path / "run", *rows)
+    assert run.metrics() == {}
+    report.final_table(run)
+    assert headings(page_of(tmp_path, tmp_path / "run")) == ["Summary"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("summary.json", "{", "summary.json is damaged"),
+        ("summary.json", "[]", "it holds no object"),
+        ("config.toml", "seed = ", "config.toml is damaged"),
+        ("rounds.jsonl", '{}\n{"round"\n{}\n', "rounds.jsonl line 2 is damaged"),
+        ("rounds.jsonl", b"\xff\n", "rounds.jsonl cannot be read: it is not text"),
+    ],
+)
+def test_damage_is_one_line_that_names_the_file(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    path = write_run(tmp_path / "run")
+    (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ArchiveError) as caught:
+        read_run(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_run_directory_is_one_line(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ArchiveError, match="is not a run directory"):
+            report.report_command([path], None)
+    with pytest.raises(ConfigError, match="at least one"):
+        report.report_command([], None)
+    run = write_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        report.report_command([run], tmp_path / "nowhere" / "report.html")
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+class References(HTMLParser):
+    """Collects tags, and whatever a page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.references: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        names = ("src", "href", "xlink:href", "data", "poster")
+        self.references += [value or "" for name, value in attrs if name in names]
+
+
+def test_page_needs_nothing_but_itself(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"s{i}", seed=i) for i in range(2)]
+    page = page_of(tmp_path, *runs, write_run(tmp_path / "other", method="fedavg"))
+    found = References()
+    found.feed(page)
+    assert found.references
+    assert all(r.startswith(("#", "data:image/")) for r in found.references)
+    assert not {"script", "link", "iframe", "img"} & set(found.tags)
+    assert "http" not in page
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_page_has_every_section_and_sound_figures(tmp_path: Path) -> None:
+    page = page_of(tmp_path, write_run(tmp_path / "run"))
+    names = ["Summary", "Over rounds", "Clients", "Tasks", "Who helped whom", "Cost"]
+    assert headings(page) == names
+    figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert len(figures) == len(captions) == 17
+    assert "forgetting, global model" in captions
+    for figure in figures:
+        ElementTree.fromstring(figure.replace("<svg", '<svg xmlns:xlink="x"', 1))
+
+
+def test_one_task_has_no_forgetting(tmp_path: Path) -> None:
+    assert "forgetting," not in page_of(tmp_path, write_run(tmp_path / "run", tasks=1))
+
+
+def test_a_view_scored_at_the_end_only_has_no_forgetting(tmp_path: Path) -> None:
+    hand_written(tmp_path / "run", {**at(0, 1, task=1), "clients": {"0": scored(0.5, 0.9)}})
+    assert "forgetting," not in page_of(tmp_path, tmp_path / "run")
+
+
+def test_equal_runs_give_equal_pages(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    assert page_of(tmp_path, path) == page_of(tmp_path, path)
+
+
+def test_names_in_a_page_are_text(tmp_path: Path) -> None:
+    config = {"method": {"name": "<script>$a_b$"}}
+    runs = [write_run(tmp_path / "a", config=config), write_run(tmp_path / "b", method="&x")]
+    page = page_of(tmp_path, *runs)
+    assert "<script" not in page
+    assert "&lt;script&gt;$a_b$" in page
+
+
+def test_many_clients_and_rounds_stay_light(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", clients=60, rounds=30, tasks=1)
+    assert len(page_of(tmp_path, path)) < 1_000_000
+
+
+def test_command_prints_tables_and_writes_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", method="fedavg")
+    report.report_command([a], None)
+    assert "a_glo %" in capsys.readouterr().out
+    report.report_command([a, b, a], tmp_path / "out.html")
+    out = capsys.readouterr().out
+    assert "fedavg" in out
+    assert "±" not in out  # the run given twice counts once
+    assert (tmp_path / "out.html").exists()
+
+
+def test_matplotlib_is_imported_for_a_page_only() -> None:
+    code = "import sys, fedsrv.report.tables; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

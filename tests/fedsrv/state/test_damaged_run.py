@@ -1,0 +1,264 @@
+"""A damaged run directory: it is noticed, said in one line, and nothing is deleted for it."""
+
+import json
+import logging
+import sqlite3
+from contextlib import closing
+
+import pytest
+from typer.testing import CliRunner
+
+from fedmodels.errors import ArchiveError, FedtideError, RunFailed
+from fedsrv.cli import app
+from fedsrv.coordinator import write_facts
+from fedsrv.state.recovery import recover
+from fedsrv.state.store import Store
+from fedtide.inprocess import run_in_process
+from tests.conftest import tiny_experiment
+from tests.fedsrv.engine.test_rollback import LOCAL, break_off
+from tests.fedsrv.state.test_store import committed, digest, record, state
+
+EXPERIMENT = tiny_experiment(server={"max_rollback": 1})
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of four commits whose first two states are pruned, given back as after a crash."""
+    store = committed(Store(tmp_path / "run", EXPERIMENT, False), 0, 1, 2, 3)
+    store.advance(3)
+    store.close()
+    return store.path
+
+
+def opened(path, experiment=EXPERIMENT):
+    with closing(Store(path, experiment, True)) as store:
+        return store.run_id, store.committed
+
+
+def kept(path):
+    """Everything of a run that cannot be made again, by its bytes."""
+    found = [*(path / "server").glob("*.safetensors"), path / "rounds.jsonl"]
+    return {p.name: p.read_bytes() for p in found if p.exists()}
+
+
+def edit(path, statement):
+    with closing(sqlite3.connect(path / "run.db")) as db:
+        db.execute(statement)
+        db.commit()
+
+
+def refused(path, match, experiment=EXPERIMENT):
+    before = kept(path)
+    with pytest.raises(FedtideError, match=match) as caught:
+        opened(path, experiment)
+    assert "\n" not in str(caught.value)
+    assert kept(path) == before
+    return str(caught.value)
+
+
+HARM = {
+    "garbage": lambda path: (path / "run.db").write_bytes(b"garbage" * 1000),
+    "empty": lambda path: (path / "run.db").write_bytes(b""),
+    "gone": lambda path: (path / "run.db").unlink(),
+    "half": lambda path: (path / "run.db").write_bytes((path / "run.db").read_bytes()[:5000]),
+    "no table": lambda path: edit(path, "DROP TABLE interactions"),
+    "no meta": lambda path: edit(path, "DROP TABLE meta"),
+    "no rows": lambda path: edit(path, "DELETE FROM interactions"),
+    "few rows": lambda path: edit(path, "DELETE FROM interactions WHERE interaction > 0"),
+    "no id": lambda path: edit(path, "DELETE FROM meta WHERE key = 'run_id'"),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_damaged_database_is_no_new_run(run, harm):
+    for more in ("run.db-wal", "run.db-shm"):
+        assert not (run / more).exists()
+    HARM[harm](run)
+    assert "fedsrv recover" in refused(run, r"run\.db is damaged")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE interactions SET record = replace(record, '\"round\": 2', '\"round\": 1') "
+        "WHERE interaction = 2",
+        "UPDATE interactions SET scored = 0 WHERE interaction = 2",
+        "UPDATE interactions SET counts = 'x' WHERE interaction = 2",
+        "UPDATE interactions SET record = x'00' WHERE interaction = 2",
+        "DELETE FROM interactions WHERE interaction = 1",
+    ],
+)
+def test_an_edited_record_is_noticed(run, statement):
+    edit(run, statement)
+    refused(run, r"run\.db is damaged \(the record of interaction 2 is not")
+
+
+def test_scores_that_came_later_are_part_of_the_chain(tmp_path):
+    store = Store(tmp_path / "run", EXPERIMENT, False)
+    store.commit(record(0), state(0), '[["counts"]]')
+    store.add_scores(record(0, metrics={"a_glo": 0.5}))
+    committed(store, 1)
+    store.close()
+    assert opened(tmp_path / "run")[1] == 1
+    edit(tmp_path / "run", "UPDATE interactions SET record = replace(record, '0.5', '0.9')")
+    refused(tmp_path / "run", "the record of interaction 0 is not")
+
+
+def test_a_run_of_an_earlier_format_is_refused_with_a_way_on(run):
+    edit(run, "PRAGMA user_version = 0")
+    assert "fedsrv recover" in refused(run, "earlier version")
+    edit(run, "PRAGMA user_version = 9")
+    refused(run, "later version")
+
+
+def test_a_database_that_is_in_use(run):
+    with closing(sqlite3.connect(run / "run.db", isolation_level=None)) as db:
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("BEGIN EXCLUSIVE")
+        refused(run, r"run\.db cannot be used: database is locked")
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+def test_a_damaged_state_that_is_computed_again_leaves_a_line(run, caplog):
+    path = run / "server" / "state-00000003.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING):
+        assert opened(run)[1] == 2
+    assert any("state-00000003" in r.message and "damaged" in r.message for r in caplog.records)
+    assert any("computed again" in r.message for r in caplog.records)
+
+
+def test_without_any_state_the_run_stops_unless_it_may_go_back_that_far(run):
+    for path in (run / "server").glob("state-*"):
+        path.write_bytes(b"")
+    assert "max_rollback=4" in refused(run, "no state .* can be read")
+    assert opened(run, tiny_experiment(server={"max_rollback": 4}))[1] == -1
+
+
+def test_a_state_of_another_run_is_not_taken_up(run, tmp_path):
+    """A file copied from elsewhere fits in name and form, but is not what was committed."""
+    other = committed(Store(tmp_path / "other", EXPERIMENT, False), 0, 1, 2, 3)
+    other.close()
+    name = "server/state-00000003.safetensors"
+    (run / name).write_bytes((other.path / name).read_bytes())
+    assert opened(run)[1] == 2
+
+
+# --- recovery -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half_way(tmp_path, digits):
+    """A run broken off in interaction 4 of 6, with its config, and the summary of the whole one."""
+    whole = run_in_process(LOCAL, digits, tmp_path / "whole")
+    break_off(tmp_path / "run", digits, at=4)
+    write_facts(tmp_path / "run", LOCAL)
+    return tmp_path / "run", whole
+
+
+@pytest.mark.parametrize("harm", ["garbage", "empty", "gone", "few rows", "old"])
+def test_a_recovered_run_ends_as_the_whole_one(half_way, digits, harm):
+    path, whole = half_way
+    harm_it = {**HARM, "old": lambda run: edit(run, "PRAGMA user_version = 0")}[harm]
+    harm_it(path)
+    refused(path, "fedsrv recover", LOCAL)
+    told = []
+    assert recover(path, told.append) == 3
+    assert "interactions 0 to 3 are recovered" in told[0]
+    if harm != "gone":
+        assert (path / "set-aside" / "run.db").exists()
+    again = run_in_process(LOCAL, digits, path, resume=True)
+    assert again["state_sha256"] == whole["state_sha256"]
+    assert again["metrics"] == whole["metrics"]
+
+
+def test_what_cannot_be_recovered_is_said_and_set_aside(half_way, digits):
+    """A line of rounds.jsonl is damaged: the state behind it has no record."""
+    path, whole = half_way
+    text = (path / "rounds.jsonl").read_text().splitlines()
+    (path / "rounds.jsonl").write_text("\n".join([*text[:3], "damaged"]) + "\n")
+    (path / "run.db").unlink()
+    state = path / "server" / "state-00000002.safetensors"
+    told = []
+    assert recover(path, told.append) == 2
+    assert "state-00000003.safetensors" in "".join(told)
+    assert (path / "set-aside" / "state-00000003.safetensors").exists()
+    assert run_in_process(LOCAL, digits, path, resume=True)["metrics"] == whole["metrics"]
+    (path / "run.db").write_bytes(b"")
+    for state in (path / "server").glob("state-*"):
+        state.write_bytes(b"")
+    with pytest.raises(ArchiveError, match="no state that can be read"):
+        recover(path, told.append)
+
+
+def test_the_command_that_recovers(half_way):
+    path, _ = half_way
+    (path / "run.db").unlink()
+    found = CliRunner().invoke(app, ["recover", str(path)])
+    assert found.exit_code == 0
+    assert f"go on with --resume --out {path}" in found.output
+
+
+def test_recovery_of_what_is_no_run(tmp_path):
+    with pytest.raises(ArchiveError, match="is no run directory"):
+        recover(tmp_path / "nowhere", print)
+    with pytest.raises(ArchiveError, match=r"config\.toml is needed"):
+        recover(tmp_path, print)
+
+
+def test_a_run_in_use_is_not_recovered(tmp_path):
+    in_use = pytest.raises(RunFailed, match="in use")
+    with closing(Store(tmp_path / "run", EXPERIMENT, False)), in_use:
+        recover(tmp_path / "run", print)
+
+
+# --- a full disk ----------------------------------------------------------------------------------
+
+
+class Full:
+    """A database whose disk is full."""
+
+    def __init__(self, db):
+        self.db = db
+
+    def __getattr__(self, name):
+        return getattr(self.db, name)
+
+    def execute(self, statement, *rest):
+        if statement.startswith(("INSERT", "UPDATE")):
+            raise sqlite3.OperationalError("database or disk is full")
+        return self.db.execute(statement, *rest)
+
+
+@pytest.mark.parametrize("where", ["state", "row", "lines", "scores"])
+def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(run, monkeypatch, where):
+    store = Store(run, EXPERIMENT, True)
+    with monkeypatch.context() as full, closing(store):
+        if where == "state":
+            full.setattr("os.replace", no_space)
+        elif where == "lines":
+            full.setattr(Store, "_append", no_space)
+        elif where == "row":
+            full.setattr(store._ledger, "db", Full(store._ledger.db))
+        else:
+            store.commit(record(4), state(4), "[]")
+            full.setattr(store._ledger, "db", Full(store._ledger.db))
+        with pytest.raises(
+            (RunFailed, ArchiveError), match=r"(?i)no space left|disk is full"
+        ) as one:
+            store.add_scores(record(4)) if where == "scores" else committed(store, 4)
+    assert "\n" not in str(one.value)
+    assert str(run) in str(one.value)
+    last = 4 if where in ("lines", "scores") else 3
+    with closing(Store(run, EXPERIMENT, True)) as again:
+        assert again.committed == last
+        assert digest(again.state(last)) == digest(state(last))
+        if where == "lines":
+            found = (run / "rounds.jsonl").read_text().splitlines()
+            assert [json.loads(line)["interaction"] for line in found] == [0, 1, 2, 3, 4]
+
+
+def no_space(*_):
+    raise OSError(28, "No space left on device")

@@ -1,0 +1,232 @@
+"""Certificates: what they say, who they cover, and that keys are never exposed or overwritten."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedcli.runtime import tls as client_tls
+from fedmodels.errors import ConfigError
+from fedsrv.transport import certificates as certs
+from fedsrv.transport import tls
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    certs.init_authority(tmp_path / "certs")
+    return tmp_path / "certs"
+
+
+def load(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def extension(path: Path, kind: Any) -> Any:
+    return load(path).extensions.get_extension_for_class(kind).value
+
+
+def test_authority_may_sign_and_nothing_else(authority: Path) -> None:
+    assert sorted(p.name for p in authority.iterdir()) == ["ca.key", "ca.pem"]
+    usage = extension(authority / "ca.pem", x509.KeyUsage)
+    assert usage.key_cert_sign
+    assert not usage.digital_signature
+    basic = extension(authority / "ca.pem", x509.BasicConstraints)
+    assert (basic.ca, basic.path_length) == (True, 0)
+    key = load(authority / "ca.pem").public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    assert isinstance(key.curve, ec.SECP256R1)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o000])
+def test_keys_are_private_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+    old = os.umask(mask)
+    try:
+        _, authority_key = certs.init_authority(tmp_path / "c")
+        _, key = certs.issue(tmp_path / "c", "7")
+    finally:
+        os.umask(old)
+    assert authority_key.stat().st_mode & 0o777 == 0o600
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_key_has_its_mode_before_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: dict[str, int] = {}
+    real_open = os.open
+
+    def watching_open(path: Path, flags: int, mode: int = 0o777) -> int:
+        assert flags & os.O_EXCL
+        modes[Path(path).name] = mode
+        return real_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", watching_open)
+    certs.init_authority(tmp_path)
+    assert modes == {"ca.key": 0o600, "ca.pem": 0o644}
+
+
+@pytest.mark.parametrize(
+    ("identity", "uri", "stem"),
+    [
+        ("7", "fedtide:client:7", "client-7"),
+        ("007", "fedtide:client:7", "client-7"),
+        ("0-24", "fedtide:clients:0-24", "clients-0-24"),
+        ("evaluator", "fedtide:evaluator", "evaluator"),
+    ],
+)
+def test_client_certificate_names_its_identity(
+    authority: Path, identity: str, uri: str, stem: str
+) -> None:
+    cert, key = certs.issue(authority, identity)
+    assert (cert.name, key.name) == (f"{stem}.pem", f"{stem}.key")
+    names = extension(cert, x509.SubjectAlternativeName)
+    assert [n.value for n in names] == [uri]
+    assert load(cert).subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == uri
+    assert list(extension(cert, x509.ExtendedKeyUsage)) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert not extension(cert, x509.BasicConstraints).ca
+    load(cert).verify_directly_issued_by(load(authority / "ca.pem"))
+
+
+def test_server_certificate_names_its_hosts(authority: Path) -> None:
+    cert, _ = certs.issue(authority, "server", ["node1.example.org", "10.0.0.5", "localhost"])
+    names = extension(cert, x509.SubjectAlternativeName)
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    assert uris == ["fedtide:server"]
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "node1.example.org"]
+    assert names.get_values_for_type(x509.IPAddress) == [
+        ipaddress.ip_address(a) for a in ("127.0.0.1", "::1", "10.0.0.5")
+    ]
+    assert list(extension(cert, x509.ExtendedKeyUsage)) == [ExtendedKeyUsageOID.SERVER_AUTH]
+
+
+def test_validity_is_ten_years_and_two(authority: Path) -> None:
+    leaf, _ = certs.issue(authority, "1")
+    for path, days in ((authority / "ca.pem", 3650), (leaf, 730)):
+        cert = load(path)
+        span = cert.not_valid_after_utc - cert.not_valid_before_utc
+        assert span == timedelta(days=days) + certs.CLOCK_SKEW
+
+
+def test_nothing_is_overwritten(authority: Path) -> None:
+    before = (authority / "ca.key").read_bytes()
+    with pytest.raises(ConfigError, match=r"ca\.pem exists already"):
+        certs.init_authority(authority)
+    certs.issue(authority, "7")
+    (authority / "client-7.pem").unlink()
+    with pytest.raises(ConfigError, match=r"client-7\.key exists already"):
+        certs.issue(authority, "7")
+    assert (authority / "ca.key").read_bytes() == before
+    assert not (authority / "client-7.pem").exists()
+
+
+@pytest.mark.parametrize(
+    "identity", ["", "-1", "a", "1-", "3-1", "1,2", "\u0667", "Server", "7 ", "../x"]
+)
+def test_other_identities_are_refused(authority: Path, identity: str) -> None:
+    with pytest.raises(ConfigError):
+        certs.issue(authority, identity)
+    assert sorted(p.name for p in authority.iterdir()) == ["ca.key", "ca.pem"]
+
+
+@pytest.mark.parametrize("host", ["", "a b", "host:443", "https://x", "ü.example"])
+def test_hosts_that_are_none_are_refused(authority: Path, host: str) -> None:
+    with pytest.raises(ConfigError, match="neither a host name"):
+        certs.issue(authority, "server", [host])
+
+
+def test_hosts_are_the_servers_only(authority: Path) -> None:
+    with pytest.raises(ConfigError, match="server's certificate"):
+        certs.issue(authority, "7", ["localhost"])
+
+
+def test_missing_or_mixed_up_authority_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fedsrv certs init"):
+        certs.issue(tmp_path, "7")
+    certs.init_authority(tmp_path / "a")
+    certs.init_authority(tmp_path / "b")
+    (tmp_path / "a/ca.key").write_bytes((tmp_path / "b/ca.key").read_bytes())
+    with pytest.raises(ConfigError, match="do not belong together"):
+        certs.issue(tmp_path / "a", "7")
+    (tmp_path / "b/ca.key").write_text("no key")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        certs.issue(tmp_path / "b", "7")
+
+
+@pytest.mark.parametrize(
+    ("uri", "yes", "no"),
+    [
+        ("fedtide:client:7", [7], [0, 6, 8, 77, "evaluator"]),
+        ("fedtide:clients:2-4", [2, 3, 4], [1, 5, 24, "evaluator"]),
+        ("fedtide:evaluator", ["evaluator"], [0, 7]),
+        ("fedtide:server", [], [0, 7, "evaluator"]),
+        ("fedtide:client:7x", [], [7]),
+        ("xfedtide:client:7", [], [7]),
+        ("fedtide:client:7\n", [], [7]),
+        ("fedtide:clients:2", [], [2]),
+        ("fedtide:clients:2-4x", [], [2]),
+        ("", [], [0, "evaluator"]),
+    ],
+)
+def test_covers(uri: str, yes: list[Any], no: list[Any]) -> None:
+    assert [certs.covers(uri, c) for c in yes] == [True] * len(yes)
+    assert [certs.covers(uri, c) for c in no] == [False] * len(no)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:50051", True),
+        ("127.8.8.8:1", True),
+        ("[::1]:50051", True),
+        ("localhost:0", True),
+        ("localhost", True),
+        ("unix:/tmp/socket", True),
+        ("ipv4:127.0.0.1:1", True),
+        ("ipv6:[::1]:1", True),
+        ("dns:///localhost:1", True),
+        ("[::ffff:127.0.0.1]:1", True),
+        ("0.0.0.0:50051", False),
+        ("[::]:50051", False),
+        (":50051", False),
+        ("", False),
+        ("10.0.0.1:50051", False),
+        ("localhost.example.org:1", False),
+        ("127.0.0.1.example.org:1", False),
+        ("ipv4:127.0.0.1:1,10.0.0.1:1", False),
+        ("[::ffff:10.0.0.1]:1", False),
+    ],
+)
+def test_is_loopback(address: str, expected: bool) -> None:
+    assert tls.is_loopback(address) is expected
+
+
+def test_unusable_files_name_the_option_and_the_path(authority: Path) -> None:
+    cert, key = certs.issue(authority, "server")
+    other, other_key = certs.issue(authority, "7")
+    gone = authority / "gone"
+    for call, message in [
+        (lambda: tls.server_credentials(gone, key, None), f"--tls-cert {gone} cannot be read"),
+        (lambda: tls.server_credentials(cert, gone, None), f"--tls-key {gone} cannot be read"),
+        (lambda: tls.server_credentials(cert, key, gone), f"--tls-client-ca {gone} cannot be"),
+        (lambda: tls.server_credentials(cert, key, key), f"--tls-client-ca {key} holds no PEM"),
+        (lambda: tls.server_credentials(key, key, None), f"--tls-cert {key} holds no PEM"),
+        (lambda: tls.server_credentials(cert, cert, None), f"--tls-key {cert} holds no"),
+        (lambda: tls.server_credentials(cert, other_key, None), "is not the key of"),
+        (lambda: client_tls.channel_credentials(gone), f"--tls-ca {gone} cannot be read"),
+        (lambda: client_tls.channel_credentials(key), f"--tls-ca {key} holds no PEM"),
+        (lambda: client_tls.channel_credentials(cert, other, key), "is not the key of"),
+        (lambda: client_tls.channel_credentials(cert, other), "--tls-cert needs --tls-key"),
+        (lambda: client_tls.channel_credentials(cert, None, key), "--tls-key needs --tls-cert"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)

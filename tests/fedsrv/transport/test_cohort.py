@@ -1,0 +1,597 @@
+import json
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.tensors.bundle import EVALUATOR, Bundle
+from fedpb import coordinator_pb2 as rpc
+from fedsrv.engine.admission import Admission
+from fedsrv.engine.cohort import Result, StateLost, Trip
+from fedsrv.events import EventLog
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.sessions import AlreadyConnected, Superseded, UnknownSession, client_id_of
+from fedsrv.transport.spool import Spool
+
+PROFILE = json.dumps(
+    {
+        "format": 1,
+        "input_shape": [4],
+        "num_classes": 2,
+        "tasks": [{"train": [1, 1], "test": [1, 1]}],
+    }
+)
+REPEATED = "repeated"
+
+
+class World:
+    """A cohort, an engine in a thread of its own, and clients that do as they are told."""
+
+    def __init__(self, directory, num_clients=3, **options):
+        self.events = EventLog()
+        self.cohort = RemoteCohort(
+            num_clients, Spool(directory, 1 << 20), self.events, admission=Admission({}), **options
+        )
+        self.engine = ThreadPoolExecutor(1)
+        self.issues = {}
+
+    def join(self, client, token=b"", versions=()):
+        self.issues.pop(client, None)
+        return self.cohort.join(client, PROFILE, token, versions)
+
+    def join_all(self, clients=(0, 1, 2)):
+        self.tokens = {c: self.join(c) for c in clients}
+        return self.tokens
+
+    def exchange(self, trip):
+        """Begin an exchange; wait until clients can see it."""
+        future = self.engine.submit(self.cohort.exchange, trip)
+        until(lambda: self.cohort._open is not None or future.done())
+        return future
+
+    def pull(self, *clients, wait_s=5.0):
+        """Wait for an order as a Pull does; None if none comes in time."""
+        waiting = {c: self.cohort.member(c, self.tokens[c]) for c in clients}
+        end = time.monotonic() + wait_s
+        timer = threading.Timer(wait_s + 0.01, self.cohort.wake)
+        timer.start()
+        issues = {c: self.issues.get(c, 0) for c in clients}
+        caller = self.cohort.caller(waiting, issues)
+        found = self.cohort.next_order(caller, lambda: time.monotonic() < end)
+        timer.cancel()
+        if found is None:
+            return None
+        order, _ = found
+        client = EVALUATOR if order.client_id == EVALUATOR else int(order.client_id)
+        self.issues[client] = order.issue  # the next Pull says so
+        return order
+
+    def push(self, client, order, value=0.0, failure=""):
+        """Return what the cohort makes of a result: taken, dropped, or repeated."""
+        header = rpc.PushHeader(
+            client_id=str(client), kind=order.kind, interaction=order.interaction, trip=order.trip
+        )
+        trip = self.cohort.begin_result(client, header)
+        if trip is None:
+            return REPEATED
+        upload = Bundle(weights={"w": torch.tensor([value])})
+        result = Result(upload, rpc.Report(), upload.num_bytes(), wire_up=10)
+        return self.cohort.end_result(client, trip, failure or result)
+
+
+def until(condition, wait_s=5.0):
+    end = time.monotonic() + wait_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.001)
+
+
+def order_of(client, interaction=0, kind=rpc.ORDER_TRAIN, trip=0):
+    return rpc.Order(
+        kind=kind, client_id=str(client), interaction=interaction, round=interaction, trip=trip
+    )
+
+
+def trip_to(*clients, interaction=0, needed=None, kind=rpc.ORDER_TRAIN, **facts):
+    orders = {c: order_of(c, interaction, kind) for c in clients}
+    return Trip(orders, Bundle(weights={"w": torch.zeros(3)}), needed=needed, **facts)
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    made.join_all()
+    yield made
+    made.cohort.stop("the test is over")
+    made.engine.shutdown()
+
+
+def values(results):
+    return {c: r.upload.weights["w"].item() for c, r in results.by_client.items()}
+
+
+# --- orders ---------------------------------------------------------------------------------------
+
+
+def test_an_order_is_given_once(world):
+    future = world.exchange(trip_to(0, 1, interaction=4))
+    world.cohort.commit(3, 2)
+    order = world.pull(0)
+    assert (order.client_id, order.interaction, order.kind) == ("0", 4, rpc.ORDER_TRAIN)
+    assert (order.committed, order.durable) == (3, 2)
+    assert world.pull(0, wait_s=0.05) is None, "client 0 has its order already"
+    assert world.pull(0, 1).client_id == "1", "a host asks for all its clients"
+    assert world.pull(2, wait_s=0.05) is None, "client 2 is not in the cohort"
+    assert not future.done()
+
+
+def test_a_process_gets_a_few_orders_ahead(tmp_path):
+    """Orders it cannot begin yet would be in vain if the trip closed without them."""
+    world = World(tmp_path, num_clients=6)
+    clients = range(6)
+    world.join_all(clients)
+    world.exchange(trip_to(*clients))
+    members = {c: world.cohort.member(c, world.tokens[c]) for c in clients}
+    caller = world.cohort.caller(members, dict.fromkeys(clients, 0))
+    orders = [world.cohort.next_order(caller, lambda: True)[0] for _ in range(3)]
+    assert [order.client_id for order in orders] == ["0", "1", "2"]
+    with ThreadPoolExecutor(1) as pool:
+        fourth = pool.submit(world.cohort.next_order, caller, lambda: True)
+        until(lambda: caller.is_full)
+        assert not fourth.done()
+        world.push(1, orders[1])
+        assert fourth.result(5)[0].client_id == "3"
+    world.cohort.stop("the test is over")
+    world.engine.shutdown()
+
+
+def test_an_order_tells_how_many_follow_it_to_the_same_process(tmp_path):
+    """So that a process whose clients train together knows for whom to wait."""
+    world = World(tmp_path, num_clients=6, together=4)
+    world.join_all(range(6))
+    world.exchange(trip_to(*range(6)))
+    members = {c: world.cohort.member(c, world.tokens[c]) for c in range(5)}
+    caller = world.cohort.caller(members, dict.fromkeys(range(5), 0))
+    orders = [world.cohort.next_order(caller, lambda: True)[0] for _ in range(5)]
+    assert [order.following for order in orders] == [4, 3, 2, 1, 0]
+    assert world.pull(5).following == 0
+    world.cohort.stop("the test is over")
+    world.engine.shutdown()
+
+
+def test_a_new_call_takes_the_place_of_the_old_one(world):
+    members = {0: world.cohort.member(0, world.tokens[0])}
+    old = world.cohort.caller(members, {0: 0})
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(world.cohort.next_order, old, lambda: True)
+        until(lambda: members[0].waiting)
+        new = world.cohort.caller(members, {0: 0})
+        assert waits.result(5) is None
+    world.exchange(trip_to(0))
+    assert world.cohort.next_order(old, lambda: True) is None
+    assert world.cohort.next_order(new, lambda: True)[0].client_id == "0"
+
+
+def test_clients_that_wait_are_told_at_once(world):
+    with ThreadPoolExecutor(3) as pool:
+        pulls = [pool.submit(world.pull, c) for c in (0, 1, 2)]
+        until(lambda: all(world.cohort._members[c].waiting for c in (0, 1, 2)))
+        begun = time.monotonic()
+        future = world.exchange(trip_to(0, 1, 2))
+        orders = [p.result(5) for p in pulls]
+        assert time.monotonic() - begun < 2
+    assert [o.client_id for o in orders] == ["0", "1", "2"]
+    for client, order in enumerate(orders):
+        assert world.push(client, order) is True
+    assert future.result(5).failed == {}
+
+
+def test_a_result_wakes_no_client_that_waits(world, monkeypatch):
+    """Else N results wake N clients N times."""
+    future = world.exchange(trip_to(0, 1))
+    order = world.pull(0)
+    looks = []
+    looked = world.cohort._order_for
+    monkeypatch.setattr(world.cohort, "_order_for", lambda c: looks.append(c) or looked(c))
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(world.pull, 2)
+        until(lambda: world.cohort._members[2].waiting)
+        before = len(looks)
+        assert world.push(0, order) is True
+        assert world.push(1, order_of(1), failure="no")
+        assert len(looks) == before
+        with pytest.raises(RunFailed):
+            future.result(5)
+        world.exchange(trip_to(2))
+        assert waits.result(5).client_id == "2"
+
+
+def test_more_clients_than_anything_wait_together(tmp_path):
+    world = World(tmp_path, 40)
+    world.join_all(range(40))
+    with ThreadPoolExecutor(40) as pool:
+        done = pool.map(lambda c: world.push(c, world.pull(c), float(c)), range(40))
+        results = world.exchange(trip_to(*range(40))).result(10)
+        assert all(done)
+    assert values(results) == {c: float(c) for c in range(40)}
+
+
+def test_an_order_is_issued_anew_after_a_new_trip(world):
+    """A new trip for the same interaction, as after a roll-back, has another issue."""
+    world.cohort.require(lambda client, versions: client != 2, {})
+    future = world.exchange(trip_to(0, 1))
+    first = world.pull(0)
+    world.join(2, world.tokens[2])
+    with pytest.raises(StateLost):
+        future.result(5)
+    world.cohort.versions()
+    world.exchange(trip_to(0, 1))
+    again = world.pull(0)
+    assert again.interaction == first.interaction
+    assert again.issue != first.issue
+    assert again.issue
+
+
+def test_an_order_is_issued_anew_to_a_client_that_joins_again(world):
+    world.exchange(trip_to(0, 1))
+    first = world.pull(0)
+    assert world.join(0, world.tokens[0]) == world.tokens[0]
+    assert world.pull(0) == first
+
+
+def test_clients_that_answered_are_not_asked_again(world):
+    world.exchange(trip_to(0, 1, 2))
+    assert world.push(0, world.pull(0))
+    assert world.push(1, world.pull(1), failure="out of memory")
+    for client in (0, 1):
+        world.join(client, world.tokens[client])
+        assert world.pull(client, wait_s=0.05) is None
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+def test_an_id_is_connected_once(world):
+    for token in (b"", b"guess", world.tokens[1]):
+        with pytest.raises(AlreadyConnected, match="client 0 is connected already"):
+            world.join(0, token)
+
+
+def test_the_token_takes_over(world):
+    with ThreadPoolExecutor(1) as pool:
+        old = pool.submit(world.pull, 0)
+        until(lambda: world.cohort._members[0].waiting)
+        assert world.join(0, world.tokens[0]) == world.tokens[0]
+        with pytest.raises(UnknownSession, match="took over client 0"):
+            old.result(5)
+    world.exchange(trip_to(0))
+    assert world.pull(0).client_id == "0"
+
+
+def test_a_lease_runs_out(world, monkeypatch):
+    """Without a sign of life the id is free; the newcomer gets a token of its own."""
+    monkeypatch.setattr(RemoteCohort, "LEASE_S", 0.05)
+    time.sleep(0.06)
+    token = world.join(0)
+    assert token != world.tokens[0]
+    with pytest.raises(UnknownSession, match="join again"):
+        world.cohort.member(0, world.tokens[0])
+    world.cohort.member(0, token)
+
+
+def test_a_waiting_client_needs_no_other_sign_of_life(world, monkeypatch):
+    monkeypatch.setattr(RemoteCohort, "LEASE_S", 0.05)
+    with ThreadPoolExecutor(1) as pool:
+        pull = pool.submit(world.pull, 0, wait_s=0.5)
+        until(lambda: world.cohort._members[0].waiting)
+        time.sleep(0.1)
+        with pytest.raises(AlreadyConnected):
+            world.join(0)
+        pull.result(5)
+
+
+def test_a_session_given_back_is_free_at_once(world):
+    world.cohort.leave(0, "finished")
+    assert world.join(0) != world.tokens[0]
+
+
+def test_a_restarted_server_knows_the_tokens_of_state_directories(tmp_path):
+    world = World(tmp_path)
+    token = b"0123456789abcdef"
+    assert world.join(0, token) == token
+    world.cohort.member(0, token)
+
+
+def test_unknown_sessions(world):
+    for client, token in ((0, b""), (0, world.tokens[1]), (EVALUATOR, b"")):
+        with pytest.raises(UnknownSession):
+            world.cohort.member(client, token)
+
+
+def test_a_client_with_another_problem_is_not_admitted(world):
+    other = json.dumps({**json.loads(PROFILE), "input_shape": [5]})
+    world.cohort.leave(0, "")
+    with pytest.raises(PayloadError, match="client 0 has inputs"):
+        world.cohort.join(0, other, b"", ())
+
+
+def test_gather_waits_for_everybody(tmp_path):
+    world = World(tmp_path, expects_evaluator=True)
+    future = world.engine.submit(world.cohort.gather)
+    world.join_all([2, 0, 1])
+    time.sleep(0.05)
+    assert not future.done()
+    world.join(EVALUATOR)
+    assert future.result(5) == dict.fromkeys((0, 1, 2), PROFILE)
+    assert list(future.result()) == [0, 1, 2]
+    assert world.cohort.has_evaluator()
+
+
+@pytest.mark.parametrize(
+    "text", ["3", "-1", "", "00x", "٣", "Evaluator", "1.0", "99999999999999999"]
+)
+def test_ids_that_are_none(text):
+    with pytest.raises(PayloadError, match="none of this run's: 0 to 2"):
+        client_id_of(text, 3)
+
+
+def test_ids():
+    assert [client_id_of(t, 3) for t in ("0", "2", EVALUATOR)] == [0, 2, EVALUATOR]
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_uploads_come_out_in_client_order(tmp_path, seed):
+    world = World(tmp_path, 12)
+    world.join_all([*range(12), EVALUATOR])
+    everybody = [*range(12), EVALUATOR]
+    future = world.exchange(trip_to(*everybody, kind=rpc.ORDER_EVALUATE))
+    random.Random(seed).shuffle(everybody)
+    for client in everybody:
+        number = -1.0 if client == EVALUATOR else float(client)
+        assert world.push(client, world.pull(client), number)
+    results = future.result(5)
+    assert list(results.by_client) == [*range(12), EVALUATOR]
+    assert list(values(results).values()) == [*map(float, range(12)), -1.0]
+    assert results.wire_up == 130
+
+
+def test_a_repeated_result_is_dropped(world):
+    future = world.exchange(trip_to(0, 1))
+    order = world.pull(0)
+    assert world.push(0, order, 1.0) is True
+    assert world.push(0, order, 2.0) == REPEATED
+    assert world.push(1, world.pull(1), 3.0) is True
+    assert values(future.result(5)) == {0: 1.0, 1: 3.0}
+    world.cohort.commit(0, -1)
+    assert world.push(0, order, 2.0) == REPEATED, "its interaction is committed"
+
+
+def test_two_results_at_once(world):
+    """Both began before either ended: the first to end counts."""
+    future = world.exchange(trip_to(0))
+    order = world.pull(0)
+    header = rpc.PushHeader(kind=order.kind, interaction=order.interaction)
+    trips = [world.cohort.begin_result(0, header) for _ in range(2)]
+    results = [Result(Bundle(weights={"w": torch.tensor([v])}), rpc.Report()) for v in (1.0, 2.0)]
+    assert world.cohort.end_result(0, trips[1], results[1]) is True
+    assert world.cohort.end_result(0, trips[0], results[0]) is False
+    assert values(future.result(5)) == {0: 2.0}
+
+
+def test_results_nobody_waits_for(world):
+    future = world.exchange(trip_to(1))
+    world.push(1, world.pull(1))
+    future.result(5)
+    with pytest.raises(Superseded, match="interaction 0 is no longer wanted"):
+        world.push(0, order_of(0))
+    world.exchange(trip_to(0, 1, interaction=5))
+    for other in (
+        order_of(0, 4),
+        order_of(0, 6),
+        order_of(0, 5, rpc.ORDER_EVALUATE),
+        order_of(2, 5),
+    ):
+        with pytest.raises(Superseded):
+            world.push(int(other.client_id), other)
+
+
+def test_results_of_another_evaluation_trip(world):
+    """Two trips of one interaction score different views; their numbers tell them apart."""
+    world.exchange(trip_to(0, kind=rpc.ORDER_EVALUATE))
+    with pytest.raises(Superseded):
+        world.push(0, order_of(0, 0, rpc.ORDER_EVALUATE, trip=1))
+
+
+def test_a_result_from_before_a_crash_of_the_server_counts(world):
+    """The interaction is issued anew; the client need not train again."""
+    future = world.exchange(trip_to(0, interaction=7))
+    assert world.push(0, order_of(0, 7), 4.0) is True
+    assert values(future.result(5)) == {0: 4.0}
+
+
+def test_what_the_payload_counts_for_each_client(world):
+    personal = {1: Bundle(weights={"own": torch.zeros(5)})}
+    future = world.exchange(trip_to(0, 1, personal=personal))
+    for client in (0, 1):
+        world.push(client, world.pull(client))
+    found = {c: r.logical_down for c, r in future.result(5).by_client.items()}
+    assert found == {0: 12, 1: 32}
+
+
+def test_training_for_what_is_committed_is_pointless(world):
+    world.cohort.commit(3, -1)
+    assert [world.cohort.is_superseded(i) for i in (-1, 0, 3, 4)] == [False, True, True, False]
+
+
+# --- deadlines and failures -----------------------------------------------------------------------
+
+
+def test_a_deadline_closes_with_enough(tmp_path):
+    world = World(tmp_path, deadline_s=0.2)
+    world.join_all()
+    begun = time.monotonic()
+    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    late = world.pull(1)
+    for client in (2, 0):
+        world.push(client, world.pull(client), float(client))
+    results = future.result(5)
+    assert time.monotonic() - begun >= 0.2
+    assert values(results) == {0: 0.0, 2: 2.0}
+    assert results.failed == {}
+    with pytest.raises(Superseded):
+        world.push(1, late)
+
+
+def test_an_answer_after_a_deadline_is_late(tmp_path):
+    """The interaction went on without client 1, and is committed: its upload is not taken for one
+    that came twice.
+    """
+    world = World(tmp_path, deadline_s=0.1)
+    world.join_all()
+    future = world.exchange(trip_to(0, 1, needed=1))
+    late = world.pull(1)
+    world.push(0, world.pull(0))
+    future.result(5)
+    world.cohort.commit(0, -1)
+    with pytest.raises(Superseded):
+        world.push(1, late)
+    assert world.push(0, order_of(0)) == REPEATED
+
+
+def test_a_deadline_waits_for_enough(tmp_path):
+    world = World(tmp_path, deadline_s=0.05)
+    world.join_all()
+    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    world.push(0, world.pull(0))
+    time.sleep(0.15)
+    assert not future.done()
+    world.push(2, world.pull(2))
+    assert list(future.result(5).by_client) == [0, 2]
+
+
+def test_without_a_deadline_everybody_is_waited_for(world):
+    future = world.exchange(trip_to(0, 1, 2, needed=1))
+    world.push(0, world.pull(0))
+    world.push(1, world.pull(1))
+    time.sleep(0.05)
+    assert not future.done()
+    world.push(2, world.pull(2))
+    assert len(future.result(5).by_client) == 3
+
+
+def test_a_failure_is_borne_while_enough_are_left(world):
+    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    assert world.push(1, world.pull(1), failure="no memory") is True
+    world.push(0, world.pull(0))
+    world.push(2, world.pull(2))
+    results = future.result(5)
+    assert results.failed == {1: "no memory"}
+    assert list(results.by_client) == [0, 2]
+
+
+def test_too_many_failures_name_the_client(world):
+    future = world.exchange(trip_to(0, 1, 2, interaction=6, needed=2))
+    world.push(2, world.pull(2), failure="its disk is full")
+    assert not future.done()
+    world.push(1, world.pull(1), failure="its upload was refused: tensor 'x' is missing")
+    with pytest.raises(RunFailed) as caught:
+        future.result(5)
+    line = str(caught.value)
+    assert line.startswith("client 1 failed in round 6")
+    assert "its upload was refused: tensor 'x' is missing" in line
+    assert line.endswith("(1 more failed)")
+
+
+def test_one_failure_ends_a_run_that_needs_all(world):
+    future = world.exchange(trip_to(0, 1, 2))
+    world.push(0, world.pull(0), failure="ValueError: no")
+    with pytest.raises(RunFailed, match=r"client 0 failed in round 0 .*ValueError: no"):
+        future.result(5)
+
+
+def test_stopping_ends_the_waiting(world):
+    future = world.exchange(trip_to(0))
+    world.cohort.stop("the server is shutting down")
+    with pytest.raises(RunFailed, match="shutting down"):
+        future.result(5)
+
+
+# --- private states -------------------------------------------------------------------------------
+
+
+def holds_four(client, versions):
+    return client != 1 or 4 in versions
+
+
+def test_a_client_without_its_state(world):
+    """Client 1 must hold the state after interaction 4, but comes back with older ones only."""
+    world.cohort.require(holds_four, {1: 4})
+    future = world.exchange(trip_to(0, 1, interaction=5))
+    world.join(0, world.tokens[0])
+    world.join(1, world.tokens[1], versions=(3, 4))
+    assert not future.done()
+    world.join(1, world.tokens[1], versions=(2, 3))
+    with pytest.raises(StateLost, match=r"client 1 holds private states \[2, 3\] only") as caught:
+        future.result(5)
+    assert caught.value.client == 1
+    assert world.cohort.versions()[1] == (2, 3)
+    world.exchange(trip_to(0, interaction=3))
+    assert world.pull(0) is not None, "the run goes on"
+
+
+def test_a_state_lost_between_trips_shows_at_the_next(world):
+    world.cohort.require(holds_four, {1: 4})
+    world.join(1, world.tokens[1], versions=())
+    with pytest.raises(StateLost):
+        world.exchange(trip_to(0, 1)).result(5)
+
+
+def test_durable_is_the_oldest_state_that_is_not_safe(world):
+    assert world.cohort.durable() is None, "nobody holds a state"
+    world.cohort.require(lambda client, versions: True, {0: 7, 1: 5})
+    world.cohort.commit(8, -1)
+    assert world.cohort.durable() == -1
+    world.cohort.member(0, world.tokens[0]).durable = 6
+    world.cohort.member(1, world.tokens[1]).durable = 5
+    assert world.cohort.durable() == 6, "client 1 is safe up to its last training"
+    world.cohort.member(0, world.tokens[0]).durable = 7
+    assert world.cohort.durable() is None
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+def test_what_is_told(world):
+    world.exchange(trip_to(0, 1, needed=1))
+    world.push(0, world.pull(0))
+    world.push(1, world.pull(1), failure="no memory")
+    world.cohort.leave(1, "finished")
+    world.events.close()
+    told = [(e.kind, e.client) for e in world.events.listen(from_start=True)]
+    assert told == [
+        *(("joined", c) for c in "012"),
+        ("upload", "0"),
+        ("failed", "1"),
+        ("left", "1"),
+    ]
+
+
+def test_what_a_client_lost_does_not_matter_once_it_was_turned_away(tmp_path):
+    """Client 0 lacks its state and describes another problem than most: the run goes on."""
+    events = EventLog()
+    cohort = RemoteCohort(3, Spool(tmp_path, 1 << 20), events, admission=Admission({}, 3))
+    cohort.require(lambda client, versions: client != 0, {})
+    other = json.dumps({**json.loads(PROFILE), "input_shape": [5]})
+    cohort.join(0, other, b"", ())
+    for client in (1, 2):
+        cohort.join(client, PROFILE, b"", ())
+    cohort.stop("the test is over")
+    with pytest.raises(RunFailed, match="the test is over"):
+        cohort.exchange(trip_to(1, 2))

@@ -1,0 +1,288 @@
+"""What ``min_clients`` and ``deadline_s`` mean at every point, and for whom a run says it waits."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fedmodels.errors import ConfigError
+from fedmodels.resolution import parse_experiment
+from fedpb import coordinator_pb2 as rpc
+from fedsrv.engine.rounds import Engine
+from fedsrv.events import EventLog
+from fedsrv.state.store import Store
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedtide.inprocess import InProcessCohort
+from tests.conftest import tiny_experiment
+from tests.fedsrv.transport.test_cohort import World, trip_to, until, values
+
+LEASE_S = RemoteCohort.LEASE_S
+
+
+class Clock:
+    """A clock that goes when a test says so."""
+
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def world(tmp_path, clock):
+    made = World(tmp_path, deadline_s=300.0, min_clients=2, clock=clock)
+    yield made
+    made.cohort.stop("the test is over")
+    made.engine.shutdown()
+
+
+def pass_time(world, clock, seconds):
+    clock.now += seconds
+    with world.cohort._changed:
+        world.cohort._changed.notify_all()
+
+
+def stays(future):
+    """Tell whether the engine goes on waiting when it has looked again."""
+    with pytest.raises(TimeoutError):
+        future.result(0.05)
+    return True
+
+
+def waiting(world):
+    return [e.detail for e in list(world.events._kept) if e.kind == "waiting"]
+
+
+# --- the start ------------------------------------------------------------------------------------
+
+
+def test_the_run_starts_without_a_client_that_never_joins(world, clock):
+    gathered = world.engine.submit(world.cohort.gather)
+    world.join_all([0, 2])
+    pass_time(world, clock, 299)
+    assert stays(gathered)
+    pass_time(world, clock, 2)
+    assert list(gathered.result(5)) == [0, 2]
+
+
+def test_the_run_does_not_start_with_fewer_than_it_needs(world, clock):
+    gathered = world.engine.submit(world.cohort.gather)
+    world.join_all([0])
+    pass_time(world, clock, 1000)
+    assert stays(gathered)
+    world.join_all([1])
+    assert list(gathered.result(5)) == [0, 1]
+
+
+def test_gathering_again_costs_no_other_deadline(world, clock):
+    gathered = world.engine.submit(world.cohort.gather)
+    world.join_all([0, 2])
+    pass_time(world, clock, 301)
+    gathered.result(5)
+    assert list(world.engine.submit(world.cohort.gather).result(5)) == [0, 2]
+
+
+def test_without_a_deadline_everybody_is_gathered(tmp_path, clock):
+    world = World(tmp_path, min_clients=2, clock=clock)
+    gathered = world.engine.submit(world.cohort.gather)
+    world.join_all([0, 2])
+    pass_time(world, clock, 10_000)
+    assert stays(gathered)
+    world.join_all([1])
+    assert len(gathered.result(5)) == 3
+
+
+def test_a_round_waits_for_no_more_than_it_needs(world, clock):
+    """Of a cohort that was drawn of those who are there and those who never came."""
+    world.join_all([0])
+    met = world.engine.submit(world.cohort.meet, (1, 2), 1)
+    assert stays(met)
+    world.join_all([2])
+    assert list(met.result(5)) == [0, 2]
+
+
+# --- trips ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [rpc.ORDER_TRAIN, rpc.ORDER_EVALUATE, rpc.ORDER_FINISH])
+def test_a_dead_client_does_not_cost_the_deadline(world, clock, kind):
+    world.join_all()
+    pass_time(world, clock, LEASE_S + 1)  # nobody was heard of; those who answer now are alive
+    future = world.exchange(trip_to(0, 1, 2, needed=2, kind=kind))
+    world.push(0, world.pull(0))
+    world.push(2, world.pull(2), 2.0)
+    assert values(future.result(5)) == {0: 0.0, 2: 2.0}
+
+
+def test_a_client_that_may_still_come_is_waited_for(world, clock):
+    """Until a lease after it was last heard of."""
+    world.join_all()
+    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    world.push(0, world.pull(0))
+    world.push(2, world.pull(2))
+    pass_time(world, clock, LEASE_S - 1)
+    assert stays(future)
+    pass_time(world, clock, 2)
+    assert len(future.result(5).by_client) == 2
+
+
+def test_a_client_that_never_came_back_to_a_new_server_is_dead_after_a_lease(world, clock):
+    world.join_all([0, 1])
+    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    for client in (0, 1):
+        world.push(client, world.pull(client))
+    pass_time(world, clock, LEASE_S - 1)
+    assert stays(future)
+    pass_time(world, clock, 2)
+    assert list(future.result(5).by_client) == [0, 1]
+
+
+def test_a_living_client_has_until_the_deadline(world, clock):
+    world.join_all()
+    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    for client in (0, 2):
+        world.push(client, world.pull(client))
+    with ThreadPoolExecutor(1) as pool:
+        order = world.pull(1)
+        pull = pool.submit(world.pull, 1, wait_s=3.0)  # its Pull stays open while it trains
+        until(lambda: world.cohort._members[1].waiting)
+        pass_time(world, clock, 299)
+        assert stays(future)
+        pass_time(world, clock, 2)
+        assert list(future.result(5).by_client) == [0, 2]
+        assert order.client_id == "1"
+        world.cohort.wake()
+        pull.cancel()
+
+
+def test_a_dead_client_is_waited_for_while_it_is_needed(world, clock):
+    world.join_all()
+    future = world.exchange(trip_to(0, 1, 2, needed=3))
+    for client in (0, 2):
+        world.push(client, world.pull(client))
+    pass_time(world, clock, 10_000)
+    assert stays(future)
+    world.tokens[1] = world.join(1)
+    world.push(1, world.pull(1))
+    assert len(future.result(5).by_client) == 3
+
+
+def test_without_a_deadline_a_dead_client_is_waited_for(tmp_path, clock):
+    world = World(tmp_path, min_clients=2, clock=clock)
+    world.join_all()
+    future = world.exchange(trip_to(0, 1, 2, needed=2))
+    for client in (0, 2):
+        world.push(client, world.pull(client))
+    pass_time(world, clock, 10_000)
+    assert stays(future)
+    world.cohort.stop("the test is over")
+
+
+# --- what is said ---------------------------------------------------------------------------------
+
+
+def test_it_is_said_for_whom_once_and_then_each_minute(world, clock, caplog):
+    world.join_all([0])
+    gathered = world.engine.submit(world.cohort.gather)
+    pass_time(world, clock, 9)
+    assert stays(gathered)
+    assert waiting(world) == []
+    for seconds in (2, 30, 29, 2):
+        pass_time(world, clock, seconds)
+        assert stays(gathered)
+    told = waiting(world)
+    assert [w["seconds"] for w in told] == [11, 72]
+    assert told[0]["clients"] == ["1", "2"]
+    assert told[0]["line"] == (
+        "gathering the run's clients: waiting for clients 1, 2 (not connected) for 11 s; "
+        "min_clients says that it cannot go on with fewer"
+    )
+    assert "waiting for" in caplog.text, "the log of a served run says so, too"
+
+
+def test_clients_at_work_are_named_after_a_minute(world, clock):
+    world.join_all()
+    future = world.exchange(trip_to(0, 1, 2, needed=2, interaction=4))
+    for client in (0, 2):
+        world.push(client, world.pull(client))
+    world.cohort._members[1].waiting = 1
+    pass_time(world, clock, 59)
+    assert stays(future)
+    assert waiting(world) == []
+    pass_time(world, clock, 2)
+    assert stays(future)
+    assert [w["line"] for w in waiting(world)] == [
+        "training, round 4, interaction 4: waiting for client 1 (at work) for 61 s; "
+        "it goes on without them in 239 s"
+    ]
+
+
+# --- the config -----------------------------------------------------------------------------------
+
+
+def test_a_deadline_alone_is_refused():
+    text = (
+        "[data]\nname='digits'\n[scenario]\nkind='iid'\n[net]\nname='mlp'\n[method]\nname='fedavg'"
+    )
+    with pytest.raises(ConfigError, match=r"deadline_s = 5 changes nothing .* give min_clients"):
+        parse_experiment(text, overrides=("server.deadline_s=5",))
+    parse_experiment(text, overrides=("server.deadline_s=5", "server.min_clients=2"))
+
+
+# --- late joiners ---------------------------------------------------------------------------------
+
+
+class LateCohort(InProcessCohort):
+    """A cohort that one client joins late."""
+
+    def __init__(self, *args, late, **options):
+        super().__init__(*args, **options)
+        self.late, self.met = late, 0
+
+    def gather(self):
+        return {c: text for c, text in super().gather().items() if c != 1 or self.met >= self.late}
+
+    def meet(self, clients, needed):
+        self.met += 1
+        assert needed == 2
+        return self.gather()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "gldp"])
+def test_a_late_client_takes_part_from_the_next_interaction_on(method, digits, tmp_path):
+    experiment = tiny_experiment(
+        method=method, server={"min_clients": 2, "deadline_s": 5.0}, schedule={"rounds": 2}
+    )
+    store = Store(tmp_path / "run", experiment, False)
+    cohort = LateCohort(experiment, digits, tmp_path / "clients", late=3)
+    summary = Engine(experiment, cohort, store, EventLog()).run()
+    records = [record for record, _ in store.records()]
+    store.close()
+    assert [r["cohort"] for r in records] == [[0, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
+    assert "1" in records[-1]["clients"]
+    assert "clients_missing" not in summary
+    assert cohort.met == 3, "when everybody is there, nobody is looked for"
+
+
+def test_a_client_that_never_comes_is_missing_in_the_end(digits, tmp_path):
+    experiment = tiny_experiment(server={"min_clients": 2, "deadline_s": 5.0})
+    store = Store(tmp_path / "run", experiment, False)
+    cohort = LateCohort(experiment, digits, tmp_path / "clients", late=99)
+    summary = Engine(experiment, cohort, store, EventLog()).run()
+    store.close()
+    assert summary["clients_missing"] == ["1"]
+
+
+def test_the_schedule_stays_what_it_was_when_the_run_began(digits, tmp_path):
+    """Whoever came late, with another number of tasks: interactions keep their numbers."""
+    experiment = tiny_experiment()
+    store = Store(tmp_path / "run", experiment, False)
+    assert store.fixed_tasks({0: 2, 1: 2, 2: 2}) == {0: 2, 1: 2, 2: 2}
+    store.close()
+    store = Store(tmp_path / "run", experiment, True)
+    assert store.fixed_tasks({0: 2, 1: 7, 2: 2}) == {0: 2, 1: 2, 2: 2}
+    store.close()

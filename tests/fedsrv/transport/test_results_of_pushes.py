@@ -1,0 +1,173 @@
+"""What a Push comes to: a result, a refusal, or nothing at all, after which it is made again."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+import torch
+
+from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedpb import AGAIN_AFTER
+from fedpb import coordinator_pb2 as rpc
+from fedpb.codec import encode
+from fedsrv.engine.admission import Admission
+from fedsrv.engine.cohort import Trip
+from fedsrv.events import EventLog
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.service import Service
+from fedsrv.transport.sessions import RunOver, Superseded
+from fedsrv.transport.spool import Spool
+
+PROFILE = json.dumps(
+    {
+        "format": 1,
+        "input_shape": [4],
+        "num_classes": 2,
+        "tasks": [{"train": [1, 1], "test": [1, 1]}],
+    }
+)
+UPLOAD = Bundle(weights={"w": torch.ones(700_000)})
+"""Three frames."""
+
+
+class Refused(Exception):
+    """How a call was aborted."""
+
+    def __init__(self, code, line):
+        super().__init__(line)
+        self.code = code
+
+
+class Context:
+    """A call's context, of which nothing but the refusal is looked at."""
+
+    metadata = ()
+
+    def auth_context(self):
+        return {}
+
+    def peer(self):
+        return "ipv4:127.0.0.1:5"
+
+    def is_active(self):
+        return True
+
+    def add_callback(self, call):
+        return True
+
+    def cancel(self):
+        pass
+
+    def set_trailing_metadata(self, metadata):
+        self.metadata = metadata
+
+    def abort(self, code, line):
+        raise Refused(code, line)
+
+
+class World:
+    """A service whose one client has an order to train."""
+
+    def __init__(self, directory):
+        self.events = EventLog()
+        self.cohort = RemoteCohort(
+            1, Spool(directory, 1 << 24), self.events, admission=Admission({})
+        )
+        self.service = Service("run", "{}", self.cohort, self.events)
+        self.token = self.cohort.join(0, PROFILE, b"", ())
+        self.engine = ThreadPoolExecutor(1)
+
+    def open(self, interaction=0, kind=rpc.ORDER_TRAIN):
+        self.order = rpc.Order(kind=kind, client_id="0", interaction=interaction)
+        self.trip = Trip({0: self.order}, Bundle(), spec=BundleSpec.of(UPLOAD))
+        self.done = self.engine.submit(self.cohort.exchange, self.trip)
+        while self.cohort._open is None:
+            pass
+
+    def header(self, kind=rpc.ORDER_TRAIN, interaction=0):
+        return rpc.PushHeader(client_id="0", token=self.token, kind=kind, interaction=interaction)
+
+    def chunks(self):
+        encoded = encode(UPLOAD)
+        header = self.header()
+        header.bundle.CopyFrom(encoded.header)
+        return [rpc.PushChunk(header=header).SerializeToString(), *encoded.chunks()]
+
+    def push(self, chunks):
+        context = Context()
+        try:
+            return self.service.push(iter(chunks), context)
+        except Refused as refused:
+            refused.metadata = dict(context.metadata)
+            raise
+
+    def told(self):
+        return [e.kind for e in list(self.events._kept)]
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.cohort.stop("the test is over")
+    made.engine.shutdown()
+
+
+@pytest.mark.parametrize("sent", [1, 2, 3])
+def test_a_stream_that_ends_short_is_no_outcome(world, sent):
+    """So ends the stream of a client that was killed, too: what it sent says nothing of it."""
+    world.open()
+    with pytest.raises(Refused) as refused:
+        world.push(world.chunks()[:sent])
+    assert refused.value.code == grpc.StatusCode.UNAVAILABLE
+    assert f"ended after {(sent - 1) << 20} of 2800000 bytes" in str(refused.value)
+    assert int(refused.value.metadata[AGAIN_AFTER]) > 0, "it says when to come again"
+    assert not world.done.done()
+    assert "failed" not in world.told()
+    assert not world.push(world.chunks()).repeated_upload
+    assert list(world.done.result(5).by_client) == [0]
+
+
+def test_what_comes_before_the_run_is_taken_up_is_wanted_later(world):
+    with pytest.raises(Refused) as refused:
+        world.push(world.chunks())
+    assert refused.value.code == grpc.StatusCode.UNAVAILABLE
+    assert AGAIN_AFTER in refused.value.metadata
+    world.open()
+    assert not world.push(world.chunks()).repeated_upload
+    assert len(world.done.result(5).by_client) == 1
+
+
+def test_what_comes_between_trips_is_not_wanted(world):
+    world.open()
+    world.push(world.chunks())
+    world.done.result(5)
+    world.cohort.commit(0, -1)
+    with pytest.raises(Superseded):
+        world.cohort.begin_result(0, world.header(interaction=1))
+    with pytest.raises(Superseded):
+        world.cohort.begin_result(0, world.header(rpc.ORDER_EVALUATE))
+
+
+def test_the_end_is_told_to_everybody_and_waits_until_they_left(world):
+    world.open()
+    ended = ThreadPoolExecutor(1).submit(world.cohort.end)
+    caller = world.cohort.caller({0: world.cohort.member(0, world.token)}, {0: 0})
+    while not world.cohort._over:
+        pass
+    with pytest.raises(RunOver):
+        world.cohort.next_order(caller, lambda: True)
+    assert world.cohort.begin_result(0, world.header(rpc.ORDER_FINISH)) is None, "it is not needed"
+    assert not ended.done()
+    world.cohort.leave(0, "finished")
+    ended.result(5)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_the_end_waits_for_no_longer_than_a_lease(tmp_path, monkeypatch, joined):
+    monkeypatch.setattr(RemoteCohort, "LEASE_S", 0.05)
+    cohort = RemoteCohort(1, Spool(tmp_path, 0), EventLog(), admission=Admission({}))
+    if joined:
+        cohort.join(0, PROFILE, b"", ())
+    cohort.end(returning=True)

@@ -1,0 +1,186 @@
+"""The distribution's Python interface: run, open, use, extend, and bring a method of one's own."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedtide
+from fedmodels.errors import ArchiveError, ConfigError, DataError
+from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
+
+EXTEND = Path(__file__).parents[2] / "examples" / "extend"
+TINY = {
+    "seed": 3,
+    "data": {"name": "digits", "max_per_class": 20},
+    "scenario": {"kind": "per_class_shards", "shards": 5, "tasks": 2},
+    "net": {"name": "mlp", "hidden": [8]},
+    "method": {"name": "fedper"},
+    "schedule": {"rounds": 1, "clients": 2},
+    "training": {"batch_size": 16, "lr": 0.05},
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> fedtide.Run:
+    """Return a run that has ended."""
+    return fedtide.run(TINY, backend="inprocess", out=tmp_path_factory.mktemp("front") / "run")
+
+
+def test_every_public_name_is_there() -> None:
+    assert sorted(fedtide.__all__) == list(fedtide.__all__)
+    assert all(getattr(fedtide, name) is not None for name in fedtide.__all__)
+    assert set(fedtide._HOMES) == set(fedtide.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fedtide.nothing
+
+
+def test_importing_it_imports_no_torch() -> None:
+    script = "import sys, fedtide; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_the_examples_of_its_docstring() -> None:
+    found = doctest.testmod(fedtide)
+    assert found.attempted >= 7
+    assert found.failed == 0
+
+
+def test_a_run_is_opened_and_read(done: fedtide.Run) -> None:
+    again = fedtide.open(done.path)
+    assert again.summary == done.summary
+    assert len(again.metrics()["interaction"]) == 2
+    assert sorted(set(again.clients()["client"])) == [0, 1]
+    with pytest.raises(ArchiveError, match="no such directory"):
+        fedtide.open(done.path / "nowhere")
+
+
+def test_a_personal_model_is_the_one_the_client_stored(done: fedtide.Run) -> None:
+    model, x = done.personal_model(1), done.example(1)
+    assert model.class_names == [str(k) for k in range(10)]
+    assert model.facts.method == "fedper"
+    scale = model.facts.scale
+    by_hand = model.net((x.float() / scale - model.facts.mean[0]) / model.facts.std[0])
+    assert torch.allclose(model(x), by_hand)
+    assert done.predict(1, x.numpy()) == by_hand.argmax(1).numpy()
+    with pytest.raises(ValueError, match="takes"):
+        model.predict(np.zeros((1, 3)))
+    with pytest.raises(DataError, match="own state directory"):
+        done.personal_model(7)
+
+
+def test_private_parts_make_no_global_model(done: fedtide.Run) -> None:
+    with pytest.raises(ArchiveError, match="fedper has no such model: tensor 'head/"):
+        done.global_model()
+
+
+def test_a_file_that_does_not_describe_its_model(tmp_path: Path) -> None:
+    facts = ModelFacts("mlp", {}, (1, 8, 8), 10)
+    text = header_of(facts)["model"]
+    assert ModelFacts.parse(text, "here").num_classes == 10
+    with pytest.raises(ArchiveError, match="here does not describe its model"):
+        ModelFacts.parse("[]", "here")
+    with pytest.raises(ArchiveError, match="does not describe its model"):
+        ModelFacts.parse('{"net": "mlp"}', "here")
+
+
+def test_a_model_is_saved_and_loaded(done: fedtide.Run, tmp_path: Path) -> None:
+    model = done.personal_model(0)
+    model.save(tmp_path / "m.safetensors")
+    again = TrainedModel.load(tmp_path / "m.safetensors")
+    assert torch.equal(again(done.example(0)), model(done.example(0)))
+
+
+def test_a_run_is_extended(tmp_path: Path) -> None:
+    whole = fedtide.run(TINY, {"schedule.rounds": 2}, backend="inprocess", out=tmp_path / "whole")
+    first = fedtide.run(TINY, backend="inprocess", out=tmp_path / "run")
+    second = first.extend(1, backend="inprocess")
+    assert second.summary["rounds"] == 2
+    assert second.summary["state_sha256"] == whole.summary["state_sha256"]
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"neither a file nor a preset\. Did you mean 'quickstart'"
+    ):
+        fedtide.run("quikstart")
+    with pytest.raises(ConfigError, match="unknown key 'muu'"):
+        fedtide.run(TINY, {"method.muu": 1})
+    with pytest.raises(ConfigError, match="backend 'threads'"):
+        fedtide.run(TINY, backend="threads", out=tmp_path / "x")  # type: ignore[arg-type]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        fedtide.run(TINY, backend="inprocess", out=tmp_path / "full")
+
+
+# --- code of one's own ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavgm.py:FedAvgM", "median.py:Median", "anchored.py:Anchored"])
+def test_examples_of_methods_run_from_the_config(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    overrides = {"method.name": f"{EXTEND / name}"}
+    run = fedtide.run(TINY, overrides, backend="inprocess", out=out)
+    assert run.summary["metrics"]["a_glo"] > 0
+    assert len(run.experiment.method.code_sha256 or "") == 64
+    code = [
+        line
+        for line in (EXTEND / name.partition(":")[0]).read_text().split('"""')[2].splitlines()
+        if line.strip() and not line.strip().startswith(("#", '"""'))
+    ]
+    assert len(code) <= 70
+
+
+def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
+    base = {**TINY, "method": {"name": "fedavg"}}
+    plain = fedtide.run(base, backend="inprocess", out=tmp_path / "a")
+    own = {"method.name": f"{EXTEND / 'fedavgm.py'}:FedAvgM", "method.beta": 0.0}
+    zero = fedtide.run(base, own, backend="inprocess", out=tmp_path / "b")
+    assert zero.summary["metrics"] == pytest.approx(plain.summary["metrics"], abs=1e-6)
+
+
+def test_a_changed_file_is_another_run(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text((EXTEND / "median.py").read_text())
+    run = fedtide.run(
+        TINY, {"method.name": f"{file}:Median"}, backend="inprocess", out=tmp_path / "run"
+    )
+    file.write_text(file.read_text() + "\n# changed\n")
+    with pytest.raises(ConfigError, match="has changed since this run began"):
+        run.extend(1, backend="inprocess")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "defines no 'Mine'"),
+        ("Mine = 3", "is no method"),
+        ("1 / 0", "cannot be run: ZeroDivisionError"),
+        ("import fedtide\nclass Mine(fedtide.FedAvg): ...", "must be a frozen dataclass"),
+    ],
+)
+def test_a_file_that_holds_no_method(text: str, line: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=line):
+        fedtide.run(TINY, {"method.name": f"{file}:Mine"}, backend="inprocess")
+
+
+def test_a_server_cannot_make_a_client_run_any_file(tmp_path: Path) -> None:
+    from fedmodels.resolution import experiment_of
+
+    file = tmp_path / "mine.py"
+    file.write_text((EXTEND / "median.py").read_text())
+    told = experiment_of({**TINY, "method": {"name": f"{file}:Median"}}).to_dict()
+    with pytest.raises(ConfigError, match="join with --code FILE"):
+        experiment_of(told, code=())
+    elsewhere = tmp_path / "copy.py"
+    elsewhere.write_text(file.read_text())
+    assert experiment_of(told, code=[elsewhere]).method.name == f"{elsewhere}:Median"
