@@ -229,9 +229,9 @@ class RemoteCohort:
                 start_over=start_over,
             )
             self._members[client] = member
-            self._turn_away(self.admission.admit(client, client_json))
             if lost and isinstance(client, int):
                 self._holdings.lost = client
+            self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
             if known:
                 self.wake()  # ends the Pull of the client's former session
@@ -242,6 +242,8 @@ class RemoteCohort:
         """End the sessions of clients with another problem; they cannot join again."""
         for client in clients:
             self._members.pop(client, None)
+            if self._holdings.lost == client:
+                self._holdings.lost = None  # whose states do not matter any more
             reason = "turned away: most clients describe another problem"
             self.events.tell("failed", client, reason=reason)
         if clients:
