@@ -150,12 +150,12 @@ def partition(
 ) -> None:
     """Cut a data set into one directory per client, and show who holds what."""
     from fedcli.data.store.commands import run_partition
+    from fedmodels.config.origin import dealt
 
     experiment = read_experiment(config, sets)
     method = experiment.method
     run_partition(
-        experiment.data,
-        experiment.scenario,
+        *dealt(experiment),
         experiment.schedule.clients,
         experiment.seed,
         out,

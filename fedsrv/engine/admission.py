@@ -9,9 +9,17 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.origin import check_origin
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
-from fedmodels.tensors.bundle import ClientId, Problem
+from fedmodels.tensors.bundle import EVALUATOR, ClientId, Problem
 from fedsrv.engine.client_profile import Profile
+
+MOST_TASKS = 10_000
+"""Of a client, where no scenario says how many it has."""
+
+
+class OtherPartition(PayloadError):
+    """A client's data were dealt out otherwise than the config says."""
 
 
 class Admission:
@@ -28,6 +36,7 @@ class Admission:
         clients: int = 1,
         problem: Problem | None = None,
         most_tasks: Callable[[int, int], int] | None = None,
+        experiment: Experiment | None = None,
     ) -> None:
         """Start from what is known.
 
@@ -36,10 +45,12 @@ class Admission:
             clients: of the run; more than half of them decide.
             problem: if the config says it.
             most_tasks: from a client and a number of classes to the tasks the config gives it.
+            experiment: what data that were dealt out are compared with.
         """
         self._lock = threading.Lock()
         self._known = dict(known)
         self._clients, self._problem, self._most_tasks = clients, problem, most_tasks
+        self._experiment = experiment
         self._said: dict[ClientId, tuple[str, Problem]] = {}
         """What those who were admitted describe."""
         for client, text in known.items():
@@ -50,20 +61,22 @@ class Admission:
         """Return the admission to an experiment's run."""
         data, clients = experiment.data, experiment.schedule.clients
         problem = None
-        if data.input_shape is not None and data.num_classes is not None:
+        if data is not None and data.input_shape is not None and data.num_classes is not None:
             problem = Problem(data.input_shape, data.num_classes)
 
         def most_tasks(client: int, num_classes: int) -> int:
+            if experiment.scenario is None:
+                return MOST_TASKS
             return experiment.scenario.tasks_per_client(clients, num_classes)[client]
 
-        return cls(known, clients, problem, most_tasks)
+        return cls(known, clients, problem, most_tasks, experiment)
 
     def check(self, client: ClientId, text: str) -> None:
         """Check a description.
 
         Raises:
             PayloadError: it states another problem than the run's or than the client's own before,
-                or more tasks than the config gives it.
+                or more tasks than the config gives it, or its data are of another partition.
         """
         profile = Profile.parse(client, text)
         with self._lock:
@@ -75,7 +88,27 @@ class Admission:
                     f"client {client} has {_described(profile.problem)}; the run has "
                     f"{_described(self._problem)}"
                 )
+        self._check_origin(client, profile)
         self._check_tasks(client, profile)
+
+    def _check_origin(self, client: ClientId, profile: Profile) -> None:
+        """Check that data were dealt out as the config says, or pooled where they have to be."""
+        if self._experiment is None:
+            return
+        if profile.origin is not None:
+            try:
+                check_origin(self._experiment, profile.origin, f"the data of client {client}")
+            except ConfigError as error:
+                raise OtherPartition(str(error)) from None
+            except RecursionError:
+                raise PayloadError(f"client {client}: its partition nests too deep") from None
+            return
+        is_other = client not in (0, EVALUATOR) and bool(profile.train.any())
+        if self._experiment.method.pools_data and is_other:
+            raise OtherPartition(
+                f"client {client} has training examples of its own, and centralized trains on "
+                "client 0's alone: bring them together there, or set [method] data = 'own'"
+            )
 
     def _check_tasks(self, client: ClientId, profile: Profile) -> None:
         if self._most_tasks is None or not isinstance(client, int):

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
+from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId, Problem
 
 FORMAT = 1
 MOST_AXES, MOST_VALUES, MOST_CLASSES = 4, 2**24, 100_000
 """Of one example's inputs, and of a problem: nets and arrays are built from these numbers."""
+MOST_LETTERS = 60
+"""Of the name of a data set."""
 MOST_EXAMPLES = 2**31
 """Of one class in one task."""
 Counts = npt.NDArray[np.int64]
@@ -33,6 +36,10 @@ class Profile:
     test: Counts  # (T, K)
     limits: tuple[Tensor, Tensor]
     """What black and white of each channel are as inputs: (C,) each, or (1,) for all channels."""
+    dataset: str = "own"
+    """What the client calls its data."""
+    origin: Mapping[str, Any] | None = None
+    """What its data were dealt out by, if they were."""
 
     @property
     def num_tasks(self) -> int:
@@ -63,9 +70,18 @@ class Profile:
             tasks = facts.get("tasks", [])
             train, test = (_counts(tasks, part, problem) for part in ("train", "test"))
             limits = _limits(facts, problem)
+            dataset, origin = _source(facts)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise PayloadError(f"client {client}: client.json is malformed: {error!r}") from None
-        return cls(problem, train, test, limits)
+        return cls(problem, train, test, limits, dataset, origin)
+
+
+def _source(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
+    """Return what the data are called, and what they were dealt out by."""
+    dataset, origin = facts.get("dataset", "own"), facts.get("partition")
+    if not isinstance(dataset, str) or not (origin is None or isinstance(origin, dict)):
+        raise ValueError("a data set or a partition that is none")
+    return printable(dataset[:MOST_LETTERS]), origin
 
 
 def _is_possible(problem: Problem) -> bool:

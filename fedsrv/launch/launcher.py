@@ -20,6 +20,7 @@ from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.server_data import check_given
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, fork_hosts, share_memory
+from fedsrv.launch.given_data import check_given_data, name_of
 from fedsrv.launch.processes import (
     Box,
     Child,
@@ -74,14 +75,16 @@ def launch(
         refuse_existing(out)
     root = data or out / "data"
     held = server_data or root / "server"
-    made_here = data is None and experiment.data.server_examples is not None
+    check_given_data(experiment, data)
+    asked = experiment.data is not None and experiment.data.server_examples is not None
+    made_here = data is None and asked
     check_given(experiment, made_here or held.is_dir())
     if experiment.evaluate.reference:  # fail before the run, not after it
         from fedsrv.engine.summary import iaa_series
 
         iaa_series(Path(experiment.evaluate.reference))
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    display = Display(f"{experiment.method.name} on {experiment.data.name}")
+    display = Display(f"{experiment.method.name} on {name_of(experiment, data)}")
     with Launch(experiment, out, root, device, display, held, data is not None) as run:
         run.partition()
         try:
@@ -174,28 +177,6 @@ class Launch:
             if status:
                 log = self._log("partition")
                 raise DataError(error_in(log) or f"fedcli partition ended with {status}: see {log}")
-        elif not (self.data / "0").is_dir():
-            raise DataError(
-                f"--data {self.data} holds no client directory 0; "
-                "make one with: fedcli partition CONFIG --out DIR"
-            )
-        else:
-            self._check_pooled()
-
-    def _check_pooled(self) -> None:
-        """Refuse a partition that is not pooled for a method that trains on pooled data.
-
-        Raises:
-            DataError: says how to go on.
-        """
-        table = self.data / "partition.json"
-        if self.experiment.method.pools_data and table.is_file():
-            made = json.loads(table.read_bytes()).get("config", {})
-            if not made.get("gathered"):
-                raise DataError(
-                    f"--data {self.data} is dealt out to clients, and centralized trains on client "
-                    "0's alone: leave out --data, or make a pooled one with fedcli partition"
-                )
 
     def start(self, hosts: int) -> None:
         """Start the coordinator; the clients follow when it listens."""

@@ -110,7 +110,7 @@ class Store:
     def _may_change(self, key: str, before: Experiment) -> bool:
         """Only more rounds may be asked for, and where all others come before; and ways back."""
         now, scenario = self.experiment.schedule, self.experiment.scenario
-        one_task = scenario.tasks == 1 and not scenario.fixes_tasks
+        one_task = scenario is not None and scenario.tasks == 1 and not scenario.fixes_tasks
         return key == "server.max_rollback" or (
             key == "schedule.rounds"
             and now.rounds >= before.schedule.rounds

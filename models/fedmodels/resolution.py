@@ -154,6 +154,8 @@ def _known_keys(path: list[str], kind: str | None) -> list[str]:
         if kind and "discriminator" in node:
             node = {"$ref": node["discriminator"]["mapping"].get(kind, "")}
         for branch in node.get("allOf", []) + node.get("anyOf", []):
+            if kind and "discriminator" in branch:
+                branch = {"$ref": branch["discriminator"]["mapping"].get(kind, "")}
             node = branch if "$ref" in branch else node
         if "$ref" in node:
             node = schema["$defs"].get(node["$ref"].rpartition("/")[2], {})

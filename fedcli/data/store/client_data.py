@@ -50,6 +50,8 @@ class ProblemFile(_File):
     """Of ``x / scale``: one number per channel, or one for all."""
     std: tuple[Positive, ...] = Field(default=(1.0,), min_length=1)
     class_names: tuple[str, ...] = ()
+    partition: dict[str, Any] | None = None
+    """What the data were dealt out by; one's own data have none."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> ProblemFile:
