@@ -199,3 +199,18 @@ def list_data() -> None:
     from fedcli.data.store.commands import list_datasets
 
     list_datasets()
+
+
+@app.command("check")
+def check_data(
+    root: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A directory with one for each client, or one's.")
+    ],
+) -> None:
+    """Inspect client directories: what they hold, what is wrong with it, and what to do."""
+    from rich.console import Console
+
+    from fedcli.data.store.inspection import inspect
+
+    if not inspect(root, Console()):
+        sys.exit(1)

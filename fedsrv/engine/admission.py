@@ -14,6 +14,7 @@ from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId, Problem
 from fedsrv.engine.client_profile import Profile
 
+Names = tuple[str, ...]
 MOST_TASKS = 10_000
 """Of a client, where no scenario says how many it has."""
 
@@ -53,8 +54,13 @@ class Admission:
         self._experiment = experiment
         self._said: dict[ClientId, tuple[str, Problem]] = {}
         """What those who were admitted describe."""
+        self._called: dict[ClientId, Names] = {}
+        """And what they call their classes, where they say it."""
+        self._names: Names = ()
         for client, text in known.items():
-            self._problem = self._problem or Profile.parse(client, text).problem
+            profile = Profile.parse(client, text)
+            self._problem = self._problem or profile.problem
+            self._names = self._names or profile.class_names
 
     @classmethod
     def of(cls, experiment: Experiment, known: Mapping[int, str]) -> Self:
@@ -87,6 +93,12 @@ class Admission:
                 raise PayloadError(
                     f"client {client} has {_described(profile.problem)}; the run has "
                     f"{_described(self._problem)}"
+                )
+            if self._names and profile.class_names not in ((), self._names):
+                raise PayloadError(
+                    f"client {client} calls its classes {_listed(profile.class_names)}, which the "
+                    f'run calls otherwise: write into its client.json "class_names": '
+                    f"{_listed(self._names)}, and number its labels so"
                 )
         self._check_origin(client, profile)
         self._check_tasks(client, profile)
@@ -128,7 +140,14 @@ class Admission:
         A client that joins again takes back what it said before.
         """
         with self._lock:
-            self._said[client] = text, Profile.parse(client, text).problem
+            profile = Profile.parse(client, text)
+            self._said[client] = text, profile.problem
+            self._called.pop(client, None)
+            if profile.class_names:
+                self._called[client] = profile.class_names
+            names, voices = self._most_called()
+            if not self._names and voices > self._clients // 2:
+                self._names = names
             problem, votes = self._most_said()
             if self._problem is None and votes > self._clients // 2:
                 self._problem = problem
@@ -151,6 +170,15 @@ class Admission:
                     "which it is with [data] input_shape and num_classes"
                 )
             self._problem = self._problem or problem
+            names, voices = self._most_called()
+            named = [c for c in self._called if isinstance(c, int)]
+            if not self._names and named and 2 * voices <= len(named):
+                raise RunFailed(
+                    "no more than half of the clients name the classes alike and in one order: "
+                    + "; ".join(f"client {c} {_listed(self._called[c])}" for c in sorted(named)[:3])
+                    + "; class_names in client.json must be the same list everywhere"
+                )
+            self._names = self._names or names
             away = self._turned_away()
             self._known |= {c: said[0] for c, said in self._said.items() if isinstance(c, int)}
             return away
@@ -160,15 +188,30 @@ class Admission:
         said = Counter(problem for c, (_, problem) in self._said.items() if isinstance(c, int))
         return said.most_common(1)[0] if said else (None, 0)
 
+    def _most_called(self) -> tuple[Names, int]:
+        """Return what most of those who name classes call them, and how many do."""
+        said = Counter(names for c, names in self._called.items() if isinstance(c, int))
+        return said.most_common(1)[0] if said else ((), 0)
+
     def _turned_away(self) -> list[ClientId]:
-        """Forget those who have another problem than the run, and return them."""
-        if self._problem is None:
-            return []
-        away = [c for c, (_, problem) in self._said.items() if problem != self._problem]
+        """Forget those who have another problem or classes than the run, and return them."""
+        away = [
+            c
+            for c, (_, problem) in self._said.items()
+            if (self._problem is not None and problem != self._problem)
+            or (self._names and self._called.get(c, self._names) != self._names)
+        ]
         for client in away:
             del self._said[client]
+            self._called.pop(client, None)
         return away
 
 
 def _described(problem: Problem) -> str:
     return f"inputs {list(problem.input_shape)} and {problem.num_classes} classes"
+
+
+def _listed(names: Names) -> str:
+    """Return the names of classes as a client.json has them, the first of many."""
+    some = [name[:30] for name in names[:12]]
+    return json.dumps(some, ensure_ascii=False)[:-1] + (", …]" if len(names) > 12 else "]")

@@ -38,6 +38,8 @@ class Profile:
     """What black and white of each channel are as inputs: (C,) each, or (1,) for all channels."""
     dataset: str = "own"
     """What the client calls its data."""
+    class_names: tuple[str, ...] = ()
+    """In label order, where the client says them."""
     origin: Mapping[str, Any] | None = None
     """What its data were dealt out by, if they were."""
 
@@ -71,9 +73,10 @@ class Profile:
             train, test = (_counts(tasks, part, problem) for part in ("train", "test"))
             limits = _limits(facts, problem)
             dataset, origin = _source(facts)
+            names = _names(facts, problem)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise PayloadError(f"client {client}: client.json is malformed: {error!r}") from None
-        return cls(problem, train, test, limits, dataset, origin)
+        return cls(problem, train, test, limits, dataset, names, origin)
 
 
 def _source(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
@@ -82,6 +85,14 @@ def _source(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
     if not isinstance(dataset, str) or not (origin is None or isinstance(origin, dict)):
         raise ValueError("a data set or a partition that is none")
     return printable(dataset[:MOST_LETTERS]), origin
+
+
+def _names(facts: Mapping[str, Any], problem: Problem) -> tuple[str, ...]:
+    """Return the names of the classes, if they are said."""
+    names = tuple(facts.get("class_names", ()))
+    if len(names) not in (0, problem.num_classes) or not all(isinstance(n, str) for n in names):
+        raise ValueError("class_names that are none")
+    return names
 
 
 def _is_possible(problem: Problem) -> bool:

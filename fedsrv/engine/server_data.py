@@ -83,6 +83,8 @@ def read_server_data(directory: Path) -> ServerData:
     except (OSError, ValueError, ValidationError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(f"{directory} is not a directory of server data: {reason}") from None
+    if "scale" not in facts.model_fields_set and x.dtype == np.uint8:
+        facts = facts.model_copy(update={"scale": 255.0})
     for name, inputs in (("x", x), ("unlabelled_x", unlabelled)):
         if inputs.dtype not in (np.uint8, np.float32) or inputs.shape[1:] != facts.input_shape:
             raise DataError(

@@ -1,5 +1,4 @@
-"""Data that were dealt out otherwise than the config says are refused, with a line that says where.
-"""
+"""Data that were dealt out otherwise than the config says are refused, with a line that says where."""
 
 from __future__ import annotations
 
@@ -103,7 +102,7 @@ def test_the_servers_examples_are_of_the_same_partition(tmp_path, digits):
     facts = json.loads((digits / "0" / "client.json").read_text())
     facts.pop("tasks")
     (place / "problem.json").write_text(json.dumps(facts))
-    with pytest.raises(ConfigError, match="server is of another partition.*seed = 5"):
+    with pytest.raises(ConfigError, match=r"server is of another partition.*seed = 5"):
         server_data_for(tiny_experiment(method="fedic", seed=5), place)
 
 
