@@ -80,7 +80,7 @@ class Schedule(Table):
 class Training(Table):
     """``[training]``: the local work every method's stock loop does."""
 
-    local_epochs: Annotated[int, Field(ge=0)] = 1
+    local_epochs: Annotated[int, Field(ge=1)] = 1
     batch_size: Annotated[int, Field(ge=1)] = 32
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Annotated[float, Field(gt=0)] = 0.01

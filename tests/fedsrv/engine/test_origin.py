@@ -1,4 +1,4 @@
-"""Data that were dealt out otherwise than the config says are refused, with a line that says where."""
+"""Data that were dealt out otherwise than the config says are refused, and a line says why."""
 
 from __future__ import annotations
 
