@@ -71,10 +71,12 @@ def join(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    from fedmodels.config.places import check_address
     from fedmodels.tensors.heap import keep_large_blocks
 
     keep_large_blocks()
     clients = clients_of(client_id)
+    check_address(server, "--server")
     if (tls_cert or tls_key) and not tls_ca:
         raise ConfigError("--tls-cert and --tls-key need --tls-ca")
     from fedcli.runtime.host import Host
@@ -111,12 +113,11 @@ def clients_of(text: str) -> list[ClientId]:
 def _device(text: str) -> torch.device:
     import torch
 
+    from fedmodels.config.places import check_device
+
     if text == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
-        raise ConfigError(f"--device {text!r} is not auto, cpu or cuda:K")
-    if text.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"--device {text}: this machine has no CUDA device; use --device cpu")
+    check_device(text)
     return torch.device(text)
 
 
@@ -150,12 +151,12 @@ def partition(
 ) -> None:
     """Cut a data set into one directory per client, and show who holds what."""
     from fedcli.data.store.commands import run_partition
+    from fedmodels.config.origin import dealt
 
     experiment = read_experiment(config, sets)
     method = experiment.method
     run_partition(
-        experiment.data,
-        experiment.scenario,
+        *dealt(experiment),
         experiment.schedule.clients,
         experiment.seed,
         out,
@@ -199,3 +200,18 @@ def list_data() -> None:
     from fedcli.data.store.commands import list_datasets
 
     list_datasets()
+
+
+@app.command("check")
+def check_data(
+    root: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A directory with one for each client, or one's.")
+    ],
+) -> None:
+    """Inspect client directories: what they hold, what is wrong with it, and what to do."""
+    from rich.console import Console
+
+    from fedcli.data.store.inspection import inspect
+
+    if not inspect(root, Console()):
+        sys.exit(1)

@@ -98,7 +98,10 @@ def serve(
     set_up()
     experiment = read_experiment(config, sets)
     from fedsrv.coordinator import serve as serve_run
+    from fedsrv.state.run_directory import require_run
 
+    if resume:
+        require_run(out)
     where = _listen(listen, tls_cert, tls_key, tls_client_ca, insecure)
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()

@@ -146,7 +146,7 @@ def test_error_lines(overrides, line):
 @pytest.mark.parametrize(
     ("table", "line"),
     [
-        ('[data]\nname = "digits"', "key 'data' is missing in the top level"),
+        ('[net]\nname = "mlp"\nhidden = [8]', "key 'net' is missing in the top level"),
         ('name = "digits"', "key 'name' is missing in [data]"),
         ("shards = 4", "key 'shards' is missing in [scenario]"),
         ('kind = "per_class_shards"', "key 'kind' is missing in [scenario]"),
