@@ -140,8 +140,8 @@ class Gldp(FedAvg):
     @property
     def rules(self) -> tuple[str, ...]:
         unmasked = ("all_classes",) if self.candidates == "client_seen" else ()
-        own = dict.fromkeys((self.inference, "gldp_gp", "gldp_lp", "classifier"))
-        return (*own, *unmasked)
+        all_of_them = (self.inference, "gldp_gp", "gldp_lp", *unmasked, "classifier")
+        return tuple(dict.fromkeys(all_of_them))  # everyone's model may have no head: it is last
 
     @property
     def trains_together(self) -> bool:
