@@ -90,6 +90,10 @@ class CReFF(FedAvg):
     # --- server half ---------------------------------------------------------------------------
 
     @property
+    def local_view(self) -> str:
+        return "global"  # one model for all is what it makes
+
+    @property
     def trains_together(self) -> bool:
         return False  # its references differ by the classes a client has
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights
 from fedmodels.parts import evaluation_heads as heads
+from fedmodels.parts import round_heads
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
 from fedmodels.training.method import ClientContext, Phase, Run, ServerContext, ServerState
 
@@ -44,6 +45,9 @@ class FedRep(FedAvg):
     """Whether running statistics of the base move while the head trains; as released, they do."""
     private: tuple[str, ...] = ("head/",)
     """Prefixes of the weights that stay with the client."""
+    heads: Literal["private", "round"] = "private"
+    """``round``: every round begins with the mean of the participants' heads, which travel; heads
+    are private only within it (a reading; the paper's are private for good)."""
     eval_upload_head: bool = False
     """Send private weights up, for scoring a global model with their mean and nothing else."""
 
@@ -52,10 +56,14 @@ class FedRep(FedAvg):
         own = ("after_local", "after_downlink")
         if not self.private:
             return ("global", "after_local")
-        return ("global", *own) if self.eval_upload_head else own
+        travels = self.eval_upload_head or self.heads == "round"
+        return ("global", *own) if travels else own
 
     def shares(self, name: str) -> bool:
-        return not name.startswith(self.private)
+        return self.heads == "round" or not name.startswith(self.private)
+
+    def keeps_state(self, run: Run) -> bool:
+        return self.heads == "round" or super().keeps_state(run)
 
     def shared(self, weights: Weights) -> Weights:
         return heads.travelling(weights, self.shares, self.eval_upload_head)
@@ -77,10 +85,15 @@ class FedRep(FedAvg):
         return BundleSpec.of(heads.trained_part(sent)), heads.evaluation_spec(extra)
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, {**heads.received(payload), **state.weights})
+        own = round_heads.going_on(ctx, state) if self.heads == "round" else state.weights
+        load_weights(ctx.net, {**heads.received(payload), **own})
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, heads.received(payload))
+
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
+        after = super().after_local(ctx, payload, state, refs)
+        return round_heads.kept(ctx, after) if self.heads == "round" else after
 
     def epochs(self, local_epochs: int) -> tuple[int, int]:
         """Return the epochs of head and base."""

@@ -218,7 +218,11 @@ class Method(ABC):
 
     @property
     def local_view(self) -> str:
-        """Return the view that ``a_loc`` is taken from."""
+        """Return the view that ``a_loc`` is taken from.
+
+        ``global`` says that a client has no model of its own to score: there is no ``a_loc``, and
+        ``a_sel`` is everyone's model on the data of the cohort.
+        """
         return "after_downlink" if "after_downlink" in self.views else "after_local"
 
     @property
