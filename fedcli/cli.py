@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,10 +22,26 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="A client of a federated run, and the data it needs.",
 )
+
+
+def _print_version(given: bool) -> None:
+    if given:
+        typer.echo(f"fedtide {version('fedtide')}")
+        raise typer.Exit
+
+
+@app.callback()
+def of_all(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """A client of a federated run, and the data it needs."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="The coordinator of a federated run, and the launcher of local ones.",
 )
 certs_app = typer.Typer(no_args_is_help=True, help="Make an authority and certificates for TLS.")
 app.add_typer(certs_app, name="certs")
@@ -32,6 +31,24 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+
+
+def _print_version(given: bool) -> None:
+    if given:
+        typer.echo(f"fedtide {version('fedtide')}")
+        raise typer.Exit
+
+
+@app.callback()
+def of_all(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """The coordinator of a federated run, and the launcher of local ones."""
 
 
 def main() -> None:
@@ -68,6 +85,23 @@ def set_up(verbose: bool = False) -> None:
     from fedmodels.tensors.heap import keep_large_blocks
 
     keep_large_blocks()
+
+
+@app.command()
+def init(
+    preset: Annotated[str | None, typer.Argument(help="One of the list; all unless given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; PRESET.toml unless given.")] = None,
+) -> None:
+    """List the configs that come with fedtide, or copy one to begin with."""
+    from fedsrv.presets import about, copy_preset, presets
+
+    if preset is None:
+        for name in presets():
+            typer.echo(f"{name:30} {about(name)}")
+        return
+    place = out or Path(f"{preset}.toml")
+    copy_preset(preset, place)
+    typer.echo(f"written to {place}: run it with  fedsrv launch {place} --out run")
 
 
 @app.command()

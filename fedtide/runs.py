@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedmodels.errors import ConfigError, DataError, FedtideError, RunFailed
+from fedsrv.presets import preset_directory, presets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,11 +66,6 @@ def open(path: str | os.PathLike[str]) -> Run:
     found = Run(Path(path))
     _ = found.record
     return found
-
-
-def presets() -> list[str]:
-    """Return the names of the configs that come with fedtide."""
-    return sorted(path.stem for path in _preset_directory().glob("*.toml"))
 
 
 @dataclass(frozen=True)
@@ -281,7 +277,7 @@ def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def _file_of(config: str | os.PathLike[str]) -> Path:
     path = Path(config)
-    preset = _preset_directory() / f"{config}.toml"
+    preset = preset_directory() / f"{config}.toml"
     if not path.suffix and not path.exists():
         if preset.exists():
             return preset
@@ -291,12 +287,6 @@ def _file_of(config: str | os.PathLike[str]) -> Path:
             f"{config} is neither a file nor a preset.{suggestion(str(config), presets())}"
         )
     return path
-
-
-def _preset_directory() -> Path:
-    """Return where the presets lie: in the installed package, or in the checkout."""
-    packaged = Path(__file__).parent / "presets"
-    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "examples"
 
 
 def _name_of(config: Config) -> str:

@@ -76,8 +76,8 @@ ROOMS = {
     ),
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
-        "events", "report", "state", "engine", "transport", "tracking", "coordinator", "catalogue",
-        "launch", "cli", "__main__",
+        "presets", "events", "report", "state", "engine", "transport", "tracking", "coordinator",
+        "catalogue", "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.store", "runtime", "pretrain", "cli", "hosts",
