@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -208,6 +209,27 @@ def pretrain(
     how = Pretraining(epochs, batch_size, lr, mask)
     run(experiment, data or (), out, how, _device(device), typer.echo)
     typer.echo(f'written to {out}: start a run from it with [net] weights = "{out}"')
+
+
+@app.command()
+def predict(
+    inputs: Annotated[
+        list[Path], typer.Argument(help="Images, or .npy files of one example or several.")
+    ],
+    run: Annotated[Path, typer.Option(help="The run directory, or a client's --state-dir.")],
+    client: Annotated[int, typer.Option(min=0, help="Whose model.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One object for each input.")] = False,
+) -> None:
+    """Say what a client's trained model takes inputs for, with probabilities."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from fedcli.prediction import personal_file, predictions
+    from fedmodels.nets.trained import TrainedModel
+
+    model = TrainedModel.load(personal_file(run, client))
+    for one in predictions(model, inputs, top):
+        fact = {"input": one.source, "classes": dict(one.classes)}
+        typer.echo(json.dumps(fact) if as_json else str(one))
 
 
 @app.command("data")

@@ -258,6 +258,26 @@ def report(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Option(help="The run directory.")],
+    to: Annotated[str, typer.Option(help="safetensors, torch.export or onnx.")],
+    client: Annotated[
+        int | None, typer.Option(min=0, help="Whose model; everybody's unless given.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; in RUN unless given.")] = None,
+) -> None:
+    """Write a trained model as a file that describes itself: raw inputs in, logits out."""
+    from fedsrv.export import KINDS
+    from fedsrv.export import export as write
+    from fedsrv.trained_models import global_model, personal_model
+
+    name = "model" if client is None else f"model-{client}"
+    place = out or run / f"{name}{KINDS.get(to, ('',))[0]}"
+    write(global_model(run) if client is None else personal_model(run, client), to, place)
+    typer.echo(f"written to {place}")
+
+
+@app.command()
 def recover(run: Annotated[Path, typer.Argument(help="The run directory.")]) -> None:
     """Make a new run.db of rounds.jsonl and the states, where it is damaged or gone."""
     from fedsrv.state.recovery import recover as recover_run

@@ -77,11 +77,11 @@ ROOMS = {
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
         "presets", "events", "report", "state", "engine", "transport", "tracking", "coordinator",
-        "catalogue", "launch", "cli", "__main__",
+        "catalogue", "trained_models", "export", "launch", "cli", "__main__",
     ),
     "fedcli": (
-        "data", "data.cuts", "data.sets", "data.store", "runtime", "pretrain", "cli", "hosts",
-        "__main__",
+        "data", "data.cuts", "data.sets", "data.store", "runtime", "prediction", "pretrain", "cli",
+        "hosts", "__main__",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
