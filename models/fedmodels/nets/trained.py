@@ -123,7 +123,7 @@ class TrainedModel(nn.Module):
     @torch.no_grad()
     def _logits(self, x: Any) -> Tensor:
         """Return the logits (n, K) of raw inputs, calculated in parts."""
-        inputs = x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x))
+        inputs = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
         if tuple(inputs.shape[1:]) != tuple(self.facts.input_shape):
             raise ValueError(
                 f"inputs of shape {list(inputs.shape[1:])}; "
