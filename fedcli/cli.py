@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,15 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+class LogLevel(StrEnum):
+    """How much is said on standard error."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 def _print_version(given: bool) -> None:
@@ -83,11 +93,14 @@ def join(
     tls_ca: Annotated[Path | None, typer.Option(help="Authority of the server.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")] = False,
+    log_level: Annotated[LogLevel, typer.Option(help="What is said at least.")] = LogLevel.INFO,
 ) -> None:
     """Take part in a run as one client, or as several hosted in this process."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=(LogLevel.WARNING if quiet else log_level).value.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     from fedmodels.tensors.heap import keep_large_blocks
 

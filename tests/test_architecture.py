@@ -27,6 +27,7 @@ PACKAGES = {
 GRPC = ("grpc", "grpc_health", "grpc_reflection")
 GRPC_FILES = {
     "fedsrv/transport/gate.py",
+    "fedsrv/transport/monitor.py",
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",
     "fedsrv/transport/tls.py",
@@ -76,8 +77,8 @@ ROOMS = {
     ),
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
-        "presets", "events", "report", "state", "engine", "transport", "tracking", "coordinator",
-        "catalogue", "trained_models", "export", "launch", "cli", "__main__",
+        "presets", "events", "narration", "report", "state", "engine", "transport", "tracking",
+        "coordinator", "catalogue", "trained_models", "export", "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.store", "runtime", "prediction", "pretrain", "cli",

@@ -208,6 +208,11 @@ class Worker:
             self.states.save(order.interaction, done.state)
         report.durable = self.states.durable
         self.progress = Progress()
+        log.info(
+            "client %s, round %d, task %d: loss %.4g on %d examples in %.1f s, %d bytes go back",
+            self.client, order.round, order.task, report.loss, report.num_examples, seconds,
+            done.upload.num_bytes(),
+        )  # fmt: skip
         result = Result(order, done.upload, report)
         self._held = result if done.upload.num_bytes() <= self.keep_bytes else None
         return result
@@ -246,6 +251,7 @@ class Worker:
         self.method.load(ctx, payload, state)
         held = Bundle(weights=weights_of(self.net)), header_of(self._facts(order, ctx.view))
         self.states.save_personal(*(self._scored(order.base) or held))
+        log.info("client %s: the run is over; its model is in %s", self.client, self.states.path)
         if isinstance(self.client, int) and self.client < self.experiment.evaluate.pictures:
             try:
                 self._draw(ctx, payload, state)
