@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedmodels.errors import ConfigError, FedtideError
+from fedsrv.certs_commands import certs_app
 
 if TYPE_CHECKING:
     from fedmodels.config.experiment import Experiment
@@ -28,7 +29,6 @@ app = typer.Typer(
 )
 LAST_WORDS_S = 5.0
 """Time for what is left to say when a run has ended."""
-certs_app = typer.Typer(no_args_is_help=True, help="Make an authority and certificates for TLS.")
 app.add_typer(certs_app, name="certs")
 
 Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
@@ -374,34 +374,3 @@ def recover(run: Annotated[Path, typer.Argument(help="The run directory.")]) -> 
     from fedsrv.state.recovery import recover as recover_run
 
     recover_run(run, typer.echo)
-
-
-@certs_app.command("init")
-def certs_init(
-    directory: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path("certs"),
-) -> None:
-    """Make a certificate authority."""
-    from fedsrv.transport.certificates import init_authority
-
-    _print_paths(init_authority(directory))
-
-
-@certs_app.command("issue")
-def certs_issue(
-    identity: Annotated[
-        str, typer.Argument(help="A client id, a range 0-24, evaluator, monitor or server.")
-    ],
-    directory: Annotated[Path, typer.Option("--dir", help="The authority's files.")] = Path(
-        "certs"
-    ),
-    host: Annotated[list[str] | None, typer.Option(help="A name the server is reached by.")] = None,
-) -> None:
-    """Issue a certificate and its key."""
-    from fedsrv.transport.certificates import issue
-
-    _print_paths(issue(directory, identity, host or ()))
-
-
-def _print_paths(paths: Any) -> None:
-    for path in paths if isinstance(paths, tuple | list) else vars(paths).values():
-        typer.echo(str(path))

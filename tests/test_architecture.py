@@ -78,7 +78,8 @@ ROOMS = {
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
         "presets", "events", "narration", "report", "state", "engine", "transport", "tracking",
-        "coordinator", "catalogue", "trained_models", "export", "launch", "cli", "__main__",
+        "coordinator", "catalogue", "trained_models", "export", "certs_commands",
+        "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.store", "runtime", "prediction", "pretrain", "cli",
