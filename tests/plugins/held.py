@@ -90,8 +90,8 @@ def store_sync(self: Store, interaction: int) -> None:
     _store_sync(self, interaction)
 
 
-def save_personal(self: StateDirectory, weights: Bundle) -> None:
-    _save_personal(self, weights)
+def save_personal(self: StateDirectory, weights: Bundle, description: Mapping[str, str]) -> None:
+    _save_personal(self, weights, description)
     hold(f"finish-{self.path.name}")
 
 
