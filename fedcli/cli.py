@@ -93,7 +93,7 @@ def join(
 
 
 def clients_of(text: str) -> list[ClientId]:
-    """Read ``--client-id``: one id, a range with both ends, every so many of it, or the evaluator.
+    """Read ``--client-id``: one id, a range with both ends, every n-th of it, or the evaluator.
 
     Raises:
         ConfigError: it is none of these.

@@ -1,4 +1,4 @@
-"""Who may take part in a run: what its problem is, and whose description fits it."""
+"""Who may take part in a run: the run's problem, and the clients whose descriptions fit it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ class OtherPartition(PayloadError):
 class Admission:
     """Checks that everyone who takes part has the run's problem.
 
-    The problem is what the config says, or what clients agreed on in an earlier part of the run;
-    else what more than half of the clients describe alike. Until that is decided, nobody's word
-    counts more than another's.
+    The config states the problem, or an earlier part of the run has settled it. Otherwise more than
+    half of the clients have to describe the same one. Until then all clients count alike.
     """
 
     def __init__(
@@ -39,23 +38,23 @@ class Admission:
         most_tasks: Callable[[int, int], int] | None = None,
         experiment: Experiment | None = None,
     ) -> None:
-        """Start from what is known.
+        """Start from earlier descriptions and the config.
 
         Args:
-            known: descriptions of an earlier part of the run, if there are any.
-            clients: of the run; more than half of them decide.
-            problem: if the config says it.
-            most_tasks: from a client and a number of classes to the tasks the config gives it.
-            experiment: what data that were dealt out are compared with.
+            known: descriptions of an earlier part of the run; may be empty.
+            clients: the number of clients of the run; more than half of them decide.
+            problem: the problem, if the config states it.
+            most_tasks: gives a client's number of tasks by the config, for a number of classes.
+            experiment: the config that dealt-out data are compared with.
         """
         self._lock = threading.Lock()
         self._known = dict(known)
         self._clients, self._problem, self._most_tasks = clients, problem, most_tasks
         self._experiment = experiment
         self._said: dict[ClientId, tuple[str, Problem]] = {}
-        """What those who were admitted describe."""
+        """Description and problem of each admitted client."""
         self._called: dict[ClientId, Names] = {}
-        """And what they call their classes, where they say it."""
+        """Class names of each admitted client that states them."""
         self._names: Names = ()
         for client, text in known.items():
             profile = Profile.parse(client, text)
@@ -81,8 +80,9 @@ class Admission:
         """Check a description.
 
         Raises:
-            PayloadError: it states another problem than the run's or than the client's own before,
-                or more tasks than the config gives it, or its data are of another partition.
+            PayloadError: it states another problem than the run's, differs from the client's
+                earlier description, states more tasks than the config gives, or is of another
+                partition.
         """
         profile = Profile.parse(client, text)
         with self._lock:
@@ -135,9 +135,9 @@ class Admission:
             )
 
     def admit(self, client: ClientId, text: str) -> list[ClientId]:
-        """Count a description that was checked; return who was admitted and does not fit after all.
+        """Count a checked description; return admitted clients that turn out not to fit.
 
-        A client that joins again takes back what it said before.
+        A client that joins again replaces its earlier description.
         """
         with self._lock:
             profile = Profile.parse(client, text)
@@ -154,10 +154,10 @@ class Admission:
             return self._turned_away()
 
     def settle(self) -> list[ClientId]:
-        """Decide among those who are there, and hold them to what they said; return who must leave.
+        """Decide the problem among the joined clients, and bind them; return those that must leave.
 
         Raises:
-            RunFailed: no more than half of them agree.
+            RunFailed: no problem has more than half of the votes.
         """
         with self._lock:
             problem, votes = self._most_said()
@@ -184,7 +184,7 @@ class Admission:
             return away
 
     def _most_said(self) -> tuple[Problem | None, int]:
-        """Return what most clients describe, and how many; the evaluator has no say."""
+        """Return the most frequent problem and its votes; the evaluator has no vote."""
         said = Counter(problem for c, (_, problem) in self._said.items() if isinstance(c, int))
         return said.most_common(1)[0] if said else (None, 0)
 

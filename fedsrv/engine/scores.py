@@ -24,7 +24,7 @@ class Scores:
     counts: dict[tuple[ClientId, str, str], dict[str, Counts]] = field(default_factory=dict)
 
     def add(self, results: Mapping[ClientId, Result]) -> None:
-        """Take in what a trip brought back."""
+        """Add the counts of a trip's reports."""
         for client, result in results.items():
             for c in result.report.counts:
                 found = Counts(
@@ -33,10 +33,9 @@ class Scores:
                 self.counts.setdefault((client, c.view, c.rule), {})[c.test_set] = found
 
     def settle_global_test(self) -> list[ClientId]:
-        """Drop scores on other global test sets than the one most score on; return whose they were.
+        """Drop scores on a global test set other than the most frequent one; return their clients.
 
-        Nobody announces that set. Where as many say otherwise, the evaluator's counts, then that of
-        the first client.
+        No client announces that set. In a tie the evaluator's set wins, then the first client's.
         """
         said: dict[tuple[int, ...], set[ClientId]] = {}
         for (client, _, _), sets in self.counts.items():
@@ -55,7 +54,7 @@ class Scores:
         return sorted({c for support in said if support != agreed for c in said[support]}, key=str)
 
     def to_json(self) -> str:
-        """Return everything as text that a crash does not lose."""
+        """Return everything as text, to be stored with a commit."""
         rows = [
             [
                 client,
@@ -102,7 +101,7 @@ class Scores:
 
 
 def own_test(sets: Mapping[str, Counts]) -> Counts | None:
-    """Return the counts over a client's own test data of all tasks it has met; None without any."""
+    """Return the counts over a client's own test data of its tasks so far; None without any."""
     tasks = [counts for name, counts in sets.items() if name.startswith("task/")]
     total = sum(tasks[1:], tasks[0]) if tasks else None
     return total if total is not None and total.total() else None
@@ -186,7 +185,7 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
 def client_rows(scores: Scores, tasks_seen: int) -> dict[str, dict[str, Any]]:
     """Return every client's accuracies by view: overall, per task and per class.
 
-    However the scores came in, a row is no longer than the tasks that were seen.
+    A row covers the tasks seen so far and no more.
     """
     out: dict[str, dict[str, Any]] = {}
     for (client, view, rule), sets in scores.counts.items():

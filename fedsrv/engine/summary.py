@@ -116,8 +116,8 @@ def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[
 def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, Any]:
     """Return R (T, T): mean accuracy on task j after training on task i, in i's last round.
 
-    Entries a client cannot have (task j not met, or no test data) are left out of the mean; NaN
-    where nobody has one.
+    The mean skips clients without the entry (task j not met, or no test data). An entry that no
+    client has is NaN.
     """
     last: dict[int, Record] = {}
     for record in records:
@@ -143,7 +143,7 @@ def iaa_series(run: Path) -> list[float]:
     """Return the IAA series of a reference run.
 
     Raises:
-        DataError: the run has none.
+        DataError: the run has no such series.
     """
     try:
         lines = (run / "rounds.jsonl").read_text().splitlines()

@@ -124,8 +124,8 @@ def affordable_hosts(clients: int) -> int:
 def host_ranges(clients: int, hosts: int) -> list[str]:
     """Return the client ids of each host as ``--client-id`` says them; never more than clients.
 
-    Each has every so many of them: as all begin with their lowest, uploads come in about the order
-    in which they are reduced.
+    With three hosts, each host gets every third client. All hosts begin with their lowest ids, so
+    uploads arrive in about the order in which they are reduced.
     """
     hosts = min(hosts, clients)
     ranges = [range(first, clients, hosts) for first in range(hosts)]

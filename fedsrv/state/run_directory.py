@@ -1,4 +1,4 @@
-"""A run directory as such: who may use it, whether it holds a run, how to write there."""
+"""The run directory as a folder: its lock, whether it holds a run, and atomic writes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedmodels.errors import ConfigError, RunFailed
 
 
 def lock(path: Path) -> int:
-    """Return the lock of a run directory, which is held until it is closed.
+    """Lock a run directory until the returned file is closed.
 
     Raises:
-        RunFailed: another process has it.
+        RunFailed: another process holds the lock.
     """
     handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -38,7 +38,7 @@ WRITTEN = {
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say in one line what keeps a run directory from being written.
+    """Turn errors of writing in a run directory into one line.
 
     Raises:
         RunFailed: the disk is full, or fails.
@@ -67,7 +67,7 @@ def holds_commits(path: Path) -> bool:
 
 
 def sync_path(path: Path) -> None:
-    """Fsync a file or a directory; one that is gone meanwhile is no loss."""
+    """Fsync a file or a directory; ignore one that is gone meanwhile."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def sync_path(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file so that a reader sees the old or the new one, never half of one."""
+    """Write a small text file; a reader sees the old text or the new one, never a mixture."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     temporary.replace(path)
@@ -147,7 +147,7 @@ def require_run(path: Path) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuse an output directory that holds something already.
+    """Refuse an output directory that is not empty.
 
     Raises:
         ConfigError: says how to go on.

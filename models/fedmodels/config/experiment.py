@@ -107,7 +107,7 @@ class Evaluate(Table):
     """``[evaluate]``: when, and which models, are scored."""
 
     every: Annotated[int, Field(ge=0)] = 1
-    """Score after every so many rounds, and after the last; 0 is after the last only."""
+    """Score each time this many rounds have passed, and after the last; 0: after the last only."""
     views: Annotated[tuple[View, ...], Field(strict=False)] = (  # TOML has lists only
         "global",
         "after_local",

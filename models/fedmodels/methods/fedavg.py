@@ -42,20 +42,20 @@ from fedmodels.training.method import (
 @register("fedavg")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """The weighted mean of what clients trained from the same weights."""
+    """Clients train from the same weights; the server takes the weighted mean."""
 
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     weighting: Literal["examples", "uniform"] = "examples"
-    """Aggregation weights: n_k / n over the clients that answered, or 1 / their number."""
+    """Aggregation weights over the clients that answered: n_k / n, or 1 / their number."""
 
     @property
     def trains_together(self) -> bool:
-        functions = ("fit", "loss", "after_step")  # a method with others has to say so itself
+        functions = ("fit", "loss", "after_step")  # a method with others has to declare it
         return all(getattr(type(self), name) is getattr(FedAvg, name) for name in functions)
 
     def shares(self, name: str) -> bool:
-        """Tell whether the weight of this role-prefixed name travels; the rest is private."""
+        """Tell whether the weight of this role-prefixed name travels; other weights are private."""
         return True
 
     def shared(self, weights: Weights) -> Weights:
