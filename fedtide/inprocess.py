@@ -29,7 +29,12 @@ from fedsrv.engine.cohort import Result, Results, Trip
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
-from fedsrv.state.run_directory import refuse_existing, write_atomically
+from fedsrv.state.run_directory import (
+    beginning,
+    make_directory,
+    refuse_existing,
+    write_atomically,
+)
 from fedsrv.state.store import Store
 
 
@@ -144,15 +149,17 @@ def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False
         refuse_existing(out)
     experiment = pinned(experiment)
     data, how = out / "data", experiment.schedule
-    (out / "clients").mkdir(parents=True, exist_ok=True)  # what a resumed run is known by
-    run_partition(
-        *dealt(experiment),
-        how.clients,
-        experiment.seed,
-        data,
-        Console(quiet=True),
-        gather=experiment.method.pools_data,
-    )
+    with beginning(out) as began:
+        make_directory(out / "clients")  # what a resumed run is known by
+        run_partition(
+            *dealt(experiment),
+            how.clients,
+            experiment.seed,
+            data,
+            Console(quiet=True),
+            gather=experiment.method.pools_data,
+        )
+        began.set()
     threads = torch.get_num_threads()
     try:
         evaluator = (data / "global-test").is_dir()

@@ -41,20 +41,20 @@ class Admission:
         """Start from earlier descriptions and the config.
 
         Args:
-            known: descriptions of an earlier part of the run, if there are any.
-            clients: of the run; more than half of them decide.
-            problem: if the config says it.
-            most_tasks: from a client and a number of classes to the tasks the config gives it.
-            experiment: what data that were dealt out are compared with.
+            known: descriptions of an earlier part of the run; may be empty.
+            clients: the number of clients of the run; more than half of them decide.
+            problem: the problem, if the config states it.
+            most_tasks: gives a client's number of tasks by the config, for a number of classes.
+            experiment: the config that dealt-out data are compared with.
         """
         self._lock = threading.Lock()
         self._known = dict(known)
         self._clients, self._problem, self._most_tasks = clients, problem, most_tasks
         self._experiment = experiment
         self._said: dict[ClientId, tuple[str, Problem]] = {}
-        """What those who were admitted describe."""
+        """Description and problem of each admitted client."""
         self._called: dict[ClientId, Names] = {}
-        """And what they call their classes, where they say it."""
+        """Class names of each admitted client that states them."""
         self._names: Names = ()
         for client, text in known.items():
             profile = Profile.parse(client, text)
@@ -80,8 +80,9 @@ class Admission:
         """Check a description.
 
         Raises:
-            PayloadError: it states another problem than the run's or than the client's own before,
-                or more tasks than the config gives it, or its data are of another partition.
+            PayloadError: it states another problem than the run's, differs from the client's
+                earlier description, states more tasks than the config gives, or is of another
+                partition.
         """
         profile = Profile.parse(client, text)
         with self._lock:

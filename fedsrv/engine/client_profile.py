@@ -35,13 +35,13 @@ class Profile:
     train: Counts  # (T, K)
     test: Counts  # (T, K)
     limits: tuple[Tensor, Tensor]
-    """What black and white of each channel are as inputs: (C,) each, or (1,) for all channels."""
+    """Black and white of each channel after normalisation: (C,) each, or (1,) for all channels."""
     dataset: str = "own"
-    """What the client calls its data."""
+    """Name of the client's data set."""
     class_names: tuple[str, ...] = ()
-    """In label order, where the client says them."""
+    """Names in label order; empty where the client states none."""
     origin: Mapping[str, Any] | None = None
-    """What its data were dealt out by, if they were."""
+    """Config that the data were dealt out by; None for a client's own data."""
 
     @property
     def num_tasks(self) -> int:

@@ -149,7 +149,7 @@ class Course:
         self.ctx.tick(self._epoch, len(self._losses) - 1, loss)
 
     def end(self) -> float:
-        """Leave all parameters as they were found; return the mean loss of the last epoch.
+        """Unfreeze all parameters, drop gradients; return the mean loss of the last epoch.
 
         Raises:
             TrainingFailed: the loss is not finite.
@@ -160,7 +160,7 @@ class Course:
         return loss
 
     def left(self) -> float:
-        """Leave all parameters as they were found; return the mean loss, whatever it is."""
+        """Do the same, and return the loss even where it is not finite."""
         for parameter in self.ctx.net.parameters():
             parameter.requires_grad_(True)
             parameter.grad = None

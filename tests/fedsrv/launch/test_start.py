@@ -16,6 +16,7 @@ from fedsrv import tracking
 from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve
 from fedsrv.state.run_directory import beginning
+from fedtide.inprocess import launch_in_process
 from tests.conftest import TABLES, tiny_experiment
 
 LOOPBACK = Listen("127.0.0.1:0")
@@ -136,6 +137,14 @@ def _fail(path: Path, name: str) -> None:
 
     with pytest.raises(RunFailed, match="no more"):
         begin()
+
+
+def test_a_run_in_this_process_that_cannot_begin_leaves_nothing(tmp_path):
+    experiment = experiment_of({name: t for name, t in TABLES.items() if name != "scenario"})
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"the config has no \[scenario\]"):
+            launch_in_process(experiment, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.loopback
