@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
+from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId, Problem
 
 FORMAT = 1
 MOST_AXES, MOST_VALUES, MOST_CLASSES = 4, 2**24, 100_000
 """Limits of an example's axes and values, and of classes: these numbers size nets and arrays."""
+MOST_LETTERS = 60
+"""Limit of the name of a data set."""
 MOST_EXAMPLES = 2**31
 """Limit of one class in one task."""
 Counts = npt.NDArray[np.int64]
@@ -32,7 +35,13 @@ class Profile:
     train: Counts  # (T, K)
     test: Counts  # (T, K)
     limits: tuple[Tensor, Tensor]
-    """Black and white of each channel after normalisation: (C,) each, or (1,) for all channels."""
+    """What black and white of each channel are as inputs: (C,) each, or (1,) for all channels."""
+    dataset: str = "own"
+    """What the client calls its data."""
+    class_names: tuple[str, ...] = ()
+    """In label order, where the client says them."""
+    origin: Mapping[str, Any] | None = None
+    """What its data were dealt out by, if they were."""
 
     @property
     def num_tasks(self) -> int:
@@ -63,9 +72,27 @@ class Profile:
             tasks = facts.get("tasks", [])
             train, test = (_counts(tasks, part, problem) for part in ("train", "test"))
             limits = _limits(facts, problem)
+            dataset, origin = _source(facts)
+            names = _names(facts, problem)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise PayloadError(f"client {client}: client.json is malformed: {error!r}") from None
-        return cls(problem, train, test, limits)
+        return cls(problem, train, test, limits, dataset, names, origin)
+
+
+def _source(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
+    """Return what the data are called, and what they were dealt out by."""
+    dataset, origin = facts.get("dataset", "own"), facts.get("partition")
+    if not isinstance(dataset, str) or not (origin is None or isinstance(origin, dict)):
+        raise ValueError("a data set or a partition that is none")
+    return printable(dataset[:MOST_LETTERS]), origin
+
+
+def _names(facts: Mapping[str, Any], problem: Problem) -> tuple[str, ...]:
+    """Return the names of the classes, if they are said."""
+    names = tuple(facts.get("class_names", ()))
+    if len(names) not in (0, problem.num_classes) or not all(isinstance(n, str) for n in names):
+        raise ValueError("class_names that are none")
+    return names
 
 
 def _is_possible(problem: Problem) -> bool:

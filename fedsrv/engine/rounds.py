@@ -387,7 +387,8 @@ class Engine:
         digest = state_digest(self.state.named(), digests)
         records = [record for record, _ in self.store.records()]
         macs = multiply_adds(self.run_facts.make_net(), self.run_facts.problem.input_shape)
-        summary = summarise(records, self.experiment, self.method.local_view, digest, macs)
+        names = [profile.dataset for profile in self.profiles.values()]
+        summary = summarise(records, self.experiment, self.method.local_view, digest, macs, names)
         asked = {*everyone, *range(self.experiment.schedule.clients)}
         missing = sorted(str(c) for c in asked if c not in results.by_client)
         if missing:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,13 @@ def lock(path: Path) -> int:
         os.close(handle)
         raise RunFailed(f"{path} is in use by another process") from None
     return handle
+
+
+WRITTEN = {
+    "run.db", "run.db-wal", "run.db-shm", "server", "config.toml", "env.json", "tensorboard",
+    "rounds.jsonl", ".lock", "logs", "clients", "data",
+}  # fmt: skip
+"""What a start writes into a run directory before clients can join."""
 
 
 @contextlib.contextmanager
@@ -81,6 +90,60 @@ def may_hold_a_run(path: Path) -> bool:
     return holds_commits(path) or any(
         (path / name).exists() for name in ("run.db", "logs", "clients")
     )
+
+
+@contextlib.contextmanager
+def beginning(path: Path) -> Iterator[threading.Event]:
+    """Take back what a start that failed has left in a directory that held no run before.
+
+    Yields:
+        An event; set it when clients can join, and nothing is taken back any more.
+    """
+    was_there = path.is_dir() and {file.name for file in path.iterdir()}
+    held_a_run = path.is_dir() and (holds_commits(path) or (path / "run.db").exists())
+    began = threading.Event()
+    try:
+        yield began
+    finally:
+        if not began.is_set() and not held_a_run and path.is_dir():
+            take_back(path, was_there or set())
+
+
+def take_back(path: Path, kept: set[str]) -> None:
+    """Remove what a failed start has written into a run directory, and it, if nothing is left."""
+    for file in path.iterdir():
+        if file.name in kept or file.name not in WRITTEN:
+            continue
+        if file.is_dir() and not file.is_symlink():
+            shutil.rmtree(file, ignore_errors=True)
+        else:
+            file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it holds other things, or was there before
+        path.rmdir()
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory of a run.
+
+    Raises:
+        ConfigError: it cannot be made, or not be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {path.parent} cannot be used: {error.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {path.parent} cannot be used: it is not writable")
+
+
+def require_run(path: Path) -> None:
+    """Refuse to go on with what is no run.
+
+    Raises:
+        ConfigError: says how to go on.
+    """
+    if not may_hold_a_run(path):
+        raise ConfigError(f"{path} holds no run to resume; leave --resume out, or name its --out")
 
 
 def refuse_existing(path: Path) -> None:

@@ -110,7 +110,7 @@ class Store:
     def _may_change(self, key: str, before: Experiment) -> bool:
         """Tell whether a resume may change a key: ``max_rollback``, or more rounds at the end."""
         now, scenario = self.experiment.schedule, self.experiment.scenario
-        one_task = scenario.tasks == 1 and not scenario.fixes_tasks
+        one_task = scenario is not None and scenario.tasks == 1 and not scenario.fixes_tasks
         return key == "server.max_rollback" or (
             key == "schedule.rounds"
             and now.rounds >= before.schedule.rounds

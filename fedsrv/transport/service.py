@@ -23,6 +23,7 @@ from fedmodels.tensors.bundle import ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
+from fedsrv.engine.admission import OtherPartition
 from fedsrv.engine.cohort import Result
 from fedsrv.events import EventLog
 from fedsrv.state.history import LossTooLarge
@@ -61,6 +62,7 @@ class NotYours(Exception):
 
 
 _CODES: dict[type[Exception], grpc.StatusCode] = {
+    OtherPartition: grpc.StatusCode.NOT_FOUND,
     PayloadTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PayloadError: grpc.StatusCode.INVALID_ARGUMENT,
     WrongRun: grpc.StatusCode.FAILED_PRECONDITION,

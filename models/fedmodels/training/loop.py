@@ -5,6 +5,7 @@ Shapes: B batch, n training set, d features, K classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fedmodels.config.experiment import Training
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.embedding import embedded
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import Counts
@@ -148,11 +149,32 @@ class Course:
         self.ctx.tick(self._epoch, len(self._losses) - 1, loss)
 
     def end(self) -> float:
-        """Unfreeze all parameters, drop gradients; return the mean loss of the last epoch."""
+        """Leave all parameters as they were found; return the mean loss of the last epoch.
+
+        Raises:
+            TrainingFailed: the loss is not finite.
+        """
+        loss = self.left()
+        if self._losses and not math.isfinite(loss):
+            raise TrainingFailed(self._diverged(loss))
+        return loss
+
+    def left(self) -> float:
+        """Leave all parameters as they were found; return the mean loss, whatever it is."""
         for parameter in self.ctx.net.parameters():
             parameter.requires_grad_(True)
             parameter.grad = None
         return float(torch.stack(self._losses).mean()) if self._losses else float("nan")
+
+    def _diverged(self, loss: float) -> str:
+        """Say who diverged, on what, and what usually helps."""
+        low, high = (float(x) for x in (self._x.min(), self._x.max())) if len(self._x) else (0, 0)
+        return (
+            f"the loss of client {self.ctx.client} in round {self.ctx.round} is {loss}: its inputs "
+            f"go from {low:.4g} to {high:.4g} once normalised; what usually helps is a lower "
+            f"[training] lr (it is {self.ctx.run.experiment.training.lr:g}), or inputs near 0 by "
+            "scale, mean and std in client.json"
+        )
 
 
 def begin_phase(

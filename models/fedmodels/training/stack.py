@@ -56,7 +56,7 @@ def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
             optimizer.step()
             for course, batch, _ in due:
                 course.end_step(batch, losses[course])
-    return [course.end() for course in courses]
+    return [course.left() for course in courses]
 
 
 def check_stacks(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Uploads are added up as they come, in the order of their clients, and let go of."""
+"""The engine adds up uploads as they arrive, in the order of their clients, and drops them."""
 
 from __future__ import annotations
 
