@@ -65,7 +65,7 @@ def experiment_of(
                 f"unknown net {experiment.net.name!r} in [net]; known: {', '.join(net_names())}."
                 + suggestion(experiment.net.name, net_names())
             )
-        if experiment.training.together > 1 and not method.trains_together:
+        if experiment.training.together > 1 and not method.may_train_together():
             raise ConfigError(
                 f"[training] together = {experiment.training.together}: clients of method "
                 f"{method.name!r}, or with these switches, train in turn only; leave it out"

@@ -55,6 +55,7 @@ from fedmodels.tensors.bundle import (
     Weights,
     prototype_spec,
 )
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.method import (
     Batch,
     ClientContext,
@@ -85,6 +86,7 @@ class FedMLP(FedAvg):
     """A shared extractor under regularisers of three kinds of prototypes, and private heads."""
 
     citation: ClassVar[str] = "Guo et al., Pattern Recognition 2024"
+    reduction: ClassVar[Reduction] = "each"
 
     weighting: Literal["examples", "uniform"] = "uniform"
     """Aggregation weights: 1 / the number of participants, as the paper's; or n_k / n."""
@@ -223,9 +225,7 @@ class FedMLP(FedAvg):
         common = BundleSpec.of(heads.trained_part(sent)) | g | BundleSpec(levels)
         return common, heads.evaluation_spec(heads.evaluation_part(sent).weights)
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         mean = super().aggregate(ctx, state, uploads).common.weights
         reported = {client: upload.prototypes["class"] for client, upload in uploads.items()}
         counts = {f"counts/{c}/{ctx.task}": _counts(rows, ctx.run) for c, rows in reported.items()}
@@ -242,7 +242,7 @@ class FedMLP(FedAvg):
         return ServerState(common, own, clients)
 
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         classes, g = ctx.run.problem.num_classes, state.common.prototypes["class"]
         size = self.v or math.ceil(math.sqrt(classes))

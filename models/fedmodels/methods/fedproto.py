@@ -36,6 +36,7 @@ from fedmodels.numerics.prototypes import (
     uncounted,
 )
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, prototype_spec
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
 
 
@@ -54,6 +55,7 @@ class FedProto(FedAvg):
     """Clients with models of their own share class means, and pull their embeddings to them."""
 
     citation: ClassVar[str] = "Tan et al., AAAI 2022"
+    trains_together: ClassVar[bool] = True
 
     lam: float = 1.0
     """Weight of the pull; 0 is Local-only."""
@@ -77,10 +79,6 @@ class FedProto(FedAvg):
         other = "classifier" if self.inference == "nearest" else "nearest"
         return (self.inference, other)
 
-    @property
-    def trains_together(self) -> bool:
-        return True
-
     def shares(self, name: str) -> bool:
         return False
 
@@ -95,9 +93,7 @@ class FedProto(FedAvg):
         classes = run.problem.num_classes
         return prototype_spec("class", run.width, classes, counted=False), BundleSpec()
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         uniform = self.weighting == "uniform"
         classes = ctx.run.problem.num_classes
         reported = {c: u.prototypes["class"] for c, u in uploads.items()}

@@ -49,6 +49,7 @@ from fedmodels.tensors.bundle import (
     prototype_spec,
     scalar_spec,
 )
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import (
     Batch,
     ClientContext,
@@ -79,6 +80,9 @@ class Gldp(FedAvg):
     """Shared base, private heads, and prototypes that hold on to what is old or rare."""
 
     citation: ClassVar[str] = "Guo et al., 2025"
+    trains_together: ClassVar[bool] = True
+    # With "running" the loss keeps embeddings.
+    trains_alone_with: ClassVar[Mapping[str, object]] = {"proto_pass": "running"}
 
     weighting: Literal["examples", "uniform"] = "uniform"
     lam: float = 0.5
@@ -140,10 +144,6 @@ class Gldp(FedAvg):
     def rules(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.inference, "gldp_gp", "gldp_lp", "classifier")))
 
-    @property
-    def trains_together(self) -> bool:
-        return self.proto_pass != "running"  # there the loss keeps embeddings
-
     def shares(self, name: str) -> bool:
         statistic = self.bn == "local" and name.endswith(STATISTICS)
         return name.startswith("base/") and not statistic
@@ -185,9 +185,7 @@ class Gldp(FedAvg):
         known = prototype_spec("class", run.width, run.problem.num_classes, counted=False)
         return BundleSpec.of(heads.trained_part(sent)) | known, heads.evaluation_spec(extra)
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         weights = super().aggregate(ctx, state, uploads).common.weights  # eq. 5
         reported = {c: u.prototypes["class"] for c, u in uploads.items()}
         classes = ctx.run.problem.num_classes
@@ -195,9 +193,6 @@ class Gldp(FedAvg):
         known = state.common.prototypes["class"]
         common = Bundle(weights, {"class": moved(known, uncounted(found), self.beta)})  # eq. 11
         return ServerState(common, self._round_state(ctx, state, common), state.clients)
-
-    def share_of(self, upload: Bundle) -> float | None:
-        return self.count(upload)
 
     def _round_state(self, ctx: ServerContext, state: ServerState, common: Bundle) -> Bundle:
         """Return what the server remembers of the round: its first prototypes, its mean model."""

@@ -30,6 +30,7 @@ from fedmodels.parts.collaboration import (
     reference_in,
 )
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.method import (
     Batch,
     ClientContext,
@@ -47,6 +48,7 @@ class PFedGraph(FedAvg):
     """Each client gets a mean weighted towards clients whose updates are like its own."""
 
     citation: ClassVar[str] = "Ye et al., ICML 2023"
+    reduction: ClassVar[Reduction] = "each"
 
     alpha: float = 0.8
     """How much the data shares count against likeness; 0 is likeness alone."""
@@ -80,13 +82,11 @@ class PFedGraph(FedAvg):
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
         return BundleSpec(), model_spec(run)
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         return collaborated(ctx, state, uploads, self.alpha, self.similarity)
 
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         if not uploads:
             return state, {}

@@ -32,6 +32,7 @@ from fedmodels.parts.collaboration import (
     reference_in,
 )
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.method import (
     Batch,
     ClientContext,
@@ -58,6 +59,7 @@ class PFedGraphReplay(Replaying):
     """pFedGraph with class replay; no alignment."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"
+    reduction: ClassVar[Reduction] = "each"
 
     alpha: float = 0.8
     """How much the data shares count against likeness; 0 is likeness alone."""
@@ -91,13 +93,11 @@ class PFedGraphReplay(Replaying):
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
         return BundleSpec(), model_spec(run)
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         return collaborated(ctx, state, uploads, self.alpha, self.similarity)
 
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         if not uploads:
             return state, {}

@@ -47,6 +47,7 @@ from fedmodels.tensors.bundle import (
     TensorSpec,
     Weights,
 )
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.loop import run_phases
 from fedmodels.training.method import (
     Batch,
@@ -70,6 +71,7 @@ class PFedGRP(Replaying):
     """Replay of past classes on clients, aggregation weights learned on generated data."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
+    reduction: ClassVar[Reduction] = "each"
 
     weighting: Literal["examples", "uniform"] = "uniform"
     """Of the mean model C_g."""
@@ -176,9 +178,7 @@ class PFedGRP(Replaying):
         personal = _prefixed(run.initial_weights)
         return super().payload_spec(run)[0], BundleSpec.of(Bundle(weights=personal))
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         mean = super().aggregate(ctx, state, uploads)  # C_g
         clients = dict(state.clients)
         for client, upload in uploads.items():
@@ -194,7 +194,7 @@ class PFedGRP(Replaying):
         return ServerState(mean.common, state.own, clients)
 
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         if not uploads:
             return state, {}
@@ -209,7 +209,7 @@ class PFedGRP(Replaying):
         return ServerState(state.common, state.own, clients), metrics
 
     def _rows(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[Tensor, Metrics]:
         """Return W (n, n), the aggregation weights of every client of the cohort."""
         models = [u.weights for u in uploads.values()]
