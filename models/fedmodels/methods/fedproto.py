@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
+from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.prototypes import (
@@ -32,7 +32,6 @@ from fedmodels.numerics.prototypes import (
     mean_prototypes,
     moved,
     nearest_scores,
-    released,
     uncounted,
 )
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, prototype_spec
@@ -51,7 +50,7 @@ class Refs:
 
 @register("fedproto")
 @dataclass(frozen=True, kw_only=True)
-class FedProto(FedAvg):
+class FedProto(ReleasedPrototypes):
     """Clients with models of their own share class means, and pull their embeddings to them."""
 
     citation: ClassVar[str] = "Tan et al., AAAI 2022"
@@ -63,12 +62,6 @@ class FedProto(FedAvg):
     """The rule the method is scored by: nearest global prototype, or the logits; both are taken."""
     candidates: Literal["local", "all"] = "local"
     """Classes the nearest prototype is searched among: those the client has trained on, or all."""
-    clip_norm: float = 0.0
-    """Longer prototypes are scaled to this norm before they leave a client; 0 is off."""
-    noise_std: float = 0.0
-    """Standard deviation of Gaussian noise on what leaves a client."""
-    min_count: int = 1
-    """Classes of fewer examples do not leave a client."""
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -122,13 +115,7 @@ class FedProto(FedAvg):
         return Bundle(weights=weights_of(ctx.net), prototypes={"class": own})
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
-        sent = released(
-            refs.fresh,
-            ctx.secret_normal,
-            clip_norm=self.clip_norm,
-            noise_std=self.noise_std,
-            min_count=self.min_count,
-        )
+        sent = self.released(ctx, refs.fresh)
         return Bundle(prototypes={"class": sent})
 
     def predict(

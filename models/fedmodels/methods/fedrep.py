@@ -12,21 +12,18 @@ fine-tuning of the heads; no weight decay on the head, where the release has it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.split import load_weights
-from fedmodels.parts import evaluation_heads as heads
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
-from fedmodels.training.method import ClientContext, Phase, Run, ServerContext, ServerState
+from fedmodels.methods.bases.private_parts import PrivatePrefixes
+from fedmodels.training.method import ClientContext, Phase
 
 
 @register("fedrep")
 @dataclass(frozen=True, kw_only=True)
-class FedRep(FedAvg):
+class FedRep(PrivatePrefixes):
     """A shared representation; each client fits its own head to it, then it to the head."""
 
     citation: ClassVar[str] = "Collins et al., ICML 2021"
@@ -42,45 +39,6 @@ class FedRep(FedAvg):
     """Weight decay of the head, in place of the run's."""
     bn_of_frozen: Literal["train", "eval"] = "train"
     """Whether running statistics of the base move while the head trains; as released, they do."""
-    private: tuple[str, ...] = ("head/",)
-    """Prefixes of the weights that stay with the client."""
-    eval_upload_head: bool = False
-    """Send private weights up, for scoring a global model with their mean and nothing else."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        own = ("after_local", "after_downlink")
-        if not self.private:
-            return ("global", "after_local")
-        return ("global", *own) if self.eval_upload_head else own
-
-    def shares(self, name: str) -> bool:
-        return not name.startswith(self.private)
-
-    def shared(self, weights: Weights) -> Weights:
-        return heads.travelling(weights, self.shares, self.eval_upload_head)
-
-    def broadcast(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        return heads.trained_part(state.common), {}
-
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        extra = heads.evaluation_part(state.common)
-        return heads.trained_part(state.common), heads.sent_to_everyone(ctx.run, extra)
-
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        sent = Bundle(weights=self.shared(run.forms))
-        extra = heads.evaluation_part(sent).weights
-        return BundleSpec.of(heads.trained_part(sent)), heads.evaluation_spec(extra)
-
-    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, {**heads.received(payload), **state.weights})
-
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, heads.received(payload))
 
     def epochs(self, local_epochs: int) -> tuple[int, int]:
         """Return the epochs of head and base."""

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, one_hot
 
 from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
+from fedmodels.methods.bases.private_parts import PRIVATE_VIEWS, PrivateParts
+from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.algebra import weighted_mean
@@ -36,7 +37,6 @@ from fedmodels.numerics.prototypes import (
     moved,
     nearest_scores,
     only,
-    released,
     uncounted,
 )
 from fedmodels.parts import evaluation_heads as heads
@@ -76,7 +76,7 @@ class Refs:
 
 @register("gldp")
 @dataclass(frozen=True, kw_only=True)
-class Gldp(FedAvg):
+class Gldp(PrivateParts, ReleasedPrototypes):
     """Shared base, private heads, and prototypes that hold on to what is old or rare."""
 
     citation: ClassVar[str] = "Guo et al., 2025"
@@ -125,20 +125,12 @@ class Gldp(FedAvg):
     """Representation of a client's personal model: everyone's, or its own of its last training."""
     eval_model: Literal["last", "stage_mean"] = "last"
     """What is scored: the newest representation, or the mean over the stages of the round."""
-    eval_upload_head: bool = False
-    """Send heads up, for scoring a classifier with their mean as a global model; counted apart."""
-    clip_norm: float = 0.0
-    """Longer prototypes are scaled to this norm before they leave a client; 0 is off."""
-    noise_std: float = 0.0
-    """Standard deviation of Gaussian noise on prototypes that leave a client."""
-    min_count: int = 1
-    """Prototypes of classes of fewer examples do not leave a client."""
 
     @property
     def views(self) -> tuple[str, ...]:
-        own = ("after_local", "after_downlink")
         headless = self.inference == "classifier" and not self.eval_upload_head
-        return own if headless or self.bn == "local" else ("global", *own)
+        is_private = headless or self.bn == "local"
+        return PRIVATE_VIEWS if is_private else ("global", *PRIVATE_VIEWS)
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -147,9 +139,6 @@ class Gldp(FedAvg):
     def shares(self, name: str) -> bool:
         statistic = self.bn == "local" and name.endswith(STATISTICS)
         return name.startswith("base/") and not statistic
-
-    def shared(self, weights: Weights) -> Weights:
-        return heads.travelling(weights, self.shares, self.eval_upload_head)
 
     # --- server half ---------------------------------------------------------------------------
 
@@ -160,17 +149,13 @@ class Gldp(FedAvg):
     def broadcast(
         self, ctx: ServerContext, state: ServerState
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        common = heads.trained_part(state.common)
+        common, own = super().broadcast(ctx, state)
         if self.gp_refresh == "round" and self._in_round(ctx, state):
             common = Bundle(common.weights, {"class": state.own.prototypes["class"]})
-        return common, {}
+        return common, own
 
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        extra = {**heads.evaluation_part(state.common).weights, **state.own.weights}
-        common = heads.trained_part(state.common)
-        return common, heads.sent_to_everyone(ctx.run, Bundle(weights=extra))
+    def scored(self, state: ServerState) -> Weights:
+        return {**super().scored(state), **state.own.weights}
 
     def upload_spec(self, run: Run) -> BundleSpec:
         sent = BundleSpec.of(Bundle(weights=self.shared(run.forms)))
@@ -178,12 +163,12 @@ class Gldp(FedAvg):
         return sent | counts | prototype_spec("class", run.width, run.problem.num_classes)
 
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        sent = Bundle(weights=self.shared(run.forms))
-        extra = heads.evaluation_part(sent).weights
+        common, own = super().payload_spec(run)
         if self.eval_model == "stage_mean":
-            extra = {**extra, **self._stage_weights(sent)}
+            sent = Bundle(weights=self.shared(run.forms))
+            own = own | heads.evaluation_spec(self._stage_weights(sent))
         known = prototype_spec("class", run.width, run.problem.num_classes, counted=False)
-        return BundleSpec.of(heads.trained_part(sent)) | known, heads.evaluation_spec(extra)
+        return common | known, own
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         weights = super().aggregate(ctx, state, uploads).common.weights  # eq. 5
@@ -224,10 +209,10 @@ class Gldp(FedAvg):
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         trains = ctx.view == ""
         own = {k: v for k, v in state.weights.items() if not trains or not self.shares(k)}
-        load_weights(ctx.net, {**heads.received(payload), **own})
+        load_weights(ctx.net, {**self.net_weights(payload), **own})
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, heads.received(payload), strict=False)
+        load_weights(ctx.net, self.net_weights(payload), strict=False)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
         own, everyone = self.tables(ctx, payload, state)
@@ -299,13 +284,8 @@ class Gldp(FedAvg):
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
         ema = self.uplink_proto == "ema"
-        sent = released(
-            only(state.prototypes["class"], like=refs.fresh) if ema else refs.fresh,
-            ctx.secret_normal,
-            clip_norm=self.clip_norm,
-            noise_std=self.noise_std,
-            min_count=self.min_count,
-        )
+        found = only(state.prototypes["class"], like=refs.fresh) if ema else refs.fresh
+        sent = self.released(ctx, found)
         scalars = {"num_examples": float(num_examples)} if self.weighting == "examples" else {}
         return Bundle(self.shared(weights_of(ctx.net)), {"class": sent}, scalars=scalars)
 
