@@ -195,8 +195,11 @@ class StateDirectory:
                 (self.path / _NAME.format(version)).unlink(missing_ok=True)
 
     def save_personal(self, weights: Bundle, description: Mapping[str, str]) -> None:
-        """Store the final personal model and what it is."""
-        save(self.path / PERSONAL, weights, description)
+        """Store the final personal model and what it is, safely on the disk.
+
+        Nobody asks for it again once the run is over.
+        """
+        save(self.path / PERSONAL, weights, description, fsync=True)
 
     def _sync_forever(self) -> None:
         while True:

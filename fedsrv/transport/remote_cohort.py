@@ -229,9 +229,9 @@ class RemoteCohort:
                 start_over=start_over,
             )
             self._members[client] = member
-            self._turn_away(self.admission.admit(client, client_json))
             if lost and isinstance(client, int):
                 self._holdings.lost = client
+            self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
             if known:
                 self.wake()  # whoever waited for this client does so no longer
@@ -242,6 +242,8 @@ class RemoteCohort:
         """End the sessions of clients whose problem is not the run's: joining again is refused."""
         for client in clients:
             self._members.pop(client, None)
+            if self._holdings.lost == client:
+                self._holdings.lost = None  # whose states do not matter any more
             reason = "turned away: most clients describe another problem"
             self.events.tell("failed", client, reason=reason)
         if clients:

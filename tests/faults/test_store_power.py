@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcli.runtime.state import Session, StateDirectory
+from fedcli.runtime.state import PERSONAL, Session, StateDirectory
+from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.method import ServerState
 from fedsrv.state.store import Store
@@ -81,3 +82,9 @@ def test_a_session_is_there_once_it_is_used(out: Path) -> None:
     StateDirectory(out / "0").set_session(Session("run", b"token"))
     lose(out / "0")
     assert StateDirectory(out / "0").session() == Session("run", b"token")
+
+
+def test_a_personal_model_is_there_when_the_run_is_over(out: Path) -> None:
+    StateDirectory(out / "0").save_personal(Bundle(weights={"w": torch.ones(2)}))
+    lose(out / "0")
+    assert torch.equal(load(out / "0" / PERSONAL)[0].weights["w"], torch.ones(2))

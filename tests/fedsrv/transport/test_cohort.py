@@ -581,3 +581,17 @@ def test_what_is_told(world):
         ("failed", "1"),
         ("left", "1"),
     ]
+
+
+def test_what_a_client_lost_does_not_matter_once_it_was_turned_away(tmp_path):
+    """Client 0 lacks its state and describes another problem than most: the run goes on."""
+    events = EventLog()
+    cohort = RemoteCohort(3, Spool(tmp_path, 1 << 20), events, admission=Admission({}, 3))
+    cohort.require(lambda client, versions: client != 0, {})
+    other = json.dumps({**json.loads(PROFILE), "input_shape": [5]})
+    cohort.join(0, other, b"", ())
+    for client in (1, 2):
+        cohort.join(client, PROFILE, b"", ())
+    cohort.stop("the test is over")
+    with pytest.raises(RunFailed, match="the test is over"):
+        cohort.exchange(trip_to(1, 2))
