@@ -47,6 +47,7 @@ from fedmodels.tensors.bundle import (
     TensorSpec,
     Weights,
 )
+from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.loop import run_phases
 from fedmodels.training.method import (
@@ -59,7 +60,7 @@ from fedmodels.training.method import (
     ServerState,
 )
 
-PERSONAL = "personal/"
+PERSONAL = "personal"
 PARTS = 10**6
 _DRAWING = Lock()
 """Held while examples are drawn: building a generator's net touches torch's global generator."""
@@ -175,7 +176,7 @@ class PFedGRP(Replaying):
                 raise PayloadError(f"generator {key!r} is of a class that was not announced")
 
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        personal = _prefixed(run.initial_weights)
+        personal = under(PERSONAL, run.initial_weights)
         return super().payload_spec(run)[0], BundleSpec.of(Bundle(weights=personal))
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
@@ -187,7 +188,7 @@ class PFedGRP(Replaying):
             assert upload.histogram is not None
             told = Histogram(*(t.clone() for t in (upload.histogram.round, upload.histogram.total)))
             clients[client] = Bundle(
-                before.weights or _prefixed(mean.common.weights),
+                before.weights or under(PERSONAL, mean.common.weights),
                 generators={**before.generators, **new},
                 histogram=told,
             )
@@ -202,9 +203,8 @@ class PFedGRP(Replaying):
         rows, metrics = self._rows(ctx, state, uploads)
         clients = dict(state.clients)
         for row, client in zip(rows, uploads, strict=True):
-            held = clients[client]
-            weights = _prefixed(mixed(models, row))  # C_{g,i} = sum_j w_ij C_j
-            clients[client] = Bundle(weights, generators=held.generators, histogram=held.histogram)
+            weights = under(PERSONAL, mixed(models, row))  # C_{g,i} = sum_j w_ij C_j
+            clients[client] = replace(clients[client], weights=weights)
         metrics |= graph_metrics(ctx, rows, uploads)
         return ServerState(state.common, state.own, clients), metrics
 
@@ -286,19 +286,14 @@ class PFedGRP(Replaying):
     # --- client half ---------------------------------------------------------------------------
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        personal = {
-            k.removeprefix(PERSONAL): t
-            for k, t in payload.weights.items()
-            if k.startswith(PERSONAL)
-        }
+        personal = part_of(payload.weights, PERSONAL)
         if personal:
             load_weights(ctx.net, personal)
         else:
             self.load_global(ctx, payload)
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        weights = payload.weights.items()
-        load_weights(ctx.net, {k: t for k, t in weights if not k.startswith(PERSONAL)})
+        load_weights(ctx.net, without(payload.weights, PERSONAL))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Rehearsal:
         refs = super().prepare(ctx, payload, state)  # ctx.net holds C_{g,i} of the last round
@@ -358,10 +353,6 @@ class PFedGRP(Replaying):
             histogram=Histogram(torch.zeros(0, dtype=torch.int32), total),  # S, not Y
             scalars={"num_examples": float(num_examples)},
         )
-
-
-def _prefixed(weights: Weights) -> Weights:
-    return {PERSONAL + name: tensor for name, tensor in weights.items()}
 
 
 def _copied(weights: Weights) -> Weights:

@@ -267,8 +267,8 @@ def test_aggregation_weights(digits):
     assert all(best <= uniform for uniform, best in ctx.series["mixing_loss"])
     assert len(ctx.series["mixing_loss"]) == 3
     common, personal = method.broadcast(ctx, state)
-    assert all(k.startswith(PERSONAL) for part in personal.values() for k in part.weights)
-    assert not any(k.startswith(PERSONAL) for k in common.weights)
+    assert all(k.startswith(f"{PERSONAL}/") for part in personal.values() for k in part.weights)
+    assert not any(k.startswith(f"{PERSONAL}/") for k in common.weights)
 
 
 @pytest.mark.gpu
@@ -301,7 +301,7 @@ def test_without_generated_examples_weights_are_uniform(digits):
     assert metrics["weights_entropy"] == pytest.approx(1)
     for client in uploads:
         for key, mean in state.common.weights.items():
-            torch.testing.assert_close(state.clients[client].weights[PERSONAL + key], mean)
+            torch.testing.assert_close(state.clients[client].weights[f"{PERSONAL}/{key}"], mean)
 
 
 def test_c_g_does_not_depend_on_the_order_of_clients(digits):
@@ -325,7 +325,7 @@ def test_one_hot_weights_give_that_model(digits, monkeypatch):
     state, _, _ = finished(method, run, uploads)
     for client, source in ((0, 1), (1, 2), (2, 0)):
         for key, tensor in uploads[source].weights.items():
-            assert torch.equal(state.clients[client].weights[PERSONAL + key], tensor)
+            assert torch.equal(state.clients[client].weights[f"{PERSONAL}/{key}"], tensor)
 
 
 @pytest.mark.parametrize("rule", ["fedavg", "pfedgraph"])
@@ -364,7 +364,7 @@ def test_initial_model_of_local_training(digits):
         experiment = experiment_of(init_from=init, lam=0.0)
         method, ctx = method_of(experiment), context_of(experiment, digits)
         payload, state = payload_of(experiment, ctx)
-        personal = {PERSONAL + k: t + 1 for k, t in payload.weights.items()}
+        personal = {f"{PERSONAL}/{k}": t + 1 for k, t in payload.weights.items()}
         payload = Bundle(weights={**payload.weights, **personal})
         method.load(ctx, payload, state)
         refs = method.prepare(ctx, payload, state)
