@@ -18,15 +18,16 @@ import tomli_w
 import torch
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.places import check_address
 from fedmodels.errors import ConfigError
 from fedmodels.training.initial_weights import pinned
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
-from fedsrv.state.run_directory import write_atomically, writing
+from fedsrv.state.run_directory import beginning, write_atomically, writing
 from fedsrv.state.store import Store
-from fedsrv.tracking import track
+from fedsrv.tracking import check_extras, track
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
@@ -48,11 +49,12 @@ class Listen:
     """Allow a reachable address without TLS."""
 
     def check(self) -> None:
-        """Refuse to be reachable from elsewhere without TLS.
+        """Refuse what is no address, and to be reachable from elsewhere without TLS.
 
         Raises:
             ConfigError: says how to go on.
         """
+        check_address(self.address, "--listen", lowest_port=0)
         if self.credentials is None and not is_loopback(self.address) and not self.insecure:
             raise ConfigError(
                 f"--listen {self.address} can be reached from other machines without TLS; give "
@@ -85,10 +87,12 @@ def serve(
         FedtideError: the run could not start, or could not go on.
     """
     listen.check()
+    check_extras(experiment)
     experiment = pinned(experiment)
     held = server_data_for(experiment, server_data)
     torch.set_num_threads(experiment.server.threads)
     with ExitStack() as stack:
+        began = stack.enter_context(beginning(out))
         store = Store(out, experiment, resume)
         stack.callback(store.close)
         with writing(out):
@@ -120,6 +124,7 @@ def serve(
         stack.callback(stop_server, server)
         stack.callback(events.close)  # first of all, so that monitors see the end
         stack.callback(cohort.stop, "the server is shutting down")
+        began.set()
         on_ready(f"{listen.address.rpartition(':')[0]}:{port}", events)
         before = store.ended()
         summary = before or Engine(experiment, cohort, store, events, held).run()

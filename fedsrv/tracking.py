@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedsrv.events import EventLog
+
+MISSING = "[tracking] tensorboard = true needs TensorBoard: pip install 'fedtide[tensorboard]'"
+
+
+def check_extras(experiment: Experiment) -> None:
+    """Check that what the config asks for is installed.
+
+    Raises:
+        ConfigError: says how to install it.
+    """
+    wanted = experiment.tracking.tensorboard
+    if wanted and importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError(MISSING)
 
 
 def track(events: EventLog, directory: Path) -> Callable[[], None]:
@@ -21,9 +36,7 @@ def track(events: EventLog, directory: Path) -> Callable[[], None]:
     try:
         tensorboard = importlib.import_module("torch.utils.tensorboard")
     except ImportError:
-        raise ConfigError(
-            "[tracking] tensorboard = true needs TensorBoard: pip install 'fedtide[tensorboard]'"
-        ) from None
+        raise ConfigError(MISSING) from None
     writer = tensorboard.SummaryWriter(str(directory))
     thread = threading.Thread(target=_write, args=(events, writer), name="tracking", daemon=True)
     thread.start()

@@ -17,6 +17,7 @@ from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Result as Done
 from fedcli.runtime.worker import Worker, open_data
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.origin import dealt
 from fedmodels.errors import ClientFailed
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
@@ -145,8 +146,7 @@ def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False
     data, how = out / "data", experiment.schedule
     (out / "clients").mkdir(parents=True, exist_ok=True)  # what a resumed run is known by
     run_partition(
-        experiment.data,
-        experiment.scenario,
+        *dealt(experiment),
         how.clients,
         experiment.seed,
         data,

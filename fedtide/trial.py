@@ -15,6 +15,7 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.stream import TaskStream
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.origin import dealt
 from fedmodels.methods import make
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle
@@ -52,7 +53,7 @@ def digits_in(root: Path) -> Path:
     """Deal the digits out as :data:`TABLES` says; return the root of the partition."""
     made = tiny_experiment()
     quiet = Console(quiet=True)
-    run_partition(made.data, made.scenario, made.schedule.clients, made.seed, root, quiet)
+    run_partition(*dealt(made), made.schedule.clients, made.seed, root, quiet)
     write_server_data(root)
     return root
 

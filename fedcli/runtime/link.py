@@ -19,7 +19,7 @@ import grpc
 from grpc.experimental import ChannelOptions
 
 from fedcli.runtime.worker import Progress, Result
-from fedmodels.errors import LinkError, PayloadError
+from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
 from fedpb import AGAIN_AFTER
@@ -188,6 +188,7 @@ class Link:
         """Join the run as one client.
 
         Raises:
+            ConfigError: the client's data are of another partition than the run's.
             LinkError: the server refused, with its line.
         """
         reply: rpc.JoinReply = self._patiently(
@@ -349,6 +350,8 @@ def _raise_if_final(what: str, error: grpc.RpcError) -> None:
         raise RunOver(line) from None
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
         raise UploadRefused(f"{what}: {line} ({code.name})") from None
+    if code == grpc.StatusCode.NOT_FOUND:  # the run has no such partition
+        raise ConfigError(f"{what}: {line}") from None
     if code not in _RETRIED:
         raise LinkError(f"{what}: {line} ({code.name})") from None
 

@@ -1,4 +1,4 @@
-"""Who may take part in a run: what its problem is, and whose description fits it."""
+"""Who may take part in a run: the run's problem, and the clients whose descriptions fit it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.origin import check_origin
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
-from fedmodels.tensors.bundle import ClientId, Problem
+from fedmodels.tensors.bundle import EVALUATOR, ClientId, Problem
 from fedsrv.engine.client_profile import Profile
+
+Names = tuple[str, ...]
+MOST_TASKS = 10_000
+"""Of a client, where no scenario says how many it has."""
+
+
+class OtherPartition(PayloadError):
+    """A client's data were dealt out otherwise than the config says."""
 
 
 class Admission:
     """Checks that everyone who takes part has the run's problem.
 
-    The problem is what the config says, or what clients agreed on in an earlier part of the run;
-    else what more than half of the clients describe alike. Until that is decided, nobody's word
-    counts more than another's.
+    The config states the problem, or an earlier part of the run has settled it. Otherwise more than
+    half of the clients have to describe the same one. Until then all clients count alike.
     """
 
     def __init__(
@@ -28,42 +36,52 @@ class Admission:
         clients: int = 1,
         problem: Problem | None = None,
         most_tasks: Callable[[int, int], int] | None = None,
+        experiment: Experiment | None = None,
     ) -> None:
-        """Start from what is known.
+        """Start from earlier descriptions and the config.
 
         Args:
             known: descriptions of an earlier part of the run, if there are any.
             clients: of the run; more than half of them decide.
             problem: if the config says it.
             most_tasks: from a client and a number of classes to the tasks the config gives it.
+            experiment: what data that were dealt out are compared with.
         """
         self._lock = threading.Lock()
         self._known = dict(known)
         self._clients, self._problem, self._most_tasks = clients, problem, most_tasks
+        self._experiment = experiment
         self._said: dict[ClientId, tuple[str, Problem]] = {}
         """What those who were admitted describe."""
+        self._called: dict[ClientId, Names] = {}
+        """And what they call their classes, where they say it."""
+        self._names: Names = ()
         for client, text in known.items():
-            self._problem = self._problem or Profile.parse(client, text).problem
+            profile = Profile.parse(client, text)
+            self._problem = self._problem or profile.problem
+            self._names = self._names or profile.class_names
 
     @classmethod
     def of(cls, experiment: Experiment, known: Mapping[int, str]) -> Self:
         """Return the admission to an experiment's run."""
         data, clients = experiment.data, experiment.schedule.clients
         problem = None
-        if data.input_shape is not None and data.num_classes is not None:
+        if data is not None and data.input_shape is not None and data.num_classes is not None:
             problem = Problem(data.input_shape, data.num_classes)
 
         def most_tasks(client: int, num_classes: int) -> int:
+            if experiment.scenario is None:
+                return MOST_TASKS
             return experiment.scenario.tasks_per_client(clients, num_classes)[client]
 
-        return cls(known, clients, problem, most_tasks)
+        return cls(known, clients, problem, most_tasks, experiment)
 
     def check(self, client: ClientId, text: str) -> None:
         """Check a description.
 
         Raises:
             PayloadError: it states another problem than the run's or than the client's own before,
-                or more tasks than the config gives it.
+                or more tasks than the config gives it, or its data are of another partition.
         """
         profile = Profile.parse(client, text)
         with self._lock:
@@ -75,7 +93,33 @@ class Admission:
                     f"client {client} has {_described(profile.problem)}; the run has "
                     f"{_described(self._problem)}"
                 )
+            if self._names and profile.class_names not in ((), self._names):
+                raise PayloadError(
+                    f"client {client} calls its classes {_listed(profile.class_names)}, which the "
+                    f'run calls otherwise: write into its client.json "class_names": '
+                    f"{_listed(self._names)}, and number its labels so"
+                )
+        self._check_origin(client, profile)
         self._check_tasks(client, profile)
+
+    def _check_origin(self, client: ClientId, profile: Profile) -> None:
+        """Check that data were dealt out as the config says, or pooled where they have to be."""
+        if self._experiment is None:
+            return
+        if profile.origin is not None:
+            try:
+                check_origin(self._experiment, profile.origin, f"the data of client {client}")
+            except ConfigError as error:
+                raise OtherPartition(str(error)) from None
+            except RecursionError:
+                raise PayloadError(f"client {client}: its partition nests too deep") from None
+            return
+        is_other = client not in (0, EVALUATOR) and bool(profile.train.any())
+        if self._experiment.method.pools_data and is_other:
+            raise OtherPartition(
+                f"client {client} has training examples of its own, and centralized trains on "
+                "client 0's alone: bring them together there, or set [method] data = 'own'"
+            )
 
     def _check_tasks(self, client: ClientId, profile: Profile) -> None:
         if self._most_tasks is None or not isinstance(client, int):
@@ -90,22 +134,29 @@ class Admission:
             )
 
     def admit(self, client: ClientId, text: str) -> list[ClientId]:
-        """Count a description that was checked; return who was admitted and does not fit after all.
+        """Count a checked description; return admitted clients that turn out not to fit.
 
-        A client that joins again takes back what it said before.
+        A client that joins again replaces its earlier description.
         """
         with self._lock:
-            self._said[client] = text, Profile.parse(client, text).problem
+            profile = Profile.parse(client, text)
+            self._said[client] = text, profile.problem
+            self._called.pop(client, None)
+            if profile.class_names:
+                self._called[client] = profile.class_names
+            names, voices = self._most_called()
+            if not self._names and voices > self._clients // 2:
+                self._names = names
             problem, votes = self._most_said()
             if self._problem is None and votes > self._clients // 2:
                 self._problem = problem
             return self._turned_away()
 
     def settle(self) -> list[ClientId]:
-        """Decide among those who are there, and hold them to what they said; return who must leave.
+        """Decide the problem among the joined clients, and bind them; return those that must leave.
 
         Raises:
-            RunFailed: no more than half of them agree.
+            RunFailed: no problem has more than half of the votes.
         """
         with self._lock:
             problem, votes = self._most_said()
@@ -118,24 +169,48 @@ class Admission:
                     "which it is with [data] input_shape and num_classes"
                 )
             self._problem = self._problem or problem
+            names, voices = self._most_called()
+            named = [c for c in self._called if isinstance(c, int)]
+            if not self._names and named and 2 * voices <= len(named):
+                raise RunFailed(
+                    "no more than half of the clients name the classes alike and in one order: "
+                    + "; ".join(f"client {c} {_listed(self._called[c])}" for c in sorted(named)[:3])
+                    + "; class_names in client.json must be the same list everywhere"
+                )
+            self._names = self._names or names
             away = self._turned_away()
             self._known |= {c: said[0] for c, said in self._said.items() if isinstance(c, int)}
             return away
 
     def _most_said(self) -> tuple[Problem | None, int]:
-        """Return what most clients describe, and how many; the evaluator has no say."""
+        """Return the most frequent problem and its votes; the evaluator has no vote."""
         said = Counter(problem for c, (_, problem) in self._said.items() if isinstance(c, int))
         return said.most_common(1)[0] if said else (None, 0)
 
+    def _most_called(self) -> tuple[Names, int]:
+        """Return what most of those who name classes call them, and how many do."""
+        said = Counter(names for c, names in self._called.items() if isinstance(c, int))
+        return said.most_common(1)[0] if said else ((), 0)
+
     def _turned_away(self) -> list[ClientId]:
-        """Forget those who have another problem than the run, and return them."""
-        if self._problem is None:
-            return []
-        away = [c for c, (_, problem) in self._said.items() if problem != self._problem]
+        """Forget those who have another problem or classes than the run, and return them."""
+        away = [
+            c
+            for c, (_, problem) in self._said.items()
+            if (self._problem is not None and problem != self._problem)
+            or (self._names and self._called.get(c, self._names) != self._names)
+        ]
         for client in away:
             del self._said[client]
+            self._called.pop(client, None)
         return away
 
 
 def _described(problem: Problem) -> str:
     return f"inputs {list(problem.input_shape)} and {problem.num_classes} classes"
+
+
+def _listed(names: Names) -> str:
+    """Return the names of classes as a client.json has them, the first of many."""
+    some = [name[:30] for name in names[:12]]
+    return json.dumps(some, ensure_ascii=False)[:-1] + (", …]" if len(names) > 12 else "]")

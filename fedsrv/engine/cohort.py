@@ -18,25 +18,25 @@ class Trip:
     common: Bundle
     personal: Mapping[ClientId, Bundle] = field(default_factory=dict)
     spec: BundleSpec = field(default_factory=BundleSpec)
-    """What an upload must hold."""
+    """The specification of an upload."""
     needed: int | None = None
-    """Results it can be closed with when its deadline passes or clients fail; all unless given."""
+    """Results that suffice after the deadline or after failures; all unless given."""
     count: Callable[[Bundle], float] | None = None
     """Gives what an upload's weights count in their mean, if the mean is all that is wanted."""
     check_report: Callable[[ClientId, rpc.Order, rpc.Report], None] = lambda *_: None
-    """Raises PayloadError for a report that says what it was not asked, or what cannot be."""
+    """Raises PayloadError for a report with impossible numbers, or beyond its order."""
     check_upload: Callable[[ClientId, Bundle], None] = lambda *_: None
-    """Raises PayloadError for an upload whose values cannot be."""
+    """Raises PayloadError for an upload with impossible values."""
 
     @property
     def sample(self) -> rpc.Order:
-        """Return one of the orders; they differ in the client only."""
+        """Return one of the orders; orders of a trip differ in the client only."""
         return next(iter(self.orders.values()))
 
 
 @dataclass
 class Result:
-    """What came back from one client."""
+    """The answer of one client."""
 
     upload: Bundle
     report: rpc.Report
@@ -47,7 +47,7 @@ class Result:
 
 @dataclass
 class Results:
-    """What came back from a trip, in client-id order, and what crossed the wire for it."""
+    """The answers to a trip in client-id order, and the bytes that crossed the wire."""
 
     by_client: dict[ClientId, Result]
     failed: dict[ClientId, str]
@@ -58,7 +58,7 @@ class Results:
 
 
 class StateLost(Exception):
-    """A client came back without the private state it must hold; the run has to roll back."""
+    """A client came back without its required private state; the run has to roll back."""
 
     def __init__(self, client: int, versions: Sequence[int]) -> None:
         super().__init__(f"client {client} holds private states {list(versions)} only")
@@ -66,8 +66,8 @@ class StateLost(Exception):
 
 
 HoldsState = Callable[[int, Sequence[int]], bool]
-"""Tells whether a client that has these private states has the one it must hold; it raises
-:class:`LossTooLarge` where the run may not go back to what the client has."""
+"""Tells whether a client with these private states holds the required one. Raises
+:class:`LossTooLarge` if the run may not go back to any of these states."""
 
 
 class Cohort(Protocol):
@@ -78,11 +78,11 @@ class Cohort(Protocol):
         ...
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
-        """Wait until so many of these clients have joined; return what everybody who has says."""
+        """Wait until ``needed`` of these clients have joined; return all descriptions."""
         ...
 
     def has_evaluator(self) -> bool:
-        """Tell whether somebody scores the global model on the global test set."""
+        """Tell whether an evaluator scores the global model on the global test set."""
         ...
 
     def versions(self) -> Mapping[int, Sequence[int]]:
@@ -90,14 +90,14 @@ class Cohort(Protocol):
         ...
 
     def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
-        """Say which private states suffice, and when clients last trained; they have some.
+        """Set which private states suffice, and when each client last trained.
 
-        Who joined before with too great a loss has to join again, and is told what to do.
+        A client that joined before with too great a loss has to join again, and learns what to do.
         """
         ...
 
     def starting_over(self) -> Sequence[int]:
-        """Return the clients that want to go on from their initial state; each is told once."""
+        """Return the clients that go on from their initial state; each appears in one call only."""
         ...
 
     def exchange(self, trip: Trip) -> Results:
@@ -105,9 +105,9 @@ class Cohort(Protocol):
         ...
 
     def commit(self, interaction: int, watermark: int) -> None:
-        """Remember what is committed and durable; orders carry it to the clients."""
+        """Remember the last commit and the watermark; orders carry both to the clients."""
         ...
 
     def durable(self) -> int | None:
-        """Return the interaction up to which every client's state is safe; None if all are."""
+        """Return the interaction up to which every client's state is safe; None: all are safe."""
         ...

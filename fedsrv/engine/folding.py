@@ -1,4 +1,4 @@
-"""The mean of a trip's uploads, taken while others are still on their way."""
+"""The mean of a trip's uploads, computed while other uploads are still on their way."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedsrv.engine.cohort import Result
 
 
 class Folding:
-    """Adds up uploads in the order of their clients' ids, and lets go of their weights.
+    """Adds up uploads in the order of their clients' ids, and drops their weights.
 
-    Else all of them would wait for the last: 50 of 45 MB are 2.3 GB. The order makes the bits those
-    of a mean of all at once. What would stay in memory anyway is left alone, and so is what the
-    method wants to see one by one.
+    Otherwise all uploads would wait for the last one: 50 of 45 MB are 2.3 GB. The order of ids
+    makes the bits those of a mean of all at once. Uploads that fit into memory stay whole. So do
+    uploads that the method reads one by one.
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class Folding:
         """Begin with nothing.
 
         Args:
-            clients: that were sent orders.
-            count: gives what an upload's weights count in the mean; None if uploads stay whole.
-            kept_bytes: uploads that need no more in all are left alone; of others, what needs three
-                quarters of it is added at a time: the sums are read and written once for them all.
+            clients: all that got orders.
+            count: gives the coefficient of an upload in the mean; None keeps all uploads whole.
+            kept_bytes: memory for uploads. Uploads that fit into it stay whole. Others are added in
+                groups of three quarters of it: the sums are read and written once for a group.
         """
         self._clients = sorted(c for c in clients if isinstance(c, int))
         self._count, self._kept_bytes = count, kept_bytes
@@ -42,7 +42,7 @@ class Folding:
     def came(
         self, result: Result, results: Mapping[ClientId, Result], failed: Collection[ClientId]
     ) -> None:
-        """Note that one more is there; a thread of its own adds it when its turn has come."""
+        """Take note of one more result; a thread adds its upload in the order of ids."""
         if self._pool is None:
             if not self._folds(result):
                 return
@@ -51,10 +51,10 @@ class Folding:
         self._steps.append(self._pool.submit(self._add, results, failed))
 
     def finish(self, results: Mapping[ClientId, Result]) -> Weights | None:
-        """Add what is left and return the mean; None if uploads were left alone."""
+        """Add the remaining uploads and return the mean; None if uploads stayed whole."""
         if self._pool is None:
             return None
-        everybody = set(self._clients)  # nobody else will answer
+        everybody = set(self._clients)  # no more answers are expected
         with self._pool as pool:
             self._steps.append(pool.submit(self._add, results, everybody))
         for step in self._steps:
@@ -71,7 +71,7 @@ class Folding:
         )
 
     def _add(self, results: Mapping[ClientId, Result], failed: Collection[ClientId]) -> None:
-        """Add the uploads up to the next client that has not answered, if they are enough."""
+        """Add the uploads up to the next missing client, if they fill a group."""
         ready, end = list[Result](), self._next
         for client in self._clients[self._next :]:
             if client in results:
@@ -90,7 +90,7 @@ class Folding:
 
 
 def _without_weights(upload: Bundle) -> Bundle:
-    """Return the rest of an upload, in memory of its own."""
+    """Return a copy of an upload without its weights."""
     flat = upload.flat()
     return Bundle.from_flat(
         {key: flat[key].clone() for key in flat if not key.startswith("weights/")}

@@ -1,7 +1,7 @@
 """The server half of an interaction, done so that no upload can spoil the run.
 
-A state that holds infinities is never returned, and nothing that an upload makes go wrong ends the
-run as long as enough others are left: whoever is behind it is found, and the rest reduced anew.
+The functions here never return a state with infinities. No single upload ends the run while enough
+others are left: the search finds the client behind a failure, and the other uploads are reduced.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ CAUGHT = (
     TypeError,
     ValueError,
 )
-"""What values of uploads may make a method's server half raise."""
+"""Errors that an upload's values may cause in a method's server half."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """What the uploads of an interaction come to."""
+    """The result of the uploads of an interaction."""
 
     state: ServerState
     metrics: Metrics
     series: Mapping[str, Any]
     left_out: dict[int, str] = field(default_factory=dict)
-    """Clients whose uploads are not in it, and why."""
+    """Clients whose uploads were left out, and why."""
 
 
 def reduced(
@@ -55,7 +55,7 @@ def reduced(
         needed: clients without which the run cannot go on.
 
     Raises:
-        RunFailed: too few clients are left, or it cannot be told who is behind the failure.
+        RunFailed: too few clients are left, or no single client is behind the failure.
     """
     try:
         return _attempt(method, ctx, state, uploads)
@@ -81,7 +81,7 @@ def reduced(
 
 
 def _attempt(method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
-    """Aggregate and finish; raise what that raises, and for infinities."""
+    """Aggregate and finish; raise an error also for infinities in the result."""
     ctx = replace(ctx, series={})
     after, metrics = method.finish(ctx, method.aggregate(ctx, state, uploads), uploads)
     before = {id(bundle) for _, bundle in state.named()}
@@ -103,7 +103,7 @@ def _check(name: str, bundle: Bundle) -> None:
 def _behind(
     method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads
 ) -> dict[int, str]:
-    """Return the clients whose uploads fail alone; else the first without whom all is well."""
+    """Return the clients whose uploads fail alone, or else one whose absence cures the failure."""
     alone = {c: _failure(method, ctx, state, uploads.of({c})) for c in uploads}
     behind = {c: why for c, why in alone.items() if why}
     if behind:
@@ -111,14 +111,14 @@ def _behind(
     for client in uploads:
         others = uploads.of(uploads.keys() - {client})
         if others and not _failure(method, ctx, state, others):
-            return {client: "the uploads of all cannot be reduced with its one"}
+            return {client: "the uploads of all clients cannot be reduced together with this one"}
     return {}
 
 
 def _failure(
     method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads
 ) -> str | None:
-    """Return what goes wrong with these uploads, if anything does."""
+    """Return the error of these uploads as a line; None if they can be reduced."""
     try:
         _attempt(method, ctx, state, uploads)
     except CAUGHT as error:

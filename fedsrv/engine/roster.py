@@ -1,4 +1,4 @@
-"""The clients a run knows: what they say of their data, and what follows from that."""
+"""The clients that a run knows, their descriptions, and the groups of classes that follow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsrv.state.store import Store
 
 
 class Roster:
-    """Known clients; those who come late are added, and whoever refers to it sees them."""
+    """Known clients; a late client is added, and every holder of the roster sees it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -22,7 +22,7 @@ class Roster:
         """Classes by name, such as ``minority``."""
 
     def add(self, descriptions: Mapping[int, str]) -> None:
-        """Take in, and remember, what clients say; those known before stay."""
+        """Add and store clients' descriptions; known clients stay."""
         known = {**self._store.profiles(), **descriptions}
         for client, text in known.items():
             self._store.add_profile(client, text)
@@ -33,22 +33,22 @@ class Roster:
         self.groups.update({"minority": minority_classes(examples), **frequency_groups(examples)})
 
     def tasks(self, clients: int) -> dict[int, int]:
-        """Return the number of tasks of each client, as it was taken to be when the run began.
+        """Return the number of tasks of each client, as fixed when the run began.
 
-        A client that is not known counts as one with the most tasks.
+        An unknown client counts as one with the most tasks.
         """
         met = {c: p.num_tasks for c, p in self.profiles.items()}
         absent = dict.fromkeys(range(clients), max(met.values()))
         return self._store.fixed_tasks({**absent, **met})
 
     def cohort_of(self, step: Step) -> tuple[int, ...]:
-        """Return the clients of a step that are known to have its task.
+        """Return the known clients of a step that have its task.
 
         Raises:
-            RunFailed: there are none.
+            RunFailed: no known client of the step has it.
         """
         known = self.profiles
         found = tuple(c for c in step.cohort if c in known and known[c].num_tasks > step.task)
         if not found:
-            raise RunFailed(f"interaction {step.interaction}: nobody there has task {step.task}")
+            raise RunFailed(f"interaction {step.interaction}: no known client has task {step.task}")
         return found

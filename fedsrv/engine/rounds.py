@@ -1,8 +1,9 @@
 """The round engine: the loop of a run, over any :class:`Cohort`.
 
-Every interaction is: broadcast, train, aggregate, finish, commit, score. Whatever is not committed
-is computed again after a crash, to the same bits. So clients need not wait for the commit: it is
-written while they train for the next interaction, whose own commit waits for it.
+Every interaction is: broadcast, train, aggregate, finish, commit, score. After a crash the engine
+computes an interaction without a commit again, to the same bits. So clients need not wait for the
+commit. A thread writes the commit while clients train for the next interaction, and the next commit
+waits for this one.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ STAGE, ROUND = 1, 2
 
 
 class Engine:
-    """Takes a run from where it is committed to its end."""
+    """Runs an experiment from its last commit to its end."""
 
     def __init__(
         self,
@@ -61,10 +62,10 @@ class Engine:
         self.roster = Roster(store)
         self.profiles, self.groups = self.roster.profiles, self.roster.groups
         self.last_trained: dict[int, int] = {}
-        """Interaction of each client's last upload that counts: the private state it must hold."""
+        """Interaction of each client's last upload that counts; names the private state to hold."""
         self.history = History()
         self._lost: StateLost | None = None
-        """Why the run is taken up anew while it goes on."""
+        """The loss that makes the engine take the run up anew."""
         self._committing: Future[None] | None = None
 
     def run(self) -> dict[str, Any]:
@@ -80,7 +81,7 @@ class Engine:
                 while True:
                     try:
                         self._take_up()
-                        syncer.want(self.store.committed)  # what comes after is not safe yet
+                        syncer.want(self.store.committed)  # later commits are not safe yet
                         self.run_facts.forget_initial_weights()  # few methods need them again
                         give_back_free_pages()
                         return self._go_on(committer, syncer)
@@ -93,7 +94,7 @@ class Engine:
     # --- beginnings -------------------------------------------------------------------------------
 
     def _meet_clients(self) -> None:
-        """Wait for the clients, then derive from their descriptions what the run consists of."""
+        """Wait for the clients; derive problem, tasks and schedule from their descriptions."""
         self.roster.add(self.cohort.gather())
         self.run_facts = Run(self.experiment, next(iter(self.profiles.values())).problem)
         if self.experiment.training.together > 1:
@@ -105,15 +106,15 @@ class Engine:
         self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
-        if self.stateful:  # whoever lost too much must join again, and is told what to do
+        if self.stateful:  # a client that lost too much must join again, and learns what to do
             self._remember(self.store.committed)
             self.cohort.require(self._holds_state, self.last_trained)
             self.cohort.gather()
 
     def _present(self, step: Step) -> tuple[int, ...]:
-        """Return who of a step's cohort is there to be sent orders.
+        """Return the clients of a step's cohort that can get orders.
 
-        Where the run began without some clients, those that came since take part from now on.
+        A run may begin without some clients. Those that have joined since take part from now on.
         """
         if len(self.profiles) < self.experiment.schedule.clients:
             needed = min(self.experiment.min_clients, len(step.cohort))
@@ -123,7 +124,7 @@ class Engine:
         return self.roster.cohort_of(step)
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
-        """Return where the server half is at a step."""
+        """Return the context of the server half at a step."""
         return ServerContext(
             self.run_facts,
             step.interaction,
@@ -144,7 +145,7 @@ class Engine:
         return any(other.task != step.task for other in following)
 
     def _tell_work(self, step: Step, what: str, done: int, of: int, loss: float) -> None:
-        """Tell how far the server half is with long work of its own."""
+        """Report the progress of long work of the server half."""
         place = {"interaction": step.interaction, "round": step.round}
         self.events.tell("server", **place, work=what, step=done, of=of, loss=loss)
 
@@ -152,7 +153,7 @@ class Engine:
         """Go to the last commit whose server and client states all still exist.
 
         Raises:
-            RunFailed: it lies further back than the run may go.
+            RunFailed: that commit lies further back than the run may go.
         """
         target = take_up(self.store, self.cohort, self.events, self._lost, stateful=self.stateful)
         self._lost = None
@@ -171,7 +172,7 @@ class Engine:
         return self.method.init_server(self.run_facts)
 
     def _holds_state(self, client: int, versions: Sequence[int]) -> bool:
-        """Tell whether a client holds the private state it must; called from any thread."""
+        """Tell whether a client holds its required private state; called from any thread."""
         if self.last_trained.get(client, -1) in (-1, *versions):
             return True
         self.history.check(client, versions)
@@ -218,7 +219,7 @@ class Engine:
     def _reduce(
         self, ctx: ServerContext, results: Results
     ) -> tuple[ServerState, Metrics, Mapping[str, Any]]:
-        """Return what the uploads come to; clients that spoil it have failed."""
+        """Reduce the uploads to the next state; mark clients that spoil it as failed."""
         sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
         uploads = self.method.received(sent, results.mean)
         found = reduced(self.method, ctx, self.state, uploads, self._needed(ctx.cohort))
@@ -233,13 +234,13 @@ class Engine:
         return found.state, {**found.metrics, **more}, found.series
 
     def _needed(self, clients: Sequence[ClientId]) -> int:
-        """Return how many of these clients a trip needs at least."""
+        """Return the smallest number of these clients that a trip needs."""
         return min(self.experiment.min_clients, len(clients))
 
     def _commit(
         self, step: Step, record: Record, state: ServerState, counts: str | None, syncer: Syncer
     ) -> None:
-        """Make an interaction count, and tell so."""
+        """Commit an interaction, and report it."""
         self.store.commit(record, state, counts)
         self._advance_watermark(record, syncer)
         self.events.tell(
@@ -249,7 +250,7 @@ class Engine:
         )  # fmt: skip
 
     def _settle(self) -> None:
-        """Wait until the last interaction is committed; raise what went wrong with that."""
+        """Wait until the last interaction is committed; raise the error of its commit."""
         if self._committing is not None:
             self._committing.result()
             self._committing = None
@@ -270,7 +271,7 @@ class Engine:
         return self.cohort.exchange(trip)
 
     def _check_upload(self, ctx: ServerContext, client: ClientId, upload: Bundle) -> None:
-        """Check an upload's values; many threads do so while the state stays as it was sent."""
+        """Check an upload's values; threads may call it while the state does not change."""
         assert isinstance(client, int), "the evaluator trains nothing"
         told = self.terms.announced(client, self.steps[ctx.interaction])
         self.method.check_upload(ctx, self.state, upload, told)
@@ -321,7 +322,8 @@ class Engine:
         """Return the views that need an evaluation trip after a step of a scored round."""
         wanted: list[str] = [v for v in self.experiment.evaluate.views if v in self.method.views]
         trip = [v for v in wanted if v != "after_local"]
-        return trip if step.ends_round else [v for v in trip if v == "after_downlink"]
+        of_stage = ("after_downlink", self.method.local_view)
+        return trip if step.ends_round else [v for v in trip if v in of_stage]
 
     def _score(self, step: Step, record: Record, scores: Scores) -> None:
         """Score the committed models and complete the record."""
@@ -385,7 +387,8 @@ class Engine:
         digest = state_digest(self.state.named(), digests)
         records = [record for record, _ in self.store.records()]
         macs = multiply_adds(self.run_facts.make_net(), self.run_facts.problem.input_shape)
-        summary = summarise(records, self.experiment, self.method.local_view, digest, macs)
+        names = [profile.dataset for profile in self.profiles.values()]
+        summary = summarise(records, self.experiment, self.method.local_view, digest, macs, names)
         asked = {*everyone, *range(self.experiment.schedule.clients)}
         missing = sorted(str(c) for c in asked if c not in results.by_client)
         if missing:

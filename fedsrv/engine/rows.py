@@ -1,4 +1,4 @@
-"""The rows of a run: what is recorded of an interaction before its models are scored."""
+"""The record of an interaction before its models are scored."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def record_of(step: Step, results: Results, metrics: Metrics) -> Record:
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return the numbers JSON can hold; a client that made no step has no loss."""
+    """Return the finite numbers, which JSON can hold; the loss of no step at all is NaN."""
     return {key: value for key, value in numbers.items() if math.isfinite(value)}

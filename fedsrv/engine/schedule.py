@@ -1,4 +1,4 @@
-"""Who is visited when: the interactions of a run, in order, from its config and seed."""
+"""The interactions of a run, in order, with their cohorts, from its config and seed."""
 
 from __future__ import annotations
 

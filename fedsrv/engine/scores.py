@@ -24,7 +24,7 @@ class Scores:
     counts: dict[tuple[ClientId, str, str], dict[str, Counts]] = field(default_factory=dict)
 
     def add(self, results: Mapping[ClientId, Result]) -> None:
-        """Take in what a trip brought back."""
+        """Add the counts of a trip's reports."""
         for client, result in results.items():
             for c in result.report.counts:
                 found = Counts(
@@ -33,10 +33,9 @@ class Scores:
                 self.counts.setdefault((client, c.view, c.rule), {})[c.test_set] = found
 
     def settle_global_test(self) -> list[ClientId]:
-        """Drop scores on other global test sets than the one most score on; return whose they were.
+        """Drop scores on a global test set other than the most frequent one; return their clients.
 
-        Nobody announces that set. Where as many say otherwise, the evaluator's counts, then that of
-        the first client.
+        No client announces that set. In a tie the evaluator's set wins, then the first client's.
         """
         said: dict[tuple[int, ...], set[ClientId]] = {}
         for (client, _, _), sets in self.counts.items():
@@ -55,7 +54,7 @@ class Scores:
         return sorted({c for support in said if support != agreed for c in said[support]}, key=str)
 
     def to_json(self) -> str:
-        """Return everything as text that a crash does not lose."""
+        """Return everything as text, to be stored with a commit."""
         rows = [
             [
                 client,
@@ -102,7 +101,7 @@ class Scores:
 
 
 def own_test(sets: Mapping[str, Counts]) -> Counts | None:
-    """Return the counts over a client's own test data of all tasks it has met; None without any."""
+    """Return the counts over a client's own test data of its tasks so far; None without any."""
     tasks = [counts for name, counts in sets.items() if name.startswith("task/")]
     total = sum(tasks[1:], tasks[0]) if tasks else None
     return total if total is not None and total.total() else None
@@ -123,27 +122,42 @@ def round_metrics(
 ) -> dict[str, float]:
     """Return the metrics of one scored round (metrics of GLDP, FedMLP, pFedGRP and FedAli).
 
+    ``a_loc`` is of the view a paper's tables fit best. Methods differ in it, so ``a_loc_received``
+    and ``a_loc_trained`` score each method in both: before local training, and right after it.
+
     Args:
         scores: counts of the round.
-        local_view: view that stands for "the client's model".
+        local_view: view that stands for "the client's model"; ``global`` where a client has none.
         groups: classes by name, such as ``minority``, for variants over these classes alone.
         profiles: the clients' descriptions; training examples met so far weigh ``iaa``.
         tasks_seen: how many tasks the clients have met.
     """
     out: dict[str, float | None] = {}
-    for key, view in (("a_glo", "global"), ("a_loc", local_view)):
+    for key, view in {"a_glo": "global", **_local_views(scores, local_view)}.items():
         own = {c: own_test(sets) for c, sets in scores.of(view).items()}
         union = [sets.get(GLOBAL_TEST) for sets in scores.of(view).values()]
         if view == "global":
             union = [scores.of_everyone()]
         for suffix, found in (("", list(own.values())), ("_balanced", union)):
             out |= _variants(key + suffix, found, groups)
-        for rule in scores.rules()[1:]:
+        for rule in scores.rules()[1:] if key in ("a_glo", "a_loc") else ():
             other = (own_test(sets) for sets in scores.of(view, rule).values())
             out[f"{key}_{rule}"] = accuracy_over(other)
     out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)
     out |= _f1(scores, "after_local" if scores.of("after_local") else "after_downlink")
     return {key: value for key, value in out.items() if value is not None and math.isfinite(value)}
+
+
+def _local_views(scores: Scores, local_view: str) -> dict[str, str]:
+    """Return the views behind ``a_loc`` by column; none where a client has no model of its own.
+
+    A client without a private part receives everyone's model: that is what it holds then.
+    """
+    if local_view == "global":
+        return {}
+    private = local_view == "after_downlink" or bool(scores.of("after_downlink"))
+    received = "after_downlink" if private else "global"
+    return {"a_loc": local_view, "a_loc_received": received, "a_loc_trained": "after_local"}
 
 
 def _variants(
@@ -186,7 +200,7 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
 def client_rows(scores: Scores, tasks_seen: int) -> dict[str, dict[str, Any]]:
     """Return every client's accuracies by view: overall, per task and per class.
 
-    However the scores came in, a row is no longer than the tasks that were seen.
+    A row covers the tasks seen so far and no more.
     """
     out: dict[str, dict[str, Any]] = {}
     for (client, view, rule), sets in scores.counts.items():

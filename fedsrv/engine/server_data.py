@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.origin import check_origin
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.methods import method_class
 from fedmodels.tensors.bundle import Problem
@@ -33,18 +34,24 @@ class _Facts(BaseModel):
     scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     mean: tuple[float, ...] = Field(default=(0.0,), min_length=1)
     std: tuple[float, ...] = Field(default=(1.0,), min_length=1)
+    partition: dict[str, Any] | None = None
 
 
 def server_data_for(experiment: Experiment, directory: Path | None) -> ServerData | None:
     """Return what the method's server half trains on; None where it trains on nothing.
 
     Raises:
-        ConfigError: the method needs data and no directory is given.
+        ConfigError: the method needs data and no directory is given, or one of another partition.
         DataError: the directory is damaged.
     """
     check_given(experiment, directory is not None)
-    needs = method_class(experiment.method.name).needs_server_data
-    return read_server_data(directory) if needs and directory is not None else None
+    if directory is None or not method_class(experiment.method.name).needs_server_data:
+        return None
+    data = read_server_data(directory)
+    origin = _Facts.model_validate_json((directory / "problem.json").read_bytes()).partition
+    if origin is not None:
+        check_origin(experiment, origin, str(directory))
+    return data
 
 
 def check_given(experiment: Experiment, given: bool) -> None:
@@ -76,6 +83,8 @@ def read_server_data(directory: Path) -> ServerData:
     except (OSError, ValueError, ValidationError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(f"{directory} is not a directory of server data: {reason}") from None
+    if "scale" not in facts.model_fields_set and x.dtype == np.uint8:
+        facts = facts.model_copy(update={"scale": 255.0})
     for name, inputs in (("x", x), ("unlabelled_x", unlabelled)):
         if inputs.dtype not in (np.uint8, np.float32) or inputs.shape[1:] != facts.input_shape:
             raise DataError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,16 @@ def summarise(
     local_view: str,
     state_sha256: str,
     macs_per_example: int,
+    datasets: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return ``summary.json``."""
+    """Return ``summary.json``; ``datasets`` are what clients call the data they trained on."""
     rows = [row for record in records for row in record["clients"].values()]
     trained = sum(row.get("num_examples", 0) for row in rows) * experiment.training.local_epochs
     return {
         "format": 1,
         "method": experiment.method.name,
-        "data": experiment.data.name,
-        "scenario": experiment.scenario.kind,
+        "data": data_of(experiment, datasets),
+        "scenario": experiment.scenario.kind if experiment.scenario else "",
         "seed": experiment.seed,
         "rounds": 1 + max((r["round"] for r in records), default=-1),
         "metrics": run_metrics(records, experiment, local_view),
@@ -55,6 +57,13 @@ def summarise(
         },
         "state_sha256": state_sha256,
     }
+
+
+def data_of(experiment: Experiment, datasets: Sequence[str]) -> str:
+    """Return what was trained on: by the clients' own account, where there is one."""
+    if datasets:
+        return " and ".join(name for name, _ in Counter(datasets).most_common(3))
+    return experiment.data.name if experiment.data else "own"
 
 
 def run_metrics(
@@ -107,8 +116,8 @@ def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[
 def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, Any]:
     """Return R (T, T): mean accuracy on task j after training on task i, in i's last round.
 
-    Entries a client cannot have (task j not met, or no test data) are left out of the mean; NaN
-    where nobody has one.
+    The mean skips clients without the entry (task j not met, or no test data). An entry that no
+    client has is NaN.
     """
     last: dict[int, Record] = {}
     for record in records:
@@ -134,7 +143,7 @@ def iaa_series(run: Path) -> list[float]:
     """Return the IAA series of a reference run.
 
     Raises:
-        DataError: the run has none.
+        DataError: the run has no such series.
     """
     try:
         lines = (run / "rounds.jsonl").read_text().splitlines()

@@ -10,17 +10,17 @@ from fedsrv.state.store import Store
 def take_up(
     store: Store, cohort: Cohort, events: EventLog, lost: StateLost | None, *, stateful: bool
 ) -> int:
-    """Go back, or on again, to that commit; return its interaction.
+    """Go to that commit, back or forward; return its interaction.
 
     Args:
-        store: what is committed, and what was undone.
-        cohort: whose states have to fit.
-        events: told what happens.
-        lost: why it is done while the run goes on; None at the beginning.
+        store: commits, and commits that were undone.
+        cohort: clients whose states have to fit.
+        events: log of what happens.
+        lost: the loss that interrupted the run; None at the beginning.
         stateful: whether clients keep private states at all.
 
     Raises:
-        RunFailed: it lies further back than the run may go.
+        RunFailed: that commit lies further back than the run may go.
     """
     for client in cohort.starting_over():
         store.start_over(client)

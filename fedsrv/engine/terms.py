@@ -1,7 +1,7 @@
-"""What a run's clients may answer: by what they were ordered and by what they announced.
+"""What a run's clients may answer, by their orders and by their announcements.
 
-Whatever a client says is kept in records, or becomes part of the state that everybody gets. So it
-is checked field by field before anything is kept; a client that says what cannot be has failed.
+A client's answer goes into records, or into the state that everybody gets. So the engine checks
+every field before it keeps the answer. A client whose answer is impossible has failed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fedsrv.engine.schedule import Step
 
 GLOBAL_TEST = "global-test"
 OWN_KEYS = frozenset({"loss", "seconds", "num_examples", "peak_rss_bytes", "views"})
-"""What a record says of a client by itself: no number of a method's own has such a name."""
+"""Names that a client's row of a record uses itself; a method's own numbers have others."""
 MOST_SECONDS = 1e8
 MOST_LOSS = 3.5e38
-"""Of one example: what float32 can hold."""
+"""Limit of the loss of one example: the range of float32."""
 MOST_BYTES = 2**50
 MOST_TESTED = 2**31
-"""Examples of the global test set, which nobody announces."""
+"""Limit of the examples of the global test set, which no client announces."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the answers of a run have to keep to."""
+    """The rules that every answer of a run has to keep."""
 
     method: Method
     run: Run
@@ -42,17 +42,17 @@ class Terms:
     steps: Sequence[Step]
 
     def announced(self, client: int, step: Step) -> Announced:
-        """Return what a client's description says of the data behind an upload."""
+        """Return the announced examples behind a client's upload."""
         train = self.profiles[client].train
         ordered = [s.task for s in self.steps[: step.interaction + 1] if client in s.cohort]
         counts = train[step.task], train[: step.task + 1].sum(0), train[ordered].sum(0)
         return Announced(client, *(torch.from_numpy(each.copy()) for each in counts))
 
     def check_report(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
-        """Check what a client says beside its upload.
+        """Check the report that comes with an upload.
 
         Raises:
-            PayloadError: names the first thing that was not asked for, or cannot be.
+            PayloadError: names the first fact that is impossible, or beyond the order.
         """
         self._check_numbers(client, order, report)
         is_last = order.kind == rpc.ORDER_FINISH and client != EVALUATOR
@@ -79,7 +79,7 @@ class Terms:
                 raise PayloadError(f"the report's {name[:50]!r} is {value:g}, beyond {MOST_LOSS:g}")
 
     def _check_counts(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
-        """Check that scores are of what was ordered, each once, on the data that were announced."""
+        """Check that scores match the order, each once, on the announced data."""
         supports = self._supports(client, order)
         if len(report.counts) > len(order.views) * len(self.method.rules) * (len(supports) + 1):
             raise PayloadError("the report holds more scores than were ordered")
@@ -120,7 +120,7 @@ class Terms:
         sane = all(0 <= c <= min(s, p) for s, p, c in zip(*arrays, strict=True))
         if not sane or sum(counts.predicted) != total or total > MOST_TESTED:
             raise PayloadError("the report's counts contradict each other")
-        loss = counts.loss_sum  # infinite where a rule rules a class out
+        loss = counts.loss_sum  # infinite where a rule excludes a class
         if loss < 0 or (math.isfinite(loss) and loss > MOST_LOSS * max(total, 1)):
             raise PayloadError("the report holds an impossible loss")
 

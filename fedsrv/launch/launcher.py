@@ -9,17 +9,20 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
 import psutil
 import tomli_w
 import torch
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.places import check_device
 from fedmodels.errors import DataError, RunFailed
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.server_data import check_given
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, fork_hosts, share_memory
+from fedsrv.launch.given_data import check_given_data, name_of
 from fedsrv.launch.processes import (
     Box,
     Child,
@@ -32,7 +35,8 @@ from fedsrv.launch.processes import (
 from fedsrv.launch.progress import Display
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import final_table, write_html
-from fedsrv.state.run_directory import refuse_existing
+from fedsrv.state.run_directory import beginning, make_directory, refuse_existing, require_run
+from fedsrv.tracking import check_extras
 
 MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""
@@ -70,31 +74,45 @@ def launch(
         FedtideError: the run failed; says why.
         KeyboardInterrupt: the user stopped it; the run can be resumed.
     """
-    if not resume:
-        refuse_existing(out)
     root = data or out / "data"
     held = server_data or root / "server"
-    made_here = data is None and experiment.data.server_examples is not None
-    check_given(experiment, made_here or held.is_dir())
-    if experiment.evaluate.reference:  # fail before the run, not after it
-        from fedsrv.engine.summary import iaa_series
-
-        iaa_series(Path(experiment.evaluate.reference))
-    (out / "logs").mkdir(parents=True, exist_ok=True)
-    display = Display(f"{experiment.method.name} on {experiment.data.name}")
-    with Launch(experiment, out, root, device, display, held, data is not None) as run:
-        run.partition()
-        try:
-            with display:
-                run.start(hosts or affordable_hosts(experiment.schedule.clients))
-                run.watch()
-        except KeyboardInterrupt:
-            display.say(f"stopped; add --resume to go on with the run in {out}")
-            raise
+    require_run(out) if resume else refuse_existing(out)
+    _check_start(experiment, data, held, device)
+    display = Display(f"{experiment.method.name} on {name_of(experiment, data)}")
+    with beginning(out) as began:
+        make_directory(out / "logs")
+        made_before = data is not None
+        with Launch(experiment, out, root, device, display, held, began, made_before) as run:
+            run.partition()
+            try:
+                with display:
+                    run.start(hosts or affordable_hosts(experiment.schedule.clients))
+                    run.watch()
+            except KeyboardInterrupt:
+                began.set()
+                display.say(f"stopped; add --resume to go on with the run in {out}")
+                raise
     record = read_run(out)
     write_html([record], out / "report.html")
     display.console.print(final_table(record))
     display.say(f"report: {out / 'report.html'}")
+
+
+def _check_start(experiment: Experiment, data: Path | None, held: Path, device: str) -> None:
+    """Check what can be known before anything starts.
+
+    Raises:
+        FedtideError: the first thing that is wrong.
+    """
+    check_device(device)
+    check_extras(experiment)
+    check_given_data(experiment, data)
+    asked = experiment.data is not None and experiment.data.server_examples is not None
+    check_given(experiment, (data is None and asked) or held.is_dir())
+    if experiment.evaluate.reference:  # fail before the run, not after it
+        from fedsrv.engine.summary import iaa_series
+
+        iaa_series(Path(experiment.evaluate.reference))
 
 
 def affordable_hosts(clients: int) -> int:
@@ -106,8 +124,8 @@ def affordable_hosts(clients: int) -> int:
 def host_ranges(clients: int, hosts: int) -> list[str]:
     """Return the client ids of each host as ``--client-id`` says them; never more than clients.
 
-    Each has every so many of them: as all begin with their lowest, uploads come in about the order
-    in which they are reduced.
+    With three hosts, each host gets every third client. All hosts begin with their lowest ids, so
+    uploads arrive in about the order in which they are reduced.
     """
     hosts = min(hosts, clients)
     ranges = [range(first, clients, hosts) for first in range(hosts)]
@@ -126,6 +144,8 @@ class Launch:
     display: Display
     server_data: Path
     """The server's own examples; only where there are any."""
+    began: Event
+    """Set when clients can join: from then on nothing of the run is taken back."""
     made_before: bool = False
     """Whether the data have been dealt out to clients already."""
     box: Box = field(default_factory=Box)
@@ -174,28 +194,6 @@ class Launch:
             if status:
                 log = self._log("partition")
                 raise DataError(error_in(log) or f"fedcli partition ended with {status}: see {log}")
-        elif not (self.data / "0").is_dir():
-            raise DataError(
-                f"--data {self.data} holds no client directory 0; "
-                "make one with: fedcli partition CONFIG --out DIR"
-            )
-        else:
-            self._check_pooled()
-
-    def _check_pooled(self) -> None:
-        """Refuse a partition that is not pooled for a method that trains on pooled data.
-
-        Raises:
-            DataError: says how to go on.
-        """
-        table = self.data / "partition.json"
-        if self.experiment.method.pools_data and table.is_file():
-            made = json.loads(table.read_bytes()).get("config", {})
-            if not made.get("gathered"):
-                raise DataError(
-                    f"--data {self.data} is dealt out to clients, and centralized trains on client "
-                    "0's alone: leave out --data, or make a pooled one with fedcli partition"
-                )
 
     def start(self, hosts: int) -> None:
         """Start the coordinator; the clients follow when it listens."""
@@ -254,6 +252,7 @@ class Launch:
 
     def _server_said(self, said: Said) -> None:
         if said.line.startswith("listening on "):
+            self.began.set()
             fresh = self.address.endswith(":0")
             self.address = said.line.removeprefix("listening on ")
             if fresh:

@@ -1,8 +1,8 @@
-"""What the server keeps of single clients, in files that are written when their content changes.
+"""The server's state of single clients, in files that are written when their content changes.
 
-It may be large and mostly unchanged: every client's generators, for one. Each client's bundle, and
-each generator of it, is a *part*. The state file of an interaction names the file of each part; a
-file lives as long as a state file names it::
+This state may be large and mostly unchanged, as every client's generators are. A *part* is a
+client's bundle without its generators, or one generator. The state file of an interaction names the
+file of each part; a file lives as long as a state file names it::
 
     part-clients-3-00000007.safetensors      what clients/3 is but for its generators
     part-clients-3-4-00000002.safetensors    its generator "4", unchanged since interaction 2
@@ -34,14 +34,14 @@ class Parts:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._held: dict[str, tuple[Content, str]] = {}
-        """What the file of a part holds, as the object it was written from or read into."""
+        """The object that each part's file was written from or read into, and the file."""
 
     def save(
         self, number: int, state: ServerState, header: Mapping[str, str], *, fsync: bool
     ) -> Manifest:
-        """Write the parts that are not the objects they were at the last commit; return all files.
+        """Write the parts that are other objects than at the last commit; return all files.
 
-        States are built anew where they change, so that the same object is the same content.
+        A changed state consists of new objects, so the same object has the same content.
         """
         held: dict[str, tuple[Content, str]] = {}
         for part, content in _parts(state).items():
@@ -60,10 +60,10 @@ class Parts:
         return {part: file for part, (_, file) in held.items()}
 
     def load(self, manifest: Manifest) -> dict[int, Bundle]:
-        """Return what is kept of each client; its tensors are mapped from the files.
+        """Return each client's bundle; its tensors are mapped from the files.
 
         Raises:
-            ArchiveError: a file is gone or damaged, or the manifest is none.
+            ArchiveError: a file is gone or damaged, or the manifest is malformed.
         """
         _check(manifest)
         found = {part: load(self.directory / file)[0] for part, file in manifest.items()}
@@ -89,7 +89,7 @@ class Parts:
         return all((self.directory / file).exists() for file in manifest.values())
 
     def drop(self, manifests: Iterable[Manifest]) -> None:
-        """Delete every file that none of these names."""
+        """Delete every file that no given manifest names."""
         named = {file for manifest in manifests for file in manifest.values()}
         for path in self.directory.glob("part-*.safetensors"):
             if path.name not in named:
@@ -110,7 +110,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _parts(state: ServerState) -> dict[str, Content]:
-    """Return what the server keeps of clients, by part."""
+    """Return the server's state of clients, by part."""
     parts: dict[str, Content] = {}
     for client, bundle in sorted(state.clients.items()):
         parts[f"clients/{client}"] = bundle

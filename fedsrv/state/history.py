@@ -1,9 +1,9 @@
-"""Who trained when, and how far a run may go back for what somebody lost.
+"""Who trained when, and how far a run may go back for a client's loss.
 
-A client that lost what was not synced (a power failure) can always be followed: everybody keeps its
-states since the durable watermark. Beyond that, a run goes back by ``[server] max_rollback``
-interactions at most, counted from the newest that was ever committed, so that several small losses
-do not add up to a large one.
+A power failure loses states that were not synced. The run can always go back for such a loss, since
+everybody keeps states since the durable watermark. For other losses it goes back by
+``[server] max_rollback`` interactions at most. They count from the newest interaction that was ever
+committed, so that several small losses do not add up to a large one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from fedmodels.errors import RunFailed
 
 
 class LossTooLarge(Exception):
-    """A client lost a private state, and the run would have to go back too far for it."""
+    """A client lost a private state, and the run may not go back far enough."""
 
 
 @dataclass(frozen=True)
 class History:
-    """The cohorts of a run, and the range its roll-backs stay in; never changed, but replaced."""
+    """The cohorts of a run, and the limit of its roll-backs; immutable."""
 
     cohorts: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Who trained in each interaction that is committed, or undone and not passed again."""
+    """The clients that trained in each interaction, undone ones included."""
     started_over: Mapping[int, int] = field(default_factory=dict)
     """After which interaction a client began anew from its initial private state."""
     highest: int = -1
@@ -35,7 +35,7 @@ class History:
     def last_trained(self, interaction: int) -> dict[int, int]:
         """Return each client's last upload that counts up to an interaction.
 
-        It names the private state the client must hold.
+        That upload names the private state that the client must hold.
         """
         found: dict[int, int] = {}
         for number in sorted(self.cohorts):
@@ -44,10 +44,10 @@ class History:
         return {c: k for c, k in found.items() if k > self.started_over.get(c, -1)}
 
     def check(self, client: int, versions: Sequence[int]) -> None:
-        """Refuse a client for whose sake the run would have to go back too far.
+        """Refuse a client if the run would have to go back too far for its loss.
 
         Raises:
-            LossTooLarge: says what there is to choose from.
+            LossTooLarge: names the ways to go on.
         """
         since = self.started_over.get(client, -1)
         trained = [
@@ -69,7 +69,7 @@ class History:
         )
 
     def after(self, interaction: int, cohort: Sequence[int], floor: int) -> History:
-        """Return this history and one committed interaction more."""
+        """Return this history with one more committed interaction."""
         highest = max(self.highest, interaction)
         cohorts = {**self.cohorts, interaction: cohort}
         return replace(self, cohorts=cohorts, highest=highest, floor=floor)
@@ -85,12 +85,12 @@ class History:
         At -1 everything is derived from the seed: the run begins anew.
 
         Args:
-            newest: where to begin.
-            has_state: tells whether the server's exists.
-            versions: what clients hold; nobody is listed where clients keep no state.
+            newest: the interaction to begin the search with.
+            has_state: tells whether the server state after an interaction exists.
+            versions: the private states of each client; empty if clients keep none.
 
         Raises:
-            RunFailed: it lies further back than the run may go.
+            RunFailed: that interaction lies further back than the run may go.
         """
         for interaction in range(newest, self.floor - 1, -1):
             trained = self.last_trained(interaction).items()
@@ -101,7 +101,7 @@ class History:
         raise RunFailed(self._why_nowhere(versions))
 
     def _why_nowhere(self, versions: Mapping[int, Sequence[int]]) -> str:
-        """Say why the run cannot be taken up with the states that clients hold."""
+        """Return the reason why the run cannot be taken up with the clients' states."""
         for client, held in sorted(versions.items()):
             try:
                 self.check(client, held)

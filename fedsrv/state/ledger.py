@@ -1,8 +1,9 @@
-"""``run.db``: what a run has committed, and how it is known to be what was written.
+"""``run.db``: the committed records of a run, chained by hashes.
 
-Every record carries the sha256 of its content and of the record before it, so that a record which
-was changed, or left out, is noticed. Scores come to the last record only; its link is written anew
-with them. Records that a roll-back undid wait in a table of their own until the replay passed them.
+Every record carries the sha256 of its content and of the record before it. So a check finds a
+record that was changed or left out. Scores are added to the last record only, and its link is
+computed anew with them. Undone records wait in a table of their own until the replay has passed
+them.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class Ledger:
         Args:
             path: the file.
             strict: sync every commit.
-            new: nothing of a run is there yet, so that an empty or missing file may be filled.
-            run_id: of a run that is made; a random one unless given.
+            new: whether the run is new, so that an empty or missing file may be filled.
+            run_id: the id of a new run; random unless given.
 
         Raises:
-            ArchiveError: it is damaged, or of another format; says how to go on.
-            RunFailed: it cannot be used at this moment.
+            ArchiveError: the file is damaged, or has another format; says how to go on.
+            RunFailed: the file cannot be used at this moment.
         """
         self.path = path
         if not new and (not path.is_file() or not path.stat().st_size):
@@ -103,7 +104,7 @@ class Ledger:
         )
 
     def _check(self) -> None:
-        """Look whether the file is whole and every record the one that was written."""
+        """Check that the file is whole and that every record is as written."""
         found = str(self.db.execute("PRAGMA integrity_check(1)").fetchone()[0])
         if found != "ok":
             raise self.damaged(" ".join(found.split()))
@@ -126,16 +127,16 @@ class Ledger:
     # --- facts ------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, str]:
-        """Return what is known of the run as a whole."""
+        """Return the facts of the run as a whole, by name."""
         return {str(k): str(v) for k, v in self.db.execute("SELECT key, value FROM meta")}
 
     def set_facts(self, **values: str) -> None:
-        """Remember facts by name."""
+        """Store facts by name."""
         self.db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Do all that is inside, or nothing."""
+        """Apply all changes of the block, or none."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -190,12 +191,12 @@ class Ledger:
     # --- roll-back --------------------------------------------------------------------------------
 
     def undone(self) -> dict[int, Record]:
-        """Return the records that were undone and not passed again, by interaction."""
+        """Return the undone records that the replay has not passed, by interaction."""
         rows = self.db.execute("SELECT interaction, record FROM undone ORDER BY interaction")
         return {int(number): json.loads(record) for number, record in rows}
 
     def undo(self, interaction: int) -> None:
-        """Undo every commit after an interaction; the records stay until they are passed again."""
+        """Undo every commit after an interaction; the records stay until the replay passes them."""
         later = "SELECT interaction, scored, record, counts, link FROM interactions WHERE "
         with self.transaction():
             before = self._last_link(below=interaction + 1)
@@ -209,7 +210,7 @@ class Ledger:
             self.db.execute("UPDATE started_over SET after = MIN(after, ?)", (interaction,))
 
     def redo(self, interaction: int) -> None:
-        """Commit again what was undone, up to an interaction.
+        """Commit undone records again, up to an interaction.
 
         Raises:
             ArchiveError: a record is not the one that was undone.

@@ -1,7 +1,7 @@
-"""``fedsrv recover``: a new ``run.db`` for a run whose own is damaged or gone.
+"""``fedsrv recover``: a new ``run.db`` for a run whose database is damaged or gone.
 
-Everything is taken from what lies beside it: the config from ``config.toml``, records from
-``rounds.jsonl``, the run's id from its states. What cannot serve is set aside, never deleted.
+The config comes from ``config.toml``, the records from ``rounds.jsonl``, the run's id from its
+states. Files that cannot be used are set aside, never deleted.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def recover(run: Path, say: Callable[[str], None]) -> int:
     """Make a new ``run.db``; return the last interaction it holds.
 
     Args:
-        run: the run directory; what is replaced goes to ``set-aside`` in it.
-        say: told what was recovered and what was not, a line at a time.
+        run: the run directory; replaced files go to its ``set-aside``.
+        say: called with each line about the recovery.
 
     Raises:
-        ArchiveError: too little is left to go on with.
+        ArchiveError: too little is left to recover.
         RunFailed: the directory is in use, or cannot be written.
     """
     if not run.is_dir():
@@ -98,10 +98,10 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 def _newest(states: Path, last: int) -> tuple[int, str, list[str]]:
-    """Return the newest interaction with a record and a whole state, its run, and what was not.
+    """Return the newest interaction with record and whole state, its run, and newer errors.
 
     Raises:
-        ArchiveError: there is none.
+        ArchiveError: no interaction has both.
     """
     reasons: list[str] = []
     for number in sorted(state_numbers(states), reverse=True):

@@ -1,11 +1,13 @@
-"""A run directory as such: who may use it, whether it holds a run, how to write there."""
+"""The run directory as a folder: its lock, whether it holds a run, and atomic writes."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +15,10 @@ from fedmodels.errors import ConfigError, RunFailed
 
 
 def lock(path: Path) -> int:
-    """Return the lock of a run directory, which is held until it is closed.
+    """Lock a run directory until the returned file is closed.
 
     Raises:
-        RunFailed: another process has it.
+        RunFailed: another process holds the lock.
     """
     handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -27,9 +29,16 @@ def lock(path: Path) -> int:
     return handle
 
 
+WRITTEN = {
+    "run.db", "run.db-wal", "run.db-shm", "server", "config.toml", "env.json", "tensorboard",
+    "rounds.jsonl", ".lock", "logs", "clients", "data",
+}  # fmt: skip
+"""What a start writes into a run directory before clients can join."""
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say in one line what keeps a run directory from being written.
+    """Turn errors of writing in a run directory into one line.
 
     Raises:
         RunFailed: the disk is full, or fails.
@@ -58,7 +67,7 @@ def holds_commits(path: Path) -> bool:
 
 
 def sync_path(path: Path) -> None:
-    """Fsync a file or a directory; one that is gone meanwhile is no loss."""
+    """Fsync a file or a directory; ignore one that is gone meanwhile."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -70,7 +79,7 @@ def sync_path(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file so that a reader sees the old or the new one, never half of one."""
+    """Write a small text file; a reader sees the old text or the new one, never a mixture."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     temporary.replace(path)
@@ -83,8 +92,62 @@ def may_hold_a_run(path: Path) -> bool:
     )
 
 
+@contextlib.contextmanager
+def beginning(path: Path) -> Iterator[threading.Event]:
+    """Take back what a start that failed has left in a directory that held no run before.
+
+    Yields:
+        An event; set it when clients can join, and nothing is taken back any more.
+    """
+    was_there = path.is_dir() and {file.name for file in path.iterdir()}
+    held_a_run = path.is_dir() and (holds_commits(path) or (path / "run.db").exists())
+    began = threading.Event()
+    try:
+        yield began
+    finally:
+        if not began.is_set() and not held_a_run and path.is_dir():
+            take_back(path, was_there or set())
+
+
+def take_back(path: Path, kept: set[str]) -> None:
+    """Remove what a failed start has written into a run directory, and it, if nothing is left."""
+    for file in path.iterdir():
+        if file.name in kept or file.name not in WRITTEN:
+            continue
+        if file.is_dir() and not file.is_symlink():
+            shutil.rmtree(file, ignore_errors=True)
+        else:
+            file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it holds other things, or was there before
+        path.rmdir()
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory of a run.
+
+    Raises:
+        ConfigError: it cannot be made, or not be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {path.parent} cannot be used: {error.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {path.parent} cannot be used: it is not writable")
+
+
+def require_run(path: Path) -> None:
+    """Refuse to go on with what is no run.
+
+    Raises:
+        ConfigError: says how to go on.
+    """
+    if not may_hold_a_run(path):
+        raise ConfigError(f"{path} holds no run to resume; leave --resume out, or name its --out")
+
+
 def refuse_existing(path: Path) -> None:
-    """Refuse an output directory that holds something already.
+    """Refuse an output directory that is not empty.
 
     Raises:
         ConfigError: says how to go on.

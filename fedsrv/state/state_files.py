@@ -18,12 +18,12 @@ class StateFiles:
     """The states of one run."""
 
     def __init__(self, directory: Path, run_id: str, *, strict: bool) -> None:
-        """Look what there is.
+        """List the states in a directory.
 
         Args:
-            directory: where they lie.
-            run_id: of the run; a state of another one counts as damaged.
-            strict: sync each as it is written.
+            directory: the directory of the states.
+            run_id: the run's id; a state of another run counts as damaged.
+            strict: sync each state when it is written.
         """
         self.directory, self.run_id, self.strict = directory, run_id, strict
         self.kept = state_numbers(directory)
@@ -42,7 +42,7 @@ class StateFiles:
 
         Args:
             interaction: which.
-            aside: it is not what the next state is written after, only looked at.
+            aside: the state is only read; the next state does not build on it.
 
         Raises:
             ArchiveError: a file of it is gone, damaged or of another run.
@@ -55,7 +55,7 @@ class StateFiles:
         return ServerState(named.get("common", Bundle()), named.get("own", Bundle()), clients)
 
     def why_unusable(self, interaction: int) -> str:
-        """Return why the state after an interaction cannot be read, or nothing."""
+        """Return the reason why a state cannot be read; empty if it can."""
         try:
             self.read(interaction, aside=True)
         except ArchiveError as error:
@@ -75,7 +75,7 @@ class StateFiles:
         """Write a state, and the parts that changed since the last one.
 
         Raises:
-            ArchiveError: it cannot be written.
+            ArchiveError: a file cannot be written.
         """
         header = {"run": self.run_id}
         parts = self._parts.save(interaction, state, header, fsync=self.strict)
@@ -85,12 +85,12 @@ class StateFiles:
         self._manifests[interaction] = parts
 
     def forget(self) -> None:
-        """Write and sync every part anew at the next commit: the run was rolled back."""
+        """Forget written parts after a roll-back: the next commit writes and syncs all."""
         self._parts.forget()
         self._synced = set()
 
     def drop(self, interactions: Iterable[int]) -> None:
-        """Delete states, and the parts that no other one names."""
+        """Delete states, and the parts that no remaining state names."""
         gone = set(interactions)
         for number in gone:
             self.path(number).unlink(missing_ok=True)
@@ -120,7 +120,7 @@ class StateFiles:
         return self._manifests[interaction]
 
     def sync(self, interaction: int) -> None:
-        """Put a state safely on the disk."""
+        """Sync a state and its parts."""
         files = self._manifests.get(interaction, {}).values()
         parts = [self.directory / name for name in files if name not in self._synced]
         for path in (*parts, self.path(interaction), self.directory):

@@ -1,13 +1,13 @@
-"""The run directory: what is committed, and how a run is taken up again.
+"""The run directory: commits, and the way to take a run up again.
 
 An interaction is committed by one rename (the new server state) and one record in the database
 (:mod:`fedsrv.state.ledger`); the record is the commit. Scores of the committed models are added to
-the record when they are known. A state file without a record, or the other way round, is no commit
-and is computed again. What the server keeps of single clients lies in files of its own
-(:mod:`fedsrv.state.client_parts`), written before the state file that names them.
+the record later. A state file without a record is no commit, and neither is a record without its
+state file: the interaction is computed again. The server's state of single clients lies in separate
+files (:mod:`fedsrv.state.client_parts`), written before the state file that names them.
 
-A roll-back deletes nothing: what it undid stays until the replay has passed it, and is taken up
-again where everybody still has it.
+A roll-back deletes nothing. Undone commits stay until the replay has passed them, and count again
+if everybody still has the states.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Store:
         """Create the directory, or take up the run it holds.
 
         Raises:
-            ConfigError: it exists and ``resume`` was not asked for, holds another experiment, or
-                cannot be written.
-            ArchiveError: its database is damaged; nothing was changed.
-            RunFailed: another process uses it, or too many of its states are damaged.
+            ConfigError: the directory exists and ``resume`` is false, or it holds another
+                experiment, or it cannot be written.
+            ArchiveError: the database is damaged; nothing was changed.
+            RunFailed: another process uses the directory, or too many states are damaged.
         """
         self.path = path
         self.experiment = experiment
@@ -75,7 +75,7 @@ class Store:
         self._files = StateFiles(self.states, self.run_id, strict=self.strict)
         try:
             self._compare_experiment()
-            self._sync_log()  # before a client stores whose it is
+            self._sync_log()  # before any client stores the run's id
             with writing(path):
                 self._take_up_files()
                 self.rewrite_lines()
@@ -84,13 +84,13 @@ class Store:
             raise
 
     def _compare_experiment(self) -> None:
-        """Compare the stored experiment with this one, and remember this one."""
+        """Compare the stored experiment with the present one, and store the present one."""
         from fedmodels.resolution import experiment_of
 
         stored = self._ledger.facts()
         self._highest = int(stored.get("highest", -1))
         self.watermark = int(stored.get("watermark", -1))
-        """The interaction up to which everybody's states are safe, as far as was ever known."""
+        """The newest interaction that is known to be safe on every disk."""
         if "experiment" in stored:
             before = experiment_of(json.loads(stored["experiment"]), str(self.path / "run.db"))
             changed = [
@@ -108,9 +108,9 @@ class Store:
             self._ledger.set_facts(experiment=text)
 
     def _may_change(self, key: str, before: Experiment) -> bool:
-        """Only more rounds may be asked for, and where all others come before; and ways back."""
+        """Tell whether a resume may change a key: ``max_rollback``, or more rounds at the end."""
         now, scenario = self.experiment.schedule, self.experiment.scenario
-        one_task = scenario.tasks == 1 and not scenario.fixes_tasks
+        one_task = scenario is not None and scenario.tasks == 1 and not scenario.fixes_tasks
         return key == "server.max_rollback" or (
             key == "schedule.rounds"
             and now.rounds >= before.schedule.rounds
@@ -126,7 +126,7 @@ class Store:
 
     @property
     def newest(self) -> int:
-        """Return the last interaction that is committed, or undone and not passed again."""
+        """Return the last interaction with a record, committed or undone."""
         return max((self.committed, *self._ledger.undone()))
 
     def records(self) -> list[tuple[Record, bool]]:
@@ -150,10 +150,10 @@ class Store:
         return interaction == -1 or self._files.exists(interaction)
 
     def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
-        """Make an interaction count; with ``counts``, its scores are still to come.
+        """Commit an interaction; with ``counts``, its scores are still to come.
 
         Raises:
-            ArchiveError, RunFailed: it cannot be written.
+            ArchiveError, RunFailed: a file cannot be written.
         """
         with writing(self.path):
             self._compare_replay(record, state)
@@ -166,7 +166,7 @@ class Store:
         """Complete the last committed record with its scores.
 
         Raises:
-            RunFailed: it cannot be written.
+            RunFailed: a file cannot be written.
         """
         with writing(self.path):
             self._ledger.complete(record)
@@ -193,7 +193,7 @@ class Store:
         return max(-1, min(self.watermark, behind))
 
     def go_to(self, interaction: int) -> None:
-        """Make an interaction the last committed one: roll back, or take up what was undone."""
+        """Make an interaction the last committed one: roll back, or redo undone commits."""
         if interaction < self.committed:
             self.roll_back(interaction)
         elif interaction > self.committed:
@@ -204,10 +204,10 @@ class Store:
                 self.rewrite_lines()
 
     def roll_back(self, interaction: int) -> None:
-        """Undo every commit after an interaction; the states stay until the replay passed them."""
+        """Undo every commit after an interaction; states stay until the replay passes them."""
         log.warning("interactions after %d are computed again", interaction)
         self._highest = max(self._highest, self.committed)
-        self.watermark = min(self.watermark, interaction)  # what is written again is not safe yet
+        self.watermark = min(self.watermark, interaction)  # later states will be new files
         facts = {"highest": str(self._highest), "watermark": str(self.watermark)}
         with writing(self.path):
             self._ledger.set_facts(**facts)
@@ -216,7 +216,7 @@ class Store:
             self.rewrite_lines()
 
     def _compare_replay(self, record: Record, state: ServerState) -> None:
-        """Forget what was undone where the replay comes to another result: it cannot serve."""
+        """Forget undone commits from the first one on that the replay computes differently."""
         number = record["interaction"]
         undone = self._ledger.undone()
         if number not in undone:
@@ -237,7 +237,7 @@ class Store:
             self._ledger.start_over(client)
 
     def advance(self, watermark: int) -> int:
-        """Take in what is safe everywhere; return up to where nobody needs older states."""
+        """Raise the watermark; return the interaction below which states are not needed."""
         if watermark > self.watermark:
             self.watermark = watermark
             with writing(self.path):
@@ -254,7 +254,7 @@ class Store:
     # --- the end ----------------------------------------------------------------------------------
 
     def end(self, summary: Record) -> None:
-        """Commit the end of the run, safely on the disk: clients that are told of it leave."""
+        """Commit the end of the run, and sync it: clients leave when they hear of it."""
         end = {"rounds": self.experiment.schedule.rounds, "after": self.committed}
         value = json.dumps({**end, "summary": summary})
         with writing(self.path):
@@ -262,7 +262,7 @@ class Store:
             self.sync(self.committed)
 
     def ended(self) -> Record | None:
-        """Return the summary, if the run came to its end and was not asked for more rounds."""
+        """Return the summary of an ended run; None if the run may go on."""
         end = json.loads(self._ledger.facts().get("end", "{}"))
         same = (end.get("rounds"), end.get("after")) == (
             self.experiment.schedule.rounds,
@@ -282,7 +282,7 @@ class Store:
             self._ledger.add_profile(client, client_json)
 
     def fixed_tasks(self, tasks: Mapping[int, int]) -> dict[int, int]:
-        """Return the numbers of tasks that the schedule was made from; these, the first time."""
+        """Return the stored numbers of tasks of the schedule; store these if there are none."""
         if "tasks" not in self._ledger.facts():
             with writing(self.path):
                 self._ledger.set_facts(tasks=json.dumps(list(tasks.items())))
@@ -292,10 +292,10 @@ class Store:
     # --- files ------------------------------------------------------------------------------------
 
     def _take_up_files(self) -> None:
-        """After a crash: go back to the newest state that is whole; drop what has no record.
+        """Go back to the newest whole state after a crash; drop states without a record.
 
-        Nothing is deleted before it is clear that the records are all there, and that the run may
-        go back so far.
+        All checks come before the first deletion: all records are there, and the run may go back
+        far enough.
         """
         files = self._files
         oldest = min(files.kept, default=0)
@@ -317,10 +317,10 @@ class Store:
         files.drop_parts()
 
     def _last_usable(self) -> tuple[int, set[int]]:
-        """Return the last committed interaction whose state is whole, and those that are not.
+        """Return the last committed interaction with a whole state, and those with damaged ones.
 
         Raises:
-            RunFailed: the run may not go back to it.
+            RunFailed: the run may not go back so far.
         """
         last, reasons = self.committed, dict[int, str]()
         while last >= 0 and (reason := self._files.why_unusable(last)):
@@ -338,7 +338,7 @@ class Store:
         return last, set(reasons)
 
     def rewrite_lines(self) -> None:
-        """Write ``rounds.jsonl`` anew from what is committed."""
+        """Write ``rounds.jsonl`` anew from the committed records."""
         lines = [json.dumps(record) + "\n" for record, scored in self.records() if scored]
         write_atomically(self.path / "rounds.jsonl", "".join(lines))
 
@@ -347,16 +347,16 @@ class Store:
             file.write(json.dumps(record) + "\n")
 
     def sync(self, interaction: int) -> None:
-        """Put the state after an interaction, and its record, safely on the disk."""
+        """Sync the state after an interaction, and its record."""
         self._files.sync(interaction)
         self._sync_log()
 
     def _sync_log(self) -> None:
-        """Put the database's log safely on the disk, with its name, which SQLite does not sync."""
+        """Sync the database's log and its name in the directory; SQLite does not sync the name."""
         for path in (self.path / "run.db-wal", self.path):
             sync_path(path)
 
     def close(self) -> None:
-        """Give the directory back."""
+        """Close the database and unlock the directory."""
         self._ledger.close()
         os.close(self._lock_file)

@@ -1,4 +1,4 @@
-"""Syncing to the disk in the background, beside the work."""
+"""The background thread that syncs committed states to the disk."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Syncer:
         self._changed = threading.Condition()
         self._closed = False
         self._failed = -1
-        """What could not be synced; the next is tried again."""
+        """The last interaction whose sync failed; only a later one is tried again."""
         self._thread = threading.Thread(target=self._work, name="syncer", daemon=True)
         self._thread.start()
 
     def want(self, interaction: int) -> None:
-        """Ask for everything up to an interaction to be made safe."""
+        """Ask for a sync of everything up to an interaction."""
         with self._changed:
             self._wanted = interaction
             self.durable = min(self.durable, interaction)

@@ -1,4 +1,4 @@
-"""What is wrong with calls, told once a minute: whoever calls badly must not fill the log."""
+"""Log lines about bad calls, one a minute, so that a bad caller cannot fill the log."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class _Kind:
 class Complaints(logging.Filter):
     """Logs the first complaint of a kind and counts the others, a line a minute for each kind.
 
-    As a filter of gRPC's loggers it treats what gRPC complains about in the same way: a request
-    that cannot be parsed is its sender's fault and has no traceback. An exception of our own keeps
-    its traceback, the first time in a minute.
+    It is also a filter of gRPC's loggers. A request that cannot be parsed is its sender's fault,
+    so its line has no traceback. An exception of our own keeps its traceback, the first time in a
+    minute.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,9 +44,9 @@ class Complaints(logging.Filter):
             self._log.warning("%s: %s%s", kind, printable(line), _and_more(untold))
 
     def _due(self, kind: str) -> int | None:
-        """Return how many complaints a line about this kind stands for beside the present one.
+        """Return the number of untold complaints of this kind, if it is time for a line.
 
-        ``None`` means that there was a line within the last minute; the complaint is counted.
+        ``None`` means that the last line is less than a minute old; the complaint is counted.
         """
         now = self._clock()
         with self._lock:
@@ -58,7 +58,7 @@ class Complaints(logging.Filter):
             return known.untold if known else 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Take over a record of gRPC's loggers; tell whether it may pass as it is."""
+        """Handle a record of gRPC's loggers; tell whether it may pass unchanged."""
         if not record.exc_info:
             return True
         error = record.exc_info[1]
@@ -68,12 +68,12 @@ class Complaints(logging.Filter):
         return self._due(f"{record.name} {type(error).__name__}") is not None
 
     def open(self) -> None:
-        """Begin to look after gRPC's loggers."""
+        """Start filtering gRPC's loggers."""
         for name in _GRPC:
             logging.getLogger(name).addFilter(self)
 
     def close(self) -> None:
-        """Leave gRPC's loggers alone, and say what has been counted but not told."""
+        """Stop filtering gRPC's loggers, and log the complaints counted since the last line."""
         for name in _GRPC:
             logging.getLogger(name).removeFilter(self)
         with self._lock:

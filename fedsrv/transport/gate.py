@@ -1,9 +1,9 @@
-"""What every call passes first: nobody holds a thread of the server for longer than it may.
+"""What every call passes first, so that no caller holds a thread of the server for too long.
 
-A synchronous server gives each call a thread before it has heard a word of it. So a call has some
-seconds for its first message, few may wait for theirs at a time, and of those the oldest is ended
-when one more comes: whoever means to speak does so at once. What lasts longer is bounded behind it:
-by session, by number, or by time.
+A synchronous server gives each call a thread before the first message arrives. So a call has some
+seconds for its first message, and few calls may wait for theirs at a time. When one more comes, the
+gate ends the oldest: an honest caller speaks at once. Longer calls have bounds of their own, by
+session, by number, or by time.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ import grpc
 from google.protobuf.message import DecodeError
 
 FIRST_MESSAGE_S = 30.0
-"""Time that a call has for its first message."""
+"""Time for the first message of a call."""
 FIRST_UPLOAD_S = 300.0
-"""Time that a Push has for it: a small upload is one message, and a link may be slow."""
+"""Time for the first message of a Push: it may be a whole small upload over a slow link."""
 MOST_STRANGERS = 32
-"""Calls that may wait for their first message at a time, beside one for each client."""
+"""Number of calls that may wait for their first message, beside one for each client."""
 REPLACED_S = 5.0
-"""Time that a call has to end when another one takes its place."""
+"""Time in which a call must end when another one takes its place."""
 MOST_OF = {
     "/grpc.health.v1.Health/Watch": 4,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": 4,
 }
-"""Streams that need no session: how many of each there may be."""
+"""Limit of streams without a session, for each kind."""
 STREAM_S = 300.0
-"""Time that such a stream has."""
+"""Time limit of such a stream."""
 _LOOK_EVERY_S = 0.5
 Context: TypeAlias = grpc.ServicerContext
 
 
 class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Admits calls, and ends those that go on for too long."""
+    """Admits calls, and ends calls that last too long."""
 
     def __init__(self, clients: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._most_opening = clients + MOST_STRANGERS
         self._lock = threading.Lock()
         self._until: dict[Context, float] = {}
-        """When a call is ended, if it has not ended by itself."""
+        """Deadline of each call; the gate ends calls that pass it."""
         self._opening: dict[Context, str] = {}
-        """Calls that wait for their first message, the oldest first, and their peers."""
+        """Calls that wait for their first message, oldest first, with their peers."""
         self._streams: Counter[str] = Counter()
         self._holders: dict[Hashable, list[Context]] = {}
         self._closed = threading.Event()
 
     @property
     def threads(self) -> int:
-        """Return how many threads calls without a session can hold, and some for short ones."""
+        """Return the number of threads for calls without a session, with some for short calls."""
         return self._most_opening + sum(MOST_OF.values()) + 16
 
     def start(self) -> None:
-        """Begin to watch the time."""
+        """Start the thread that ends calls past their deadline."""
         threading.Thread(target=self._watch, name="gate", daemon=True).start()
 
     def close(self) -> None:
-        """Watch it no longer."""
+        """Stop that thread."""
         self._closed.set()
 
     def _watch(self) -> None:
@@ -71,7 +71,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
             self.end_overdue()
 
     def end_overdue(self) -> None:
-        """End the calls whose time is over."""
+        """End calls past their deadline until the gate closes."""
         now = self._clock()
         with self._lock:
             overdue = [context for context, until in self._until.items() if until <= now]
@@ -81,12 +81,12 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     # --- what calls pass --------------------------------------------------------------------------
 
     def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """Put a call's first message, and how many there are of its kind, before its handler."""
+        """Wait for a call's first message, and count calls of its kind, before its handler runs."""
         handler = continuation(details)
         return None if handler is None else self._guarded(details.method, handler)
 
     def _guarded(self, method: str, handler: Any) -> grpc.RpcMethodHandler:
-        """Return a handler that takes its request as a stream, which is the same on the wire."""
+        """Return a handler that takes its request as a stream; the wire is the same."""
         call = (
             handler.unary_unary
             or handler.unary_stream
@@ -122,7 +122,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         return made
 
     def _first(self, method: str, stream: Iterator[bytes], context: Context) -> bytes:
-        """Return a call's first message, if it comes in time and others do not press."""
+        """Return a call's first message; end the call if it is late or its place is needed."""
         seconds = FIRST_UPLOAD_S if method.endswith("/Push") else FIRST_MESSAGE_S
         with self.within(context, seconds):
             with self._lock:
@@ -145,7 +145,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _counted(self, method: str, context: Context) -> Iterator[None]:
-        """Refuse one more stream of a kind than there may be; give each its time."""
+        """Refuse a stream beyond the limit of its kind; give each stream its deadline."""
         most = MOST_OF.get(method)
         if most is None:
             yield
@@ -166,7 +166,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def within(self, context: Context, seconds: float) -> Iterator[None]:
-        """End a call that does not leave this block in time."""
+        """End a call that stays in this block for too long."""
         with self._lock:
             before = self._until.get(context)
             self._until[context] = self._clock() + seconds
@@ -180,7 +180,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def alone(self, keys: list[Hashable], context: Context) -> Iterator[None]:
-        """Let one call at a time hold a key: the one before has a moment to end by itself."""
+        """Let one call at a time hold a key; the call before has a moment to end by itself."""
         ended = set[Context]()
         with self._lock:
             for key in keys:

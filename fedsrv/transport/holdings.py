@@ -11,7 +11,7 @@ from fedsrv.transport.sessions import Member
 
 
 class Holdings:
-    """What the cohort knows of private states; used while it holds its lock."""
+    """The private states of the cohort's clients; used while the cohort holds its lock."""
 
     def __init__(self, members: dict[ClientId, Member]) -> None:
         self._members = members
@@ -23,30 +23,30 @@ class Holdings:
         self._starting_over: set[int] = set()
 
     def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
-        """Hold clients to the states they must have; whoever lost too much has to join again."""
+        """Set the required states; a client that lost too much has to join again."""
         self._required, self._stateful = holds, True
         self._last_trained = dict(last_trained.items())
         for client, member in list(self._members.items()):
             member.trained = self.trained(client)
             try:
                 self.lacks(client, member.versions, member.start_over)
-            except LossTooLarge:  # it is told so when it joins again
+            except LossTooLarge:  # the client learns the reason when it joins again
                 del self._members[client]
 
     def trained(self, client: ClientId) -> int:
-        """Return the last interaction a client trained in, as far as the run was taken up."""
+        """Return the last committed interaction that a client trained in; -1 for none."""
         return self._last_trained.get(client, -1)
 
     def starting_over(self) -> Sequence[int]:
-        """Return, once, who may start over."""
+        """Return the clients that start over, and forget them."""
         found, self._starting_over = sorted(self._starting_over), set()
         return found
 
     def lacks(self, client: ClientId, versions: Sequence[int], start_over: bool) -> bool:
-        """Tell whether a client's states do not suffice; one that may, starts over.
+        """Tell whether a client's states fall short; note a client that may start over.
 
         Raises:
-            LossTooLarge: the run may not go back to what it has.
+            LossTooLarge: the run may not go back to any state of the client.
         """
         if not isinstance(client, int):
             return False
@@ -59,12 +59,12 @@ class Holdings:
             return True
 
     def versions(self) -> Mapping[int, Sequence[int]]:
-        """Return which private states each client says it holds; nobody counts as lost any more."""
+        """Return the private states that each client says it holds; clear the lost client."""
         self.lost = None
         return {c: m.versions for c, m in self._members.items() if isinstance(c, int)}
 
     def durable(self, committed: int) -> int | None:
-        """Return the interaction up to which every client's state is safe; None if all are."""
+        """Return the interaction up to which every client's state is safe; None: all are safe."""
         if not self._stateful:
             return None
         late = [

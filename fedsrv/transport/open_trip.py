@@ -1,4 +1,4 @@
-"""A trip under way: what is sent with its orders, and what has come back."""
+"""A trip under way: the encoded payload of its orders, and the results so far."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedsrv.engine.folding import Folding
 
 @dataclass
 class OpenTrip:
-    """A trip under way."""
+    """A trip under way, with the results so far."""
 
     trip: Trip
     common: Encoded
@@ -30,12 +30,12 @@ class OpenTrip:
 
     @classmethod
     def of(cls, trip: Trip, kept_bytes: int) -> Self:
-        """Encode what a trip sends; uploads of more than ``kept_bytes`` in all may be folded."""
+        """Encode a trip's payload; uploads of more than ``kept_bytes`` in all may be folded."""
         folding = Folding(trip.orders, trip.count, kept_bytes)
         return cls(trip, encode(trip.common), _encoded_once(trip.personal), folding)
 
     def answered(self, client: ClientId) -> bool:
-        """Tell whether nothing more is expected of a client."""
+        """Tell whether a client has sent a result or failed."""
         return client in self.results or client in self.failed
 
     def is_complete(self) -> bool:
@@ -44,7 +44,7 @@ class OpenTrip:
 
     @property
     def needed(self) -> int:
-        """Return how many results it can be closed with."""
+        """Return the number of results that suffice to close the trip."""
         return len(self.trip.orders) if self.trip.needed is None else self.trip.needed
 
 
@@ -70,7 +70,7 @@ def by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
 
 
 def what_for(trip: Trip) -> str:
-    """Say what a trip is for."""
+    """Return a trip's purpose in words, for log lines."""
     sample = trip.sample
     kind = {rpc.ORDER_TRAIN: "training", rpc.ORDER_EVALUATE: "evaluation"}.get(sample.kind, "end")
     return f"{kind}, round {sample.round}, interaction {sample.interaction}"

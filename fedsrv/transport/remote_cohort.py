@@ -1,7 +1,7 @@
 """Clients that join over the network, as the engine's cohort.
 
-Holds sessions, the trip under way and its results behind one lock; knows nothing of gRPC. The
-engine's thread waits in it for the clients, the service's threads bring what they say.
+One lock guards the sessions, the trip under way and its results. The engine's thread waits here for
+clients; the service's threads bring their calls. This module knows nothing of gRPC.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class RemoteCohort:
             self._expected.append(EVALUATOR)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        """Tells the engine; every Pull has a condition of its own, or one result would wake all."""
+        """Wakes the engine. Each Pull has a condition of its own, or a result would wake all."""
         self._callers: set[Caller] = set()
         self._members: dict[ClientId, Member] = {}
         self._open: OpenTrip | None = None
         self._has_opened = False
-        """Whether there was a trip since this process began."""
+        """Whether this process has opened a trip yet."""
         self._over = False
         self._holdings = Holdings(self._members)
         self._patience = Patience(self._changed, self._is_there, self._may_come, deadline_s)
@@ -123,11 +123,11 @@ class RemoteCohort:
             return self._holdings.versions()
 
     def exchange(self, trip: Trip) -> Results:
-        """Give the orders and wait until all answered, or the deadline closes the trip.
+        """Give the orders, and wait until all clients answer or the deadline closes the trip.
 
         Raises:
-            RunFailed: fewer clients than needed can answer; names those that failed.
-            StateLost: a client came back without the state it must hold.
+            RunFailed: too few clients can answer; names the failed clients.
+            StateLost: a client came back without its required state.
         """
         open_trip = OpenTrip.of(trip, self.spool.budget)
         needed = open_trip.needed
@@ -161,7 +161,7 @@ class RemoteCohort:
         return client in self._members and self._is_connected(self._members[client])
 
     def _may_come(self, client: ClientId) -> bool:
-        """Tell whether a client that has not joined has had less than a lease to do so."""
+        """Tell whether a missing client still has time to join: a lease from the start."""
         return client not in self._members and self._clock() - self._begun < self.LEASE_S
 
     def commit(self, interaction: int, watermark: int) -> None:
@@ -173,14 +173,14 @@ class RemoteCohort:
             return self._holdings.durable(self.committed)
 
     def stop(self, reason: str) -> None:
-        """Make the engine's waiting end with an error."""
+        """End the engine's wait with an error."""
         with self._changed:
             self._patience.stop(reason)
 
     def end(self, *, returning: bool = False) -> None:
-        """Tell every client that the run is over; wait until they left, but no longer than a lease.
+        """Tell every client that the run is over; wait until all left, for a lease at most.
 
-        ``returning``: an earlier process came to this end, and may not have told everybody.
+        ``returning``: an earlier process reached this end, and may not have told every client.
         """
         with self._changed:
             self._over = True
@@ -190,7 +190,7 @@ class RemoteCohort:
                 self._changed.wait(min(left, LOOK_EVERY_S))
 
     def _is_expected(self, returning: bool) -> bool:
-        """Tell whether somebody is still to be told that the run is over."""
+        """Tell whether a client still has to learn that the run is over."""
         missing = returning and any(c not in self._members for c in self._expected)
         return missing or any(map(self._is_connected, self._members.values()))
 
@@ -209,7 +209,7 @@ class RemoteCohort:
         Raises:
             AlreadyConnected: the id is connected, and the token is not its session's.
             PayloadError: its description does not fit the run, or its token is too long.
-            LossTooLarge: it lost states, and the run may not go back so far.
+            LossTooLarge: the client lost states, and the run may not go back so far.
         """
         if len(token) > MOST_TOKEN_BYTES:
             raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
@@ -234,12 +234,12 @@ class RemoteCohort:
             self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
             if known:
-                self.wake()  # whoever waited for this client does so no longer
+                self.wake()  # ends the Pull of the client's former session
         self.events.tell("joined", client)
         return member.token
 
     def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
-        """End the sessions of clients whose problem is not the run's: joining again is refused."""
+        """End the sessions of clients with another problem; they cannot join again."""
         for client in clients:
             self._members.pop(client, None)
             if self._holdings.lost == client:
@@ -266,11 +266,11 @@ class RemoteCohort:
         return member
 
     def caller(self, clients: Mapping[ClientId, Member], issues: Mapping[ClientId, int]) -> Caller:
-        """Return a Pull for these clients, in place of those there were.
+        """Return a Pull for these clients; it replaces their earlier Pulls.
 
         Args:
-            clients: the sessions it waits for.
-            issues: the issue of the last order each of them has got.
+            clients: the sessions that the Pull waits for.
+            issues: the issue of the last order of each client.
         """
         with self._lock:
             caller = Caller(clients, threading.Condition(self._lock))
@@ -283,7 +283,7 @@ class RemoteCohort:
     def next_order(
         self, caller: Caller, is_active: Callable[[], bool]
     ) -> tuple[rpc.Order, OpenTrip] | None:
-        """Wait until a caller's client has an order; None when the caller is gone, or replaced."""
+        """Wait for an order of a caller's clients; None when the caller is gone, or replaced."""
         with self._lock:
             self._callers.add(caller)
             for member in caller.clients.values():
@@ -323,27 +323,27 @@ class RemoteCohort:
         return order, trip
 
     def is_superseded(self, interaction: int) -> bool:
-        """Tell whether training for an interaction has become pointless."""
+        """Tell whether an interaction is committed, so that training for it is useless."""
         with self._changed:
             return 0 <= interaction <= self.committed
 
     def count_down(self, trip: OpenTrip, num_bytes: int) -> None:
-        """Count what crossed to a client."""
+        """Count bytes that were sent to a client."""
         with self._changed:
             trip.wire_down += num_bytes
 
     def wake(self, caller: Caller | None = None) -> None:
-        """Let one caller, or all of them, look again what there is and whether it is wanted."""
+        """Wake one caller, or all callers, to look for orders again."""
         with self._lock:
             for waiting in [caller] if caller else self._callers:
                 waiting.told.notify()
 
     def begin_result(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
-        """Return the trip a result belongs to; None when it had arrived before.
+        """Return the trip of a result; None when the result had arrived before.
 
         Raises:
-            Superseded: its order is no longer wanted.
-            NotReady: it may be wanted when this process has taken the run up.
+            Superseded: the order is no longer wanted.
+            NotReady: this process has not taken the run up yet.
         """
         with self._changed:
             if self._over:
@@ -362,7 +362,7 @@ class RemoteCohort:
             return trip
 
     def end_result(self, client: ClientId, trip: OpenTrip, result: Result | str) -> bool:
-        """Take a result, or the reason why there is none; False when another came first."""
+        """Store a result, or the reason of a failure; False when another answer came first."""
         with self._changed:
             first = not trip.answered(client) and self._open is trip
             if first and isinstance(result, str):
@@ -391,7 +391,7 @@ class RemoteCohort:
         return first
 
     def leave(self, client: ClientId, reason: str) -> None:
-        """Forget a session; the id may be taken by another process at once."""
+        """End a session; another process may take the id at once."""
         with self._changed:
             member = self._members.get(client)
             if member is not None:

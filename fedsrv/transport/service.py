@@ -1,7 +1,7 @@
-"""The gRPC face of the coordinator: every call is checked here and answered by the cohort.
+"""The gRPC calls of the coordinator: the service checks each call, and the cohort answers it.
 
-A synchronous server: each call has a thread of its own while it lasts, so there are always more
-threads than processes can have calls under way. Payload messages pass as raw bytes; the codec reads
+The server is synchronous: each call holds a thread while it lasts. So there are always more threads
+than calls that processes can have under way. Payload messages pass as raw bytes; the codec reads
 and writes them without a copy through protobuf.
 """
 
@@ -23,6 +23,7 @@ from fedmodels.tensors.bundle import ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
+from fedsrv.engine.admission import OtherPartition
 from fedsrv.engine.cohort import Result
 from fedsrv.events import EventLog
 from fedsrv.state.history import LossTooLarge
@@ -45,15 +46,15 @@ from fedsrv.transport.tls import peer_identity
 BEAT_EVERY_S = 2.0
 AGAIN_AFTER_MS = 500
 PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
-"""An upload has so long, and longer by its size: the slowest link that still does."""
+"""Time limit of an upload: a fixed part, and its size at the rate of the slowest usable link."""
 MOST_WATCHERS = 16
-"""Monitors at a time; each takes a thread that clients could use."""
+"""Limit of monitors at a time; each holds a thread that clients could use."""
 SERVICE = rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
 log = logging.getLogger(__name__)
 
 
 class WrongRun(Exception):
-    """The caller belongs to another run, or does not fit this one."""
+    """The caller belongs to another run, or does not fit this run."""
 
 
 class NotYours(Exception):
@@ -61,6 +62,7 @@ class NotYours(Exception):
 
 
 _CODES: dict[type[Exception], grpc.StatusCode] = {
+    OtherPartition: grpc.StatusCode.NOT_FOUND,
     PayloadTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PayloadError: grpc.StatusCode.INVALID_ARGUMENT,
     WrongRun: grpc.StatusCode.FAILED_PRECONDITION,
@@ -77,7 +79,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _coded(call: F) -> F:
-    """Answer the errors a caller can cause with their gRPC codes."""
+    """Wrap a call so that errors of the caller end it with their gRPC codes."""
 
     @functools.wraps(call)
     def answered(self: Service, request: Any, context: grpc.ServicerContext) -> Any:
@@ -111,7 +113,7 @@ class Service:
     def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
         """End a call with the code and the line of an error."""
         code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-        line = printable(str(error))  # it travels in a header, and may quote the caller
+        line = printable(str(error))  # the line travels in a header, and may quote the caller
         if isinstance(error, NotReady):
             context.set_trailing_metadata(((AGAIN_AFTER, str(AGAIN_AFTER_MS)),))
         elif not isinstance(error, RunOver):
@@ -159,7 +161,7 @@ class Service:
         )
 
     def pull(self, request: rpc.PullRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Stream the orders of the caller's clients, as they come, for as long as it listens."""
+        """Stream the orders of the caller's clients for as long as the caller listens."""
         try:
             waiting: dict[ClientId, Member] = {}
             issues: dict[ClientId, int] = {}
@@ -180,7 +182,7 @@ class Service:
             self.refuse(context, error)
 
     def _order(self, order: rpc.Order, trip: OpenTrip, held: set[bytes]) -> Iterator[bytes]:
-        """Stream an order and the parts of its payload the caller does not hold."""
+        """Stream an order, and the parts of its payload that the caller lacks."""
         facts = {"interaction": order.interaction, "round": order.round, "order": order.kind}
         self.events.tell("order", order.client_id, **facts)
         parts = {"common": trip.common}
@@ -233,10 +235,10 @@ class Service:
         stream: Iterator[bytes],
         wire: int,
     ) -> None:
-        """Take the upload behind a header; a refused one makes the client failed for this trip.
+        """Receive the upload behind a header; a client whose upload is refused fails for this trip.
 
-        A stream that ends short leaves no outcome, however it came to end: the client pushes again.
-        A call that was cancelled may look like a stream that its sender closed.
+        A stream that ends short has no outcome, and the client pushes again. The reason does not
+        matter: a cancelled call may look like a stream that its sender closed.
         """
         outcome: Result | str = printable(header.failure)
         if not header.failure:
@@ -245,7 +247,7 @@ class Service:
                 receiver = Receiver(header.bundle, trip.trip.spec, self.cohort.spool.allocate)
                 if frame is not None:
                     receiver.feed(frame)
-                if not receiver.is_complete:  # else it came whole, and nothing is to follow
+                if not receiver.is_complete:  # else the first message held the whole upload
                     wire += _feed(receiver, stream)
                 if not receiver.is_complete:
                     at = f"{receiver.received} of {header.bundle.payload_bytes} bytes"
@@ -262,7 +264,7 @@ class Service:
 
     @_coded
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatReply:
-        """Take a sign of life."""
+        """Record a client's progress as a sign of life."""
         client, member = self._session(request.client_id, request.token, context)
         member.durable = max(member.durable, request.durable)
         if request.epoch >= 0 and member.is_news(time.monotonic()):
@@ -272,7 +274,7 @@ class Service:
 
     @_coded
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveReply:
-        """Give a session back."""
+        """End a session at the client's wish."""
         client, _ = self._session(request.client_id, request.token, context)
         self.cohort.leave(client, printable(request.reason))
         return rpc.LeaveReply()
@@ -280,7 +282,7 @@ class Service:
     def watch(
         self, request: rpc.WatchRequest, context: grpc.ServicerContext
     ) -> Iterator[rpc.Event]:
-        """Stream what happens in the run; over mutual TLS, to the certificate of a monitor."""
+        """Stream the run's events; over mutual TLS this takes the certificate of a monitor."""
         identity = peer_identity(context)
         if self.requires_identity and identity != MONITOR_URI:
             self.refuse(context, NotYours(f"{identity or 'nobody'} may not watch this run"))
@@ -308,7 +310,7 @@ class Service:
 
 
 def _feed(receiver: Receiver, stream: Iterator[bytes]) -> int:
-    """Take the frames behind the first message of a Push; return how many bytes they crossed as."""
+    """Receive the frames behind the first message of a Push; return their bytes on the wire."""
     crossed = 0
     for data in stream:
         crossed += len(data)

@@ -24,7 +24,7 @@ class UnknownSession(Exception):
 
 
 class RunOver(Exception):
-    """The run has ended, and its end is committed: nothing more is to come."""
+    """The run has ended, and its end is committed."""
 
 
 class Superseded(Exception):
@@ -32,7 +32,7 @@ class Superseded(Exception):
 
 
 class NotReady(Exception):
-    """The server cannot say yet; the caller is to try again in a moment."""
+    """The server cannot answer yet; the caller should try again in a moment."""
 
 
 @dataclass
@@ -42,25 +42,25 @@ class Member:
     token: bytes
     client_json: str
     versions: tuple[int, ...]
-    """Private states it holds, or held and may have pruned below the watermark."""
+    """Private states that the client holds; it may have pruned some below the watermark."""
     seen: float
-    """When it was last heard of, on the monotonic clock."""
+    """Time of the client's last call, on the monotonic clock."""
     waiting: int = 0
-    """Pulls that wait for it at this moment."""
+    """Number of Pulls that wait for the client's orders now."""
     durable: int = -1
     issue: int = 0
-    """Issue of the last order it was sent, or says it got."""
+    """Issue of the last order that the client got."""
     trained: int = -1
-    """Last interaction it brought an upload for."""
+    """Interaction of the client's last upload."""
     start_over: bool = False
-    """Whether it would rather go on from its initial private state than not at all."""
+    """Whether the client agrees to go on from its initial private state."""
     told: float = -math.inf
-    """When its last beat became an event."""
+    """Time of the last beat that became an event."""
     caller: Caller | None = None
-    """The last Pull that waits for it; one before that gets nothing more."""
+    """The newest Pull that waits for the client; earlier ones get no more orders."""
 
     def is_news(self, now: float) -> bool:
-        """Tell whether it is time for another event of how far it is."""
+        """Tell whether it is time for another progress event."""
         due = now - self.told >= NEWS_EVERY_S
         self.told = now if due else self.told
         return due
@@ -68,12 +68,12 @@ class Member:
 
 @dataclass(eq=False)
 class Caller:
-    """A Pull, and how it alone is told to look again."""
+    """A Pull, and the condition that wakes this Pull alone."""
 
     clients: Mapping[ClientId, Member]
     told: threading.Condition
     is_full: bool = False
-    """Whether it has as many orders as it may have ahead, and waits for one of them to be done."""
+    """Whether the caller has as many unanswered orders as it may have."""
 
 
 def client_id_of(text: str, num_clients: int) -> ClientId:

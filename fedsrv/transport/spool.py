@@ -15,12 +15,12 @@ from fedmodels.tensors.memory_blocks import Block, leased
 
 
 class Spool:
-    """Hands out upload buffers; a block is used again once nobody refers to it.
+    """Hands out upload buffers, and uses a block again once no tensor refers to it.
 
-    Nobody gives a buffer back: tensors that lie in it keep it, wherever they go, and the block
-    returns when the last of them is gone. So a method may keep an upload's tensor in its state.
-    Blocks wait for the next buffer of their size, since fresh pages cost as much as the copying;
-    those of sizes nobody asks for any more go when the budget is reached.
+    No caller returns a buffer. The tensors in a block keep it, and the block returns when the last
+    tensor is gone. So a method may keep an upload's tensor in its state. A returned block waits for
+    the next buffer of its size, since fresh pages cost as much as copying. When the budget is
+    reached, blocks of sizes that are no longer asked for are freed.
     """
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Whom the run waits for, and how long: said after a moment, and then each minute."""
+"""How long the run waits for clients, and the log lines that name them while it waits."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from fedmodels.tensors.bundle import ClientId
 from fedsrv.events import EventLog
 
 AWAY_TOLD_S = 10.0
-"""After this long a client is named that is not connected."""
+"""After this time a line names clients that are not connected."""
 TOLD_EVERY_S = 60.0
-"""After this long clients at work are named as well; and so often it is said again."""
+"""After this time a line names clients at work as well; the line repeats at this interval."""
 LOOK_EVERY_S = 1.0
-"""How often it is looked whether clients that are waited for are still connected."""
+"""Interval of checks whether the missing clients are still connected."""
 MOST_NAMES = 10
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Notice:
-    """What is said of one wait."""
+    """The log lines about one wait."""
 
     what: str
     events: EventLog
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        """Begin to wait."""
+        """Take the time at which the wait begins."""
         self.begun = self.clock()
         self._told: float | None = None
 
     @property
     def seconds(self) -> float:
-        """Return how long it has been waited."""
+        """Return the duration of the wait so far."""
         return self.clock() - self.begun
 
     def look(self, away: Sequence[ClientId], at_work: Sequence[ClientId], rest: str) -> None:
-        """Say for whom it is waited, if it is time to.
+        """Name the missing clients in a line, if a line is due.
 
         Args:
             away: clients that are not connected.
             at_work: clients that are connected and have not answered.
-            rest: what else there is to say.
+            rest: the end of the line.
         """
         since = self.seconds if self._told is None else self.clock() - self._told
         if since < (AWAY_TOLD_S if away and self._told is None else TOLD_EVERY_S):
@@ -69,7 +69,7 @@ class Patience:
         may_come: Callable[[ClientId], bool],
         deadline_s: float | None,
     ) -> None:
-        """Take what tells whether a client is connected, and whether it may still become so."""
+        """Store the checks whether a client is connected, and whether it may still connect."""
         self._changed, self._deadline_s = changed, deadline_s
         self._is_there, self._may_come = is_there, may_come
         self._stopped: str | None = None
@@ -88,13 +88,13 @@ class Patience:
         *,
         for_the_living: bool = False,
     ) -> None:
-        """Wait until it is ``done``; say for whom.
+        """Wait until ``done``; name missing clients in log lines.
 
-        With a deadline ``enough`` will do once it is over, or, ``for_the_living``, once all who
-        have not answered are dead.
+        With a deadline, ``enough`` suffices after the deadline. With ``for_the_living`` it also
+        suffices once all missing clients are dead.
 
         Raises:
-            RunFailed: it was stopped.
+            RunFailed: :meth:`stop` was called.
         """
         while not done():
             if self._stopped is not None:

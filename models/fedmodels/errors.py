@@ -7,6 +7,7 @@ FedtideError                     one clear line for the user; ``exit_code`` says
 ├── PayloadError                 a message does not hold what it must
 │   └── PayloadTooLarge          it claims or carries more bytes than it may
 ├── ClientFailed                 one client failed; names it, the round and the stage
+├── TrainingFailed               a client's training diverged
 ├── RunFailed                    the run cannot go on                                     (exit 1)
 └── LinkError                    the server refused, or cannot be reached any more        (exit 1)
 """
@@ -54,6 +55,10 @@ class ClientFailed(FedtideError):
     def __init__(self, client: object, round: int, stage: str, reason: str) -> None:
         super().__init__(f"client {client} failed in round {round} ({stage}): {reason}")
         self.client, self.round, self.stage, self.reason = client, round, stage, reason
+
+
+class TrainingFailed(FedtideError):
+    """A client's training diverged: its loss is not finite."""
 
 
 class RunFailed(FedtideError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.own_code import digest_of, is_own, own_name
+
+log = logging.getLogger(__name__)
 
 
 def parse_experiment(
@@ -32,6 +35,7 @@ def parse_experiment(
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
+    _drop_former_keys(tables, overrides)
     for item in overrides:
         _override(tables, item)
     return experiment_of(tables, source)
@@ -55,7 +59,7 @@ def experiment_of(
     except ValidationError as error:
         raise ConfigError(f"{source}: {_one_line(error, tables)}") from None
     from fedmodels.methods import make  # methods import torch: only when a config is used
-    from fedmodels.nets import net_names
+    from fedmodels.nets import check_net, net_names
 
     try:
         experiment = _with_own_code(experiment, code)
@@ -65,6 +69,7 @@ def experiment_of(
                 f"unknown net {experiment.net.name!r} in [net]; known: {', '.join(net_names())}."
                 + suggestion(experiment.net.name, net_names())
             )
+        check_net(experiment.net.name, experiment.net.options())
         if experiment.training.together > 1 and not method.may_train_together():
             raise ConfigError(
                 f"[training] together = {experiment.training.together}: clients of method "
@@ -89,6 +94,24 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
             update = {"name": name, "code_sha256": digest_of(name)}
             found[key] = table.model_copy(update=update)
     return experiment.model_copy(update=found)
+
+
+def _drop_former_keys(tables: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Where another method is asked for, leave out the hyper-parameters of the one in the file."""
+    table = tables.get("method")
+    asked = [item for item in overrides if item.partition("=")[0].strip() == "method.name"]
+    if not asked or not isinstance(table, dict) or not isinstance(table.get("name"), str):
+        return
+    there: dict[str, Any] = {}
+    _override(there, asked[-1])
+    dropped = sorted(key for key in table if key != "name")
+    if there["method"]["name"] != table["name"] and dropped:
+        tables["method"] = {"name": table["name"]}
+        log.warning(
+            "note: method.name is set to %s: %s of %s in the file %s left out",
+            there["method"]["name"], ", ".join(dropped), table["name"],
+            "is" if len(dropped) == 1 else "are",
+        )  # fmt: skip
 
 
 def _override(tables: dict[str, Any], item: str) -> None:
@@ -154,6 +177,8 @@ def _known_keys(path: list[str], kind: str | None) -> list[str]:
         if kind and "discriminator" in node:
             node = {"$ref": node["discriminator"]["mapping"].get(kind, "")}
         for branch in node.get("allOf", []) + node.get("anyOf", []):
+            if kind and "discriminator" in branch:
+                branch = {"$ref": branch["discriminator"]["mapping"].get(kind, "")}
             node = branch if "$ref" in branch else node
         if "$ref" in node:
             node = schema["$defs"].get(node["$ref"].rpartition("/")[2], {})

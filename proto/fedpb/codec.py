@@ -171,8 +171,8 @@ class Receiver:
         """Return the bundle; its tensors are views of the buffer.
 
         Raises:
-            PayloadError: bytes are missing, or a tensor holds what it must not: NaN or infinite
-                values, counts below zero, or booleans that are none.
+            PayloadError: bytes are missing, or a tensor holds NaN, infinite values, counts below
+                zero, or booleans other than 0 and 1.
         """
         if not self.is_complete:
             raise PayloadError(

@@ -50,16 +50,19 @@ class Site:
     """``--client-id`` by role; the launcher chooses unless given."""
     server_data: Path | None = None
 
+    def _resume(self) -> list[str]:
+        return ["--resume"] if self.out.exists() else []
+
     def arguments(self, role: str) -> list[str]:
         """Return the command line of a process."""
         if role == LAUNCHER:
             more = ["--data", str(self.data)] if self.data else []
-            more += ["--resume", "--device", "cpu", "--hosts", "2"]
+            more += [*self._resume(), "--device", "cpu", "--hosts", "2"]
             return ["launch", str(self.config), "--out", str(self.out), *more]
         address = f"127.0.0.1:{self.port}"
         if role == COORDINATOR:
             more = ["--server-data", str(self.server_data)] if self.server_data else []
-            more += ["--evaluator", "--resume", "--listen", address]
+            more += ["--evaluator", *self._resume(), "--listen", address]
             return ["serve", str(self.config), "--out", str(self.out), *more]
         return [
             "join", "--client-id", self.clients[role], "--server", address,

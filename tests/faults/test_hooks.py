@@ -1,4 +1,4 @@
-"""The hooks hold what they are meant to: a name that was changed must not leave a gap in silence."""
+"""The hooks hold what they are meant to: a changed name must not leave a gap in silence."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ Nothing here unpickles anything, and nothing is believed before it was checked.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -50,6 +51,8 @@ class ProblemFile(_File):
     """Of ``x / scale``: one number per channel, or one for all."""
     std: tuple[Positive, ...] = Field(default=(1.0,), min_length=1)
     class_names: tuple[str, ...] = ()
+    partition: dict[str, Any] | None = None
+    """What the data were dealt out by; one's own data have none."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> ProblemFile:
@@ -135,6 +138,8 @@ class GlobalTest:
             return None
         problem = read_file(place / "problem.json", ProblemFile)
         x, y = read_array(place / "x.npy", mmap=True), read_array(place / "y.npy")
+        if "scale" not in problem.model_fields_set:
+            problem = scaled(problem, x.dtype == np.uint8, place / "problem.json")
         check_examples(place / "x.npy", x, y, problem)
         return cls(problem, x, y)
 
@@ -152,6 +157,8 @@ class ClientData:
             raise DataError(f"{directory} is not there: it should be this client's data")
         self.directory = directory
         self.file = read_file(directory / "client.json", ClientFile)
+        if "scale" not in self.file.model_fields_set:
+            self.file = scaled(self.file, self._is_bytes(), directory / "client.json")
         if self.file.tasks is None:
             self.file = self.file.model_copy(update={"tasks": self._counted()})
         self.normaliser = Normaliser.of(self.file)
@@ -221,17 +228,42 @@ class ClientData:
         folder = self.directory / f"task-{task}" / part
         return folder if folder.is_dir() else folder.with_name(f"{part}_y.npy")
 
+    def _is_bytes(self) -> bool:
+        """Tell whether inputs are uint8, by the first training examples."""
+        place = self._place(0, "train")
+        inputs = place.with_name("train_x.npy")
+        return place.is_dir() or (inputs.exists() and read_array(inputs, True).dtype == np.uint8)
+
     def _read(self, task: int, part: Part) -> Labelled:
         """Read and check one part of a task, from a folder of images or from arrays."""
         place = self._place(task, part)
         if place.is_dir():
-            x, y = read_class_folders(place, list(self.file.class_names))
+            x, y = self._read_images(place)
             x = x if len(x) else np.empty((0, *self.file.input_shape), dtype=np.uint8)
         else:
             x = read_array(place.with_name(f"{part}_x.npy"), mmap=True)
             y = read_array(place)
         check_examples(place, x, y, self.file)
         return x, y
+
+    def _read_images(self, place: Path) -> Labelled:
+        """Read one folder of images per class.
+
+        Raises:
+            DataError: a folder's name is none of ``class_names``; says what to write.
+        """
+        names = list(self.file.class_names)
+        found = sorted(path.name for path in place.iterdir() if path.is_dir())
+        strange = [name for name in found if name not in names and not name.isdecimal()]
+        if strange:
+            example = json.dumps(sorted({*names, *found}) if not names else [*names, *strange])
+            raise DataError(
+                f"{place / strange[0]} names no class; known are "
+                f"{', '.join(names[:20]) or 'numbers'}: name every class in "
+                f'{self.directory / "client.json"}, such as "class_names": {example}, in the same '
+                "order at every client"
+            )
+        return read_class_folders(place, names)
 
     def _counted(self) -> tuple[TaskCounts, ...]:
         """Count the examples of the tasks that are there, from ``task-0`` on."""
@@ -261,6 +293,22 @@ def read_file(path: Path, kind: type[File]) -> File:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise DataError(f"{path}: {where}{': ' if where else ''}{first['msg']}") from None
+
+
+def scaled(file: File, is_bytes: bool, path: Path) -> File:
+    """Return a description that leaves out ``scale`` with what it is: 255 for uint8 inputs, else 1.
+
+    Raises:
+        DataError: its mean is of inputs that are not scaled.
+    """
+    if not is_bytes:
+        return file
+    if isinstance(file, ProblemFile) and max(file.mean) > 1:
+        raise DataError(
+            f"{path}: mean is of x / scale, and scale is 255 for uint8 inputs unless given; "
+            f'mean = {max(file.mean):g} wants "scale": 1 as well, or has to be divided by 255'
+        )
+    return file.model_copy(update={"scale": 255.0})
 
 
 def check_examples(path: Path, x: NDArray[Any], y: NDArray[Any], problem: ProblemFile) -> None:

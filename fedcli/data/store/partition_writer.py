@@ -107,7 +107,7 @@ def write_partition(
         try:
             _write_all(place, dataset, partition, config)
             if reserve is not None:
-                _write_server(place / "server", dataset, reserve)
+                _write_server(place / "server", dataset, reserve, config)
             place.chmod(0o755)
             os.rename(place, out)
         finally:
@@ -133,8 +133,9 @@ def _write_all(
                 np.save(folder / f"{part}_x.npy", x, allow_pickle=False)
                 np.save(folder / f"{part}_y.npy", y, allow_pickle=False)
         file = ClientFile(**description_of(dataset, moments[i]), tasks=tuple(counts[i]))
+        file = file.model_copy(update={"partition": config})
         (place / str(i) / "client.json").write_text(file.model_dump_json(indent=1) + "\n")
-    _write_global_test(place / "global-test", dataset, partition, moments)
+    _write_global_test(place / "global-test", dataset, partition, moments, config)
     content = {
         "format": FORMAT,
         "digest": digest_of(config),
@@ -242,7 +243,11 @@ def owners_of(dataset: Dataset, partition: Partition) -> list[int]:
 
 
 def _write_global_test(
-    place: Path, dataset: Dataset, partition: Partition, moments: list[Moments]
+    place: Path,
+    dataset: Dataset,
+    partition: Partition,
+    moments: list[Moments],
+    config: Mapping[str, Any],
 ) -> None:
     """Write the global test set; where clients have moments of their own, normalised by them."""
     place.mkdir()
@@ -255,15 +260,19 @@ def _write_global_test(
             described = ProblemFile(**description_of(dataset, own))
             x[groups == owner] = Normaliser.of(described)(x[groups == owner])
         file = ProblemFile(**description_of(dataset, ((0.0,), (1.0,)), scale=1.0))
+    file = file.model_copy(update={"partition": config})
     np.save(place / "x.npy", x, allow_pickle=False)
     np.save(place / "y.npy", y, allow_pickle=False)
     (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n")
 
 
-def _write_server(place: Path, dataset: Dataset, reserve: Reserve) -> None:
+def _write_server(
+    place: Path, dataset: Dataset, reserve: Reserve, config: Mapping[str, Any]
+) -> None:
     """Write the server's examples, in the layout of the global test set."""
     place.mkdir()
-    file = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
+    described = description_of(dataset, (dataset.mean, dataset.std))
+    file = ProblemFile(**described, partition=dict(config))
     np.save(place / "x.npy", reserve.x, allow_pickle=False)
     np.save(place / "y.npy", reserve.y, allow_pickle=False)
     np.save(place / "unlabelled_x.npy", reserve.unlabelled, allow_pickle=False)

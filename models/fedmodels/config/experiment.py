@@ -80,7 +80,7 @@ class Schedule(Table):
 class Training(Table):
     """``[training]``: the local work every method's stock loop does."""
 
-    local_epochs: Annotated[int, Field(ge=0)] = 1
+    local_epochs: Annotated[int, Field(ge=1)] = 1
     batch_size: Annotated[int, Field(ge=1)] = 32
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Annotated[float, Field(gt=0)] = 0.01
@@ -107,7 +107,7 @@ class Evaluate(Table):
     """``[evaluate]``: when, and which models, are scored."""
 
     every: Annotated[int, Field(ge=0)] = 1
-    """Score after every so many rounds, and after the last; 0 is after the last only."""
+    """Score each time this many rounds have passed, and after the last; 0: after the last only."""
     views: Annotated[tuple[View, ...], Field(strict=False)] = (  # TOML has lists only
         "global",
         "after_local",
@@ -168,8 +168,9 @@ class Experiment(Table):
     """A whole config file, resolved: every key has its value."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    data: Data
-    scenario: Scenario
+    data: Data | None = None
+    """Left out, with ``scenario``, where every client's directory is there already."""
+    scenario: Scenario | None = None
     net: NetTable
     method: MethodTable
     schedule: Schedule = Schedule()
@@ -195,15 +196,16 @@ class Experiment(Table):
 
 def difference(one: Experiment, other: Experiment) -> list[str]:
     """Return the dotted keys in which two experiments differ."""
-    a, b = _leaves(one.to_dict()), _leaves(other.to_dict())
+    a, b = leaves(one.to_dict()), leaves(other.to_dict())
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return the values of nested tables by dotted key, as JSON."""
     out: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            out.update(_leaves(value, f"{prefix}{key}."))
+            out.update(leaves(value, f"{prefix}{key}."))
         else:
             out[prefix + key] = json.dumps(value)
     return out

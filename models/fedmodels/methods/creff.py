@@ -92,6 +92,10 @@ class CReFF(FedAvg):
 
     # --- server half ---------------------------------------------------------------------------
 
+    @property
+    def local_view(self) -> str:
+        return "global"  # one model for all is what it makes
+
     def init_server(self, run: Run) -> ServerState:
         net, classes = run.make_net(), run.problem.num_classes
         if not isinstance(net.head, nn.Linear) or net.head.bias is None:

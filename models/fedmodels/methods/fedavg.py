@@ -42,17 +42,17 @@ from fedmodels.training.method import (
 @register("fedavg")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """The weighted mean of what clients trained from the same weights."""
+    """Clients train from the same weights; the server takes the weighted mean."""
 
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
     reduction: ClassVar[Reduction] = "mean"
     trains_together: ClassVar[bool] = True
 
     weighting: Literal["examples", "uniform"] = "examples"
-    """Aggregation weights: n_k / n over the clients that answered, or 1 / their number."""
+    """Aggregation weights over the clients that answered: n_k / n, or 1 / their number."""
 
     def shares(self, name: str) -> bool:
-        """Tell whether the weight of this role-prefixed name travels; the rest is private."""
+        """Tell whether the weight of this role-prefixed name travels; other weights are private."""
         return True
 
     def shared(self, weights: Weights) -> Weights:

@@ -110,6 +110,10 @@ class FEDIC(FedAvg):
     unlabelled_batch: int = 128
     """Unlabelled examples of a step."""
 
+    @property
+    def local_view(self) -> str:
+        return "global"  # one model for all is what it makes
+
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: Run) -> ServerState:

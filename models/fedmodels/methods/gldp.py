@@ -120,7 +120,8 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     inference: Literal["gldp_gp", "gldp_lp", "classifier"] = "gldp_gp"
     """The rule the method is scored by: nearest global or local prototype, or the head; all are."""
     candidates: Literal["client_seen", "all"] = "client_seen"
-    """Classes of eq. 13: those the client has trained on, or all."""
+    """Classes of eq. 13: those the client has trained on, or all. Methods without such a mask are
+    compared with the rule ``all_classes``, which has none."""
     eval_base: Literal["aggregated", "local"] = "aggregated"
     """Representation of a client's personal model: everyone's, or its own of its last training."""
     eval_model: Literal["last", "stage_mean"] = "last"
@@ -134,7 +135,9 @@ class Gldp(PrivateParts, ReleasedPrototypes):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.inference, "gldp_gp", "gldp_lp", "classifier")))
+        unmasked = ("all_classes",) if self.candidates == "client_seen" else ()
+        all_of_them = (self.inference, "gldp_gp", "gldp_lp", *unmasked, "classifier")
+        return tuple(dict.fromkeys(all_of_them))  # everyone's model may have no head: it is last
 
     def shares(self, name: str) -> bool:
         statistic = self.bn == "local" and name.endswith(STATISTICS)
@@ -298,6 +301,8 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         local = own if bool(own.known.any()) else everyone
         rules = {"gldp_gp": nearest_scores(z, everyone, among)}  # eq. 13
         rules["gldp_lp"] = nearest_scores(z, local, among)
+        if self.candidates == "client_seen":  # what other methods choose from
+            rules["all_classes"] = nearest_scores(z, everyone, torch.ones_like(among))
         if ctx.view != "global" or self.eval_upload_head:  # everyone's model has no head otherwise
             rules["classifier"] = ctx.net.head(z)
-        return {self.inference: rules.pop(self.inference), **rules}
+        return {rule: rules[rule] for rule in self.rules if rule in rules}

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets.split import SplitNet, load_weights, spec_of, weights_of
 from fedmodels.own_code import is_own, own
 
-__all__ = ["SplitNet", "load_weights", "make_net", "net_names", "spec_of", "weights_of"]
+__all__ = [
+    "SplitNet",
+    "check_net",
+    "load_weights",
+    "make_net",
+    "net_names",
+    "spec_of",
+    "weights_of",
+]
 
 _BUILDERS = {
     "acgan": "fedmodels.nets.generative.acgan:acgan",
@@ -52,6 +60,16 @@ def make_net(
     Raises:
         ConfigError: the name or an option is unknown, or the net does not fit the inputs.
     """
+    build = check_net(name, options)
+    return build(num_classes=num_classes, input_shape=tuple(input_shape), **options)
+
+
+def check_net(name: str, options: Iterable[str]) -> Callable[..., SplitNet]:
+    """Check that a net takes these options; return what builds it.
+
+    Raises:
+        ConfigError: the name or an option is unknown.
+    """
     build = _builder(name)
     known = [p for p in inspect.signature(build).parameters if p not in _FIXED]
     for option in options:
@@ -61,7 +79,7 @@ def make_net(
                 f"unknown option {option!r} of net {name!r}, which has: {has}."
                 f"{suggestion(option, known)}"
             )
-    return build(num_classes=num_classes, input_shape=tuple(input_shape), **options)
+    return build
 
 
 _FIXED = ("num_classes", "input_shape")

@@ -40,7 +40,7 @@ USUAL: Mapping[Arch, tuple[int, int, float]] = {
 """Width, epochs and learning rate where none are given (pFedGRP, section 5.1, for MNIST)."""
 
 CRITIC_STEPS = 5
-"""The GAN's generator moves once every so many steps of the critic."""
+"""Steps of the GAN's critic for each step of its generator."""
 
 PUBLIC = ("net/", "affine/")
 """Prefixes of the tensors that may leave a client."""

@@ -1,8 +1,8 @@
-"""What a client said of its own data, and what an upload may say after that.
+"""The data that a client announced, and the values that its uploads may hold.
 
-A spec fixes names, dtypes and shapes before anything is allocated; what is checked here are values:
-a label is used as an index, a count as a share, a version tells old from new. The bounds on numbers
-keep sums finite. They are no defence against a client that poisons a model with plausible ones.
+A spec fixes names, dtypes and shapes before memory is allocated. The checks here concern values: a
+label is used as an index, a count as a share, a version tells old from new. The bounds on numbers
+keep sums finite. They are no defence against a client that poisons a model with plausible values.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fedmodels.tensors.bundle import Bundle, Histogram, Prototypes
 from fedmodels.tensors.packed_weights import Packed
 
 MOST = 1e6
-"""No parameter of a net and no coordinate of a prototype is larger."""
+"""Limit of a net's parameter and of a prototype's coordinate."""
 MOST_SQUARE = 1e15
-"""Nor is any other number: statistics and variances are squares."""
+"""Limit of all other numbers: statistics and variances are squares."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _USUAL = frozenset({torch.float32, torch.int64})
 
 
 @dataclass(frozen=True)
 class Announced:
-    """The most that an upload of one client may count."""
+    """The announced examples, which bound the counts in one client's upload."""
 
     client: int
     now: Tensor  # (K,) int64, examples of each class in the order's task
@@ -35,11 +35,12 @@ class Announced:
     trained: Tensor  # (K,) in all orders to train up to this one: a task may come several times
 
     def most_examples(self, *, history: bool = False, replay: bool = False) -> int:
-        """Return how many examples it can have trained on.
+        """Return the largest number of examples that the client can have trained on.
 
         Args:
-            history: old tasks' examples are kept and trained on again.
-            replay: of each class, as many as it has of the most frequent one may be generated.
+            history: whether the client keeps old tasks' examples and trains on them again.
+            replay: whether the client generates examples, of each class as many as it has of its
+                most frequent class.
         """
         if history:
             return int(self.met.sum())
@@ -48,20 +49,20 @@ class Announced:
 
 
 def check_examples(count: float, most: int, what: str) -> None:
-    """Check a number of examples that somebody says it trained on.
+    """Check the number of examples that a client says it trained on.
 
     Raises:
-        PayloadError: it is no number of examples, or more than were announced.
+        PayloadError: the number is not whole, below zero, or more than were announced.
     """
     if not 0 <= count <= most or count != int(count):
         raise PayloadError(f"{what} is {count:g}; at most {most} examples were announced")
 
 
 def check_upload(upload: Bundle, told: Announced, most_examples: int) -> None:
-    """Check what most methods' uploads hold: numbers, examples, classes and histograms.
+    """Check the fields of most methods' uploads: numbers, examples, classes and histograms.
 
     Raises:
-        PayloadError: names the first value that cannot be.
+        PayloadError: names the first impossible value.
     """
     check_numbers(upload)
     if "num_examples" in upload.scalars:
@@ -74,10 +75,10 @@ def check_upload(upload: Bundle, told: Announced, most_examples: int) -> None:
 
 
 def check_numbers(upload: Bundle) -> None:
-    """Check that numbers are of a size that can be added up and squared.
+    """Check that numbers are small enough to be added up and squared.
 
     Raises:
-        PayloadError: names the first that is not.
+        PayloadError: names the first number that is too large.
     """
     if not _is_plainly_small(upload.weights):
         _check_sizes("weights", upload.weights)
@@ -94,12 +95,12 @@ def check_classes(level: str, rows: Prototypes, now: Tensor) -> None:
     """Check that rows stand for classes the client has, each once, with counts it announced.
 
     Args:
-        level: of the prototypes.
-        rows: without labels where their place tells what they stand for.
+        level: the level of the prototypes.
+        rows: the prototypes; without labels if their position tells the class.
         now: (K,) examples of each class that were announced.
 
     Raises:
-        PayloadError: names the first label or count that cannot be.
+        PayloadError: names the first impossible label or count.
     """
     labels = rows.labels.long()
     _check_labels(f"prototypes/{level}/labels", labels.tolist(), len(now))
@@ -115,7 +116,7 @@ def check_classes(level: str, rows: Prototypes, now: Tensor) -> None:
 
 
 def check_histogram(histogram: Histogram, now: Tensor, total: Tensor) -> None:
-    """Check that a histogram counts no more than was announced; what is not told is empty.
+    """Check that a histogram counts no more than was announced; a part may be empty.
 
     Raises:
         PayloadError: names the first class that has too many.
@@ -131,15 +132,15 @@ def check_histogram(histogram: Histogram, now: Tensor, total: Tensor) -> None:
 
 
 def check_versions(versions: Mapping[str, int], held: Mapping[str, int], most: int) -> None:
-    """Check that generators are newer than those that came before them.
+    """Check that uploaded generators are newer than the ones before.
 
     Args:
-        versions: of what came, by key.
-        held: of what came before.
-        most: no version can be higher yet.
+        versions: versions in the upload, by key.
+        held: versions of the generators before.
+        most: the highest possible version now.
 
     Raises:
-        PayloadError: names the first that is not.
+        PayloadError: names the first generator with a wrong version.
     """
     for key, version in versions.items():
         least = held.get(key, 0) + 1
@@ -160,10 +161,10 @@ def _check_labels(key: str, labels: Iterable[int], num_classes: int) -> None:
 
 
 def _is_plainly_small(weights: Mapping[str, Tensor]) -> bool:
-    """Tell whether weights in one block are surely small; False says nothing.
+    """Tell whether weights in one block are surely small; False leaves it open.
 
-    The squares of the whole block are added up, which is the fastest way to read it. Integers in it
-    look like other floats, and are read apart.
+    The sum of squares over the whole block is the fastest way to read it. Integers in the block
+    would look like other floats, so the function reads them separately.
     """
     if not isinstance(weights, Packed) or not weights.layout.dtypes <= _USUAL:
         return False

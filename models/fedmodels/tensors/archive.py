@@ -4,8 +4,8 @@
     weights/head/bias              a tensor of a bundle saved alone, under its flat key
     core:weights/head/bias         a tensor of the bundle named "core"
 
-A file appears whole or not at all: it is written beside its place and moved there. Tensors are read
-through a memory map; a private one, so that writing to a tensor never reaches the file.
+A file appears whole or not at all: :func:`save` writes a temporary file and renames it. Tensors are
+read through a private memory map, so that writing to a tensor never reaches the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNUSABLE = (
     OSError, SafetensorError, PayloadError, KeyError, TypeError, ValueError, OverflowError,
     RecursionError, RuntimeError,
 )  # fmt: skip
-"""What reading a file raises that is damaged, crafted, or none of ours."""
+"""Errors from reading a file that is damaged, crafted, or no archive."""
 
 
 def save(
@@ -44,9 +44,9 @@ def save(
     """Write a bundle and its header to ``path``, atomically.
 
     Args:
-        path: the file; what it held before is replaced at once, in the end.
-        bundle: any tensors of the dtypes that may travel.
-        header: small, of JSON values.
+        path: the file; a rename at the end replaces an old one.
+        bundle: tensors of any dtype that may travel.
+        header: a small header of JSON values.
         fsync: wait until the file and its name would survive a power loss.
 
     Raises:
@@ -96,14 +96,14 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Bundle, 
 
     Args:
         path: a file that :func:`save` wrote.
-        verify: compare the checksum of all tensors, which reads the file once; ``False`` leaves
-            the tensors to be paged in as they are used.
+        verify: compare the checksum of all tensors, which reads the file once; with ``False``
+            tensors are paged in when they are used.
 
     Returns:
         The bundle, on memory-mapped tensors, and the header.
 
     Raises:
-        ArchiveError: the file is missing, damaged, or no archive of ours.
+        ArchiveError: the file is missing, damaged, or no archive.
     """
     bundles, header = load_named(path, verify=verify)
     return bundles.get("", Bundle()), header
@@ -112,7 +112,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Bundle, 
 def load_named(
     path: str | os.PathLike[str], *, verify: bool = True
 ) -> tuple[dict[str, Bundle], dict[str, Any]]:
-    """Read what :func:`save_named` wrote; bundles that held nothing are absent."""
+    """Read a file of :func:`save_named`; empty bundles are absent."""
     source = Path(path)
     if not source.is_file():
         raise ArchiveError(f"{source} is missing")
@@ -157,10 +157,10 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _entries(target: Path, bundle: Bundle) -> Iterator[tuple[str, tuple[TensorSpec, memoryview]]]:
-    """Yield every tensor by its flat key: what safetensors is told of it, and its bytes.
+    """Yield every tensor by its flat key: its entry for safetensors, and its bytes.
 
-    It is told the address: nothing is copied but what is not on the CPU, or not in the order of its
-    shape. Weights that lie in one block are not made into tensors first.
+    The entry holds an address. Only tensors outside the CPU, or not in the order of their shape,
+    are copied. Weights in one block are written without making tensors of them.
     """
     weights = bundle.weights
     if isinstance(weights, Packed) and weights.block.is_cpu:

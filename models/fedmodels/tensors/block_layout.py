@@ -30,8 +30,8 @@ class Layout:
         facts: (dtype, shape) of each, in order.
         offsets: where each begins, in bytes.
         ends: where each ends.
-        num_bytes: what the tensors hold.
-        size: of the block in bytes, which is more by what lies between them.
+        num_bytes: bytes of the tensors, without the gaps.
+        size: bytes of the block, with the gaps between tensors.
     """
 
     def __init__(self, facts: Facts) -> None:
@@ -66,7 +66,7 @@ class Layout:
         return torch.cat(gaps)
 
     def elements(self, dtype: torch.dtype) -> Tensor:
-        """Return where the elements (n,) of a dtype are in a block that is viewed as of it."""
+        """Return the positions (n,) of a dtype's elements in a block viewed as that dtype."""
         if dtype not in self._elements:
             size = dtype.itemsize
             each = zip(self.facts, self.offsets, self.ends, strict=True)
@@ -75,7 +75,7 @@ class Layout:
         return self._elements[dtype]
 
     def empty(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return a block (size,) of uint8 in which only what lies between tensors is set."""
+        """Return a block (size,) of uint8 in which only the gaps between tensors are set."""
         if torch.device(device).type == "cpu":
             return self.clear(self._memory())
         return self.clear(torch.empty(self.size, dtype=torch.uint8, device=device))
@@ -93,7 +93,7 @@ class Layout:
         return block
 
     def is_clear(self, block: Tensor) -> bool:
-        """Tell whether there is nothing but zeros between the tensors of a block."""
+        """Tell whether all gaps between the tensors of a block are zeros."""
         return not block[self._gaps.to(block.device)].any()
 
     def views(self, block: Tensor) -> list[Tensor]:

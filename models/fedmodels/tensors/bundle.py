@@ -1,8 +1,8 @@
-"""The nouns that travel: problems, bundles and what a receiver expects of them.
+"""The types that travel: problems, bundles, and the specs that a receiver checks bundles by.
 
 A :class:`Bundle` is the wire payload, a client's state, the core of the server's state and the
-checkpoint. It has one flat form, ``{key: tensor}`` with path-like keys, from which the codec, the
-archive and the digest are made::
+checkpoint. Codec, archive and digest use its one flat form, ``{key: tensor}`` with path-like
+keys::
 
     weights/base/conv1.weight        a net's parameters and buffers, by role
     prototypes/class/vectors         (P, D) float, with labels (P,) and counts (P,), int32
@@ -31,7 +31,7 @@ EVALUATOR: Literal["evaluator"] = "evaluator"
 
 ClientId = int | Literal["evaluator"]
 Weights = Mapping[str, Tensor]
-"""Tensors by name, not to be changed: often they are views of one block."""
+"""Tensors by name. Never change one in place: tensors are often views of one block."""
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -50,12 +50,12 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SCALAR_BYTES = 8
 _SMALL = 1 << 16
-"""Elements of tensors that are looked at together."""
+"""Tensors of fewer elements are checked together."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What all clients of a run learn: inputs of one shape, one set of classes."""
+    """The input shape and number of classes that all clients of a run share."""
 
     input_shape: tuple[int, ...]
     """Shape of one example without the batch axis, e.g. ``(3, 32, 32)`` or ``(128, 6)``."""
@@ -75,7 +75,7 @@ class Prototypes:
 
     @classmethod
     def by_position(cls, vectors: Tensor) -> Prototypes:
-        """Return rows (P, D) without labels and counts, which then do not travel either."""
+        """Return rows (P, D) without labels and counts."""
         nothing = torch.zeros(0, dtype=torch.int32)
         return cls(vectors, nothing, nothing.clone())
 
@@ -190,8 +190,8 @@ class Bundle:
     def num_bytes(self) -> int:
         """Return the logical size in bytes: the tensors alone, equal in every process layout.
 
-        What is sent for evaluation only is no part of the method and counts in
-        :meth:`num_evaluation_bytes`.
+        Tensors for evaluation only are no part of the method; :meth:`num_evaluation_bytes` counts
+        them.
         """
         own = num_bytes(self.weights) - self.num_evaluation_bytes()
         if self.prototypes or self.generators or self.histogram is not None:
@@ -217,7 +217,7 @@ class TensorSpec:
         return cls(tensor.dtype, tuple(tensor.shape))
 
     def admits(self, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
-        """Tell whether a tensor of this dtype and shape is what is expected."""
+        """Tell whether a tensor of this dtype and shape fits."""
         if shape == self.shape:
             return dtype == self.dtype
         return (
@@ -239,9 +239,10 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class BundleSpec:
-    """What a receiver expects, over the flat keys of a bundle.
+    """The tensors that a receiver expects, by the flat keys of a bundle.
 
-    A key of ``required`` must come, a key of ``optional`` may; no other may. Generators come whole.
+    Keys of ``required`` must be present, keys of ``optional`` may be; others may not. A generator
+    is whole or absent.
     """
 
     required: Mapping[str, TensorSpec] = field(default_factory=dict)
@@ -253,7 +254,7 @@ class BundleSpec:
         return cls({key: TensorSpec.of(tensor) for key, tensor in bundle.flat().items()})
 
     def __or__(self, other: BundleSpec) -> BundleSpec:
-        """Return the spec of a bundle that holds what both specs say."""
+        """Return the spec of a bundle with the keys of both specs."""
         return BundleSpec({**self.required, **other.required}, {**self.optional, **other.optional})
 
     @cached_property
@@ -263,7 +264,7 @@ class BundleSpec:
         return sum(spec.max_bytes() for spec in specs)
 
     def check(self, facts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
-        """Check header facts, ``{key: (dtype, shape)}``, before anything is allocated for them.
+        """Check header facts, ``{key: (dtype, shape)}``, before memory is allocated for them.
 
         Raises:
             PayloadError: a key is unknown or missing, or a dtype or shape is not the expected one.
@@ -302,7 +303,7 @@ def _generator_of(key: str) -> str:
 def prototype_spec(level: str, width: int, max_rows: int, *, counted: bool = True) -> BundleSpec:
     """Return the spec of a prototype set of up to ``max_rows`` rows of ``width`` coordinates.
 
-    Its sender keeps the counts to itself unless ``counted``: they come as an empty tensor.
+    Counts are an empty tensor unless ``counted``.
     """
     prefix = f"prototypes/{level}"
     shape = (None,) if counted else (0,)
@@ -354,10 +355,10 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def check_counts(bundle: Bundle) -> None:
-    """Check that nothing is counted, and no class numbered, below zero.
+    """Check that no count and no class number is below zero.
 
     Raises:
-        PayloadError: names the first number that is.
+        PayloadError: names the first number below zero.
     """
     counted = [("scalars/num_examples", bundle.scalars.get("num_examples", 0.0))]
     for level, rows in bundle.prototypes.items():
@@ -382,7 +383,7 @@ def state_digest(named: Sequence[tuple[str, Bundle]], further: Iterable[str] = (
 
     Args:
         named: bundles in the order they count in.
-        further: digests of other parties that count after them, such as the clients'.
+        further: more digests to add after the bundles, such as the clients'.
     """
     sha = hashlib.sha256()
     for name, bundle in named:

@@ -1,8 +1,8 @@
 """Allocator settings for processes that move large payloads.
 
-By default glibc maps every large block afresh and gives it back at once; page faults then cost more
-than the transport itself (two to three times, measured over loopback with 45 MB payloads). And it
-gives threads heaps of their own, each of which keeps what it once needed.
+By default glibc maps every large block afresh and returns it at once; page faults then cost more
+than the transport itself (two to three times, measured over loopback with 45 MB payloads). It also
+gives each thread its own heap, and every heap keeps the memory that it once needed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _LARGE = 1 << 30
 
 
 def keep_large_blocks() -> bool:
-    """Keep freed large blocks on the heap, one for all threads; call it before threads start.
+    """Keep freed large blocks on one heap for all threads; call it before threads start.
 
-    False where the C library cannot be told so.
+    Return False if the C library has no such setting.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -33,10 +33,10 @@ def keep_large_blocks() -> bool:
 
 
 def give_back_free_pages() -> bool:
-    """Return whole free pages to the system; False where the C library cannot.
+    """Return whole free pages to the system; False if the C library cannot.
 
-    For once after a start: a net that was built to be copied leaves holes that no block of a net's
-    size fits into.
+    Call it once after a start: building a net to copy it leaves holes that are too small for blocks
+    of a net's size.
     """
     try:
         return bool(ctypes.CDLL(None).malloc_trim(0))

@@ -1,8 +1,8 @@
 """Many small tensors as one vector, and back.
 
-A net of a hundred small tensors costs a hundred times the overhead of one operation; and as every
-operation of torch gives the interpreter's lock away for a moment, it costs far more where other
-threads want it. NumPy moves the elements in one go.
+A net of a hundred small tensors costs a hundred times the overhead of one operation. Every
+operation of torch also releases the interpreter's lock for a moment, which costs far more when
+other threads want the lock. NumPy moves the elements in one operation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNKNOWN_TO_NUMPY = frozenset({torch.bfloat16})
 def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Return the elements of tensors of one dtype, in order, as a vector (n,) on the CPU: a copy.
 
-    Whatever the memory format of a tensor, its elements come in the order of its shape.
+    Elements are in the order of a tensor's shape, for every memory format.
     """
     if tensors[0].dtype in UNKNOWN_TO_NUMPY:
         return torch.cat([t.detach().cpu().reshape(-1) for t in tensors])

@@ -1,8 +1,8 @@
 """Memory for blocks the size of a net, used again and again.
 
-Given back to the allocator, such a block would be broken up by whatever is small, and the next one
-need fresh memory: a process that hosts 25 clients of ResNet-18 grew by more than a gigabyte. And
-fresh pages cost as much as the copying.
+The allocator would break up a returned block for small requests, and the next large block would
+need fresh memory: a process that hosts 25 clients of ResNet-18 grew by more than a gigabyte. Fresh
+pages also cost as much as the copying.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 Block = npt.NDArray[np.uint8]
 KEPT_BLOCKS, KEPT_SIZES = 2, 8
-"""Blocks of one size that wait to be used again, and the sizes last asked for that have some."""
+"""Limits: free blocks of one size, and sizes with free blocks; the latest sizes stay."""
 _free: OrderedDict[int, deque[Block]] = OrderedDict()
 _lock = threading.Lock()
 
 
 def lease(size: int) -> memoryview:
-    """Return memory (size,) that is used again once no array and no tensor lies in it any more."""
+    """Return memory (size,), to be used again when the last array or tensor in it is gone."""
     with _lock:
         kept = _free.setdefault(size, deque(maxlen=KEPT_BLOCKS))
         _free.move_to_end(size)
@@ -37,7 +37,7 @@ def lease(size: int) -> memoryview:
 
 
 def leased(block: Block, give_back: Callable[[Block], object]) -> memoryview:
-    """Return the memory of a block, which is given back once nothing lies in it any more."""
+    """Return the memory of a block; call back when the last array or tensor in it is gone."""
     lease = block[:]
     weakref.finalize(lease, give_back, block).atexit = False
     return lease.data  # a view of the array itself would not keep it: NumPy refers to the block

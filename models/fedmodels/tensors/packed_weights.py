@@ -1,6 +1,6 @@
-"""Named tensors that lie in one block, so that they can be sent and averaged as one vector.
+"""Named tensors that lie in one block, to be sent and averaged as one vector.
 
-A net has a hundred small tensors. To make, look at and forget each of them, for every upload and
+A net has a hundred small tensors. Making, reading and freeing each of them, for every upload and
 every round, takes several times as long as all the arithmetic on their elements.
 """
 
@@ -15,18 +15,18 @@ from fedmodels.tensors.block_layout import Layout, facts_of, layout_of
 
 
 class Packed(Mapping[str, Tensor]):
-    """Read-only tensors by name, which are made when the first of them is asked for.
+    """Read-only tensors by name; all are made when the first one is asked for.
 
     Attributes:
-        names: in the order the tensors lie in, which is ascending in what this project lays out.
-        layout: of the tensors in that order.
-        block: (layout.size,) of uint8, in which they lie.
+        names: names in the order of the block; ascending in blocks of this project.
+        layout: the layout of the tensors in that order.
+        block: the memory of the tensors, (layout.size,) of uint8.
     """
 
     def __init__(
         self, names: tuple[str, ...], layout: Layout, block: Tensor, listed: Iterable[str] = ()
     ) -> None:
-        """Name the tensors of a block; ``listed`` is the order to go through them in."""
+        """Name the tensors of a block; ``listed`` is the order of iteration."""
         self.names, self.layout, self.block = names, layout, block
         self._listed = tuple(listed) or names
 
@@ -53,7 +53,7 @@ class Packed(Mapping[str, Tensor]):
         return self.names == other.names and self.layout == other.layout
 
     def copy(self) -> Packed:
-        """Return the same on the CPU, in a block of its own."""
+        """Return a copy on the CPU, in its own block."""
         return Packed(self.names, self.layout, self.layout.copied(self.block), self._listed)
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """Several nets in one set of weights, each under a role: ``flow/…`` beside ``base/…``, ``head/…``.
 
-Weights of every role travel, are averaged and are checked alike: ``FedAvg.aggregate`` takes the
-mean of all that uploads bring, integer buffers by their maximum.
+Weights of every role travel alike, and are averaged and checked alike. ``FedAvg.aggregate`` takes
+the mean of all weights in the uploads, and the maximum of integer buffers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def part_of(weights: Mapping[str, Tensor], role: str) -> Weights:
 
 
 def without(weights: Mapping[str, Tensor], *roles: str) -> Weights:
-    """Return the weights of other roles; the same object where there is nothing to leave out."""
+    """Return the weights of all other roles; the same object if these roles have no weights."""
     prefixes = tuple(f"{role}/" for role in roles)
     kept = {k: t for k, t in weights.items() if not k.startswith(prefixes)}
     return weights if len(kept) == len(weights) else kept

@@ -1,4 +1,4 @@
-"""The weighted mean of uploads: the sum every method's server half is built on."""
+"""The weighted mean of uploads, the basis of every method's server half."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedmodels.tensors.packed_weights import Packed, names_and_layout
 CHUNK = 1 << 15
 """Elements summed at a time: two float64 buffers of this size stay in a core's cache."""
 PER_THREAD, MOST_THREADS = 1 << 21, 8
-"""Elements worth a thread of their own; more threads than these wait for memory."""
+"""Elements that justify one more thread, and the most threads: more would wait for memory."""
 
 
 def weighted_mean(
@@ -31,19 +31,20 @@ def weighted_mean(
 
     ``sum_i p_i x_i / total`` in float64 and in the given order, rounded once to the dtype of the
     inputs. Equal inputs of float32 or narrower come out as themselves, and a coefficient of 1 among
-    zeros returns that input. Uploads may be zero-copy views; beyond the result and small buffers no
-    memory is needed.
+    zeros returns that input. Uploads may be zero-copy views. The result and small buffers are all
+    the memory it needs.
 
     Args:
-        uploads: weights by key, or bundles, whose ``weights`` are meant; all with the same keys.
+        uploads: weights by key, or bundles with ``weights``; all have the same keys.
         coefficients: p, one per upload; uploads of coefficient 0 are not read.
-        total: what the coefficients sum to.
+        total: the sum of the coefficients.
 
     Returns:
         The mean, on the CPU. Integer tensors come out as the maximum, booleans as "any".
 
     Raises:
-        PayloadError: there is nothing to average, or keys, shapes or numbers of inputs differ.
+        PayloadError: no upload has a coefficient above 0, or keys, shapes or numbers of inputs
+            differ.
     """
     weights = [u.weights if isinstance(u, Bundle) else u for u in uploads]
     if len(weights) != len(coefficients):
@@ -69,10 +70,10 @@ def weighted_mean(
 
 
 class RunningMean:
-    """The weighted mean of uploads that come a few at a time and need not be kept.
+    """The weighted mean of uploads that are added a few at a time and not kept.
 
-    Its bits are those of ``weighted_mean`` of all of them in the same order, with the coefficients'
-    sum as their total. It holds two or three times the bytes of one upload.
+    Its bits are those of ``weighted_mean`` over all uploads in the same order, with the sum of the
+    coefficients as total. It holds two or three times the bytes of one upload.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class RunningMean:
         return isinstance(weights, Packed) and _float_of(weights) is not None
 
     def add(self, uploads: Sequence[Mapping[str, Tensor]], coefficients: Sequence[float]) -> None:
-        """Add uploads that it takes, of one net; those of coefficient 0 are not read."""
+        """Add uploads of one net that pass ``takes``; skip uploads of coefficient 0."""
         pairs = [(u, float(p)) for u, p in zip(uploads, coefficients, strict=True) if p != 0]
         packed = [u for u, _ in pairs if isinstance(u, Packed)]
         if not packed:
@@ -112,7 +113,7 @@ class RunningMean:
             self._largest[other] = _mean_of_flat(parts, [])
 
     def mean(self) -> Weights | None:
-        """Return the mean of what was added; None if there is nothing."""
+        """Return the mean of the added uploads; None if there are no uploads."""
         if self._form is None:
             return None
         names, layout, dtype = self._form
@@ -124,7 +125,7 @@ class RunningMean:
 
 
 def _block(upload: Packed, names: tuple[str, ...], layout: Layout) -> Tensor:
-    """Return the tensors of an upload in the order of these names: its sender may have another."""
+    """Return the tensors of an upload in the order of these names, not in its sender's."""
     if (upload.names, upload.layout) == (names, layout):
         return upload.block.cpu()
     block = layout.empty()
@@ -142,9 +143,9 @@ def _float_of(weights: Packed) -> torch.dtype | None:
 def _mean_of_blocks(
     uploads: list[Mapping[str, Tensor]], shares: list[float], total: float
 ) -> Packed | None:
-    """Return the mean of uploads that lie in one block each, as they come, in such a block.
+    """Return the mean of uploads that lie in one block each; the mean lies in such a block, too.
 
-    None where they do not, or where there is not one floating-point dtype.
+    None if an upload does not lie in one block, or has not exactly one floating-point dtype.
     """
     first, packed = uploads[0], [each for each in uploads if isinstance(each, Packed)]
     if not isinstance(first, Packed) or len(packed) < len(uploads):
@@ -196,9 +197,9 @@ def _mean(
 def _mean_of_flat(
     flats: list[Tensor], shares: list[float], total: float = 1.0, out: Tensor | None = None
 ) -> Tensor:
-    """Return the weighted mean of equally long vectors, in ``out`` if that is given.
+    """Return the weighted mean of equally long vectors, in ``out`` if given.
 
-    Of integers it is the maximum, and there are no shares.
+    For integers the result is the maximum, and shares are unused.
     """
     if not flats[0].is_floating_point():
         result = flats[0].clone()
@@ -256,7 +257,7 @@ def _chunks(where: range) -> Iterator[slice]:
 def _add(
     sums: Tensor, scratch: Tensor, flats: list[Tensor], shares: list[float], *, is_fresh: bool
 ) -> None:
-    """Add weighted vectors to float64 sums, which hold nothing yet if they are fresh."""
+    """Add weighted vectors to float64 sums; overwrite the sums if they are fresh."""
     x = scratch[: len(sums)]
     for number, (flat, share) in enumerate(zip(flats, shares, strict=True)):
         if is_fresh and number == 0:

@@ -15,7 +15,7 @@ def pinned(experiment: Experiment) -> Experiment:
     """Return the experiment with the digest of its file of initial weights, if it names one.
 
     Raises:
-        ConfigError: the file cannot be read, or is another than the experiment says.
+        ConfigError: the file cannot be read, or its digest differs from the experiment's.
     """
     net = experiment.net
     if net.weights is None:
@@ -28,7 +28,7 @@ def _digest(path: str, expected: str | None) -> str:
     """Return the SHA-256 of a file of weights.
 
     Raises:
-        ConfigError: it cannot be read, or its digest is another than expected.
+        ConfigError: the file cannot be read, or its digest is not the expected one.
     """
     try:
         found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
@@ -45,10 +45,10 @@ def _digest(path: str, expected: str | None) -> str:
 
 
 def pretrained(path: str, fresh: Weights, sha256: str | None = None) -> Weights:
-    """Return initial weights, those that a file holds taken from it.
+    """Return initial weights, with the tensors of a file in place of fresh ones.
 
     Raises:
-        ConfigError: the file cannot be read, is another than expected, or does not fit the net.
+        ConfigError: the file cannot be read, is not the expected one, or does not fit the net.
     """
     _digest(path, sha256)
     try:

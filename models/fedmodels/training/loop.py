@@ -5,6 +5,7 @@ Shapes: B batch, n training set, d features, K classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fedmodels.config.experiment import Training
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.embedding import embedded
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import Counts
@@ -31,20 +32,20 @@ def train_locally(
     """Run one client's half of an interaction.
 
     Args:
-        method: whose functions are called, in the order they stand in :class:`Method`.
-        ctx: where in the run; its net is overwritten.
-        payload: what the server sent, common and personal parts merged.
+        method: gives the functions; they run in the order of :class:`Method`.
+        ctx: the place in the run; its net is overwritten.
+        payload: the server's payload, common and personal parts merged.
         state: the client's private state of its last interaction.
     """
     half = ClientHalf(method, ctx, payload, state)
-    with seeded(ctx.seed("dropout")):  # layers with randomness of their own draw from here
+    with seeded(ctx.seed("dropout")):  # dropout and other random layers draw from here
         half.begin()
         return half.end(method.fit(ctx, half.x, half.y, half.refs))
 
 
 @dataclass
 class ClientHalf:
-    """What one client does in an interaction before its net is fitted, and after."""
+    """One client's work in an interaction before and after its net is fitted."""
 
     method: Method
     ctx: ClientContext
@@ -55,13 +56,13 @@ class ClientHalf:
     y: Tensor = field(init=False)
 
     def begin(self) -> None:
-        """Fill the net; find what the loss refers to and what there is to train on."""
+        """Load the net, the references of the loss and the training data."""
         self.method.load(self.ctx, self.payload, self.state)
         self.refs = self.method.prepare(self.ctx, self.payload, self.state)
         self.x, self.y = self.method.training_data(self.ctx, self.refs)
 
     def end(self, loss: float) -> LocalResult:
-        """Return what local training leaves; ``loss`` is the mean of the last epoch."""
+        """Return the result of local training; ``loss`` is the mean of the last epoch."""
         state = self.method.after_local(self.ctx, self.payload, self.state, self.refs)
         upload = self.method.uplink(self.ctx, state, self.refs, len(self.y))
         return LocalResult(upload, state, loss, len(self.y))
@@ -79,15 +80,14 @@ def run_phases(
     """Run every phase of local training; return the mean loss of the last epoch.
 
     Args:
-        method: whose phases and loss.
-        ctx: whose net trains.
+        method: gives phases and loss.
+        ctx: holds the net that trains.
         x: inputs (n, …).
         y: labels (n,).
-        refs: of ``prepare``.
-        renewed: inputs and labels of an epoch, where they are not the same in all (replay drawn
-            anew); called at its beginning.
-        joined: gives a batch with more examples in it than those it is given, where some are drawn
-            anew for each batch.
+        refs: the result of ``prepare``.
+        renewed: gives inputs and labels of an epoch at its beginning, for data that change between
+            epochs, such as replay.
+        joined: adds examples to a batch, for examples that are drawn anew for each batch.
     """
     course = Course(method, ctx, x, y, refs, renewed, joined)
     for phase in method.phases(ctx):
@@ -104,7 +104,7 @@ def run_phases(
 
 
 class Course:
-    """One client's way through its phases: its batches in order, and what it lost on them."""
+    """One client's way through its phases: its batches in order, and their losses."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Course:
         renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None,
         joined: Callable[[Batch], Batch] | None = None,
     ) -> None:
-        """Begin it; arguments as in :func:`run_phases`."""
+        """Start before the first phase; arguments as in :func:`run_phases`."""
         self.method, self.ctx, self.refs = method, ctx, refs
         self._x, self._y, self._renewed, self._joined = x, y, renewed, joined
         self._order, self._augment = ctx.generator("order"), ctx.generator("augment")
@@ -125,7 +125,7 @@ class Course:
     def batches(self, phase: Phase) -> Iterator[tuple[Batch, Tensor | None]]:
         """Yield the batches of a phase that has begun.
 
-        With each come its embeddings (B, d) where the phase cannot change them.
+        The second item is the batch's embeddings (B, d) if the phase cannot change them, else None.
         """
         net, training = self.ctx.net, self.ctx.run.experiment.training
         is_same = self._renewed is None and self._joined is None
@@ -143,27 +143,48 @@ class Course:
                 yield batch, None if fixed is None else fixed[index]
 
     def end_step(self, batch: Batch, loss: Tensor) -> None:
-        """Do what follows the optimiser's step on a batch."""
+        """Finish a step: call ``after_step``, keep the loss, report progress."""
         self.method.after_step(self.ctx, batch, self.refs)
         self._losses.append(loss)
         self.ctx.tick(self._epoch, len(self._losses) - 1, loss)
 
     def end(self) -> float:
-        """Leave all parameters as they were found; return the mean loss of the last epoch."""
+        """Leave all parameters as they were found; return the mean loss of the last epoch.
+
+        Raises:
+            TrainingFailed: the loss is not finite.
+        """
+        loss = self.left()
+        if self._losses and not math.isfinite(loss):
+            raise TrainingFailed(self._diverged(loss))
+        return loss
+
+    def left(self) -> float:
+        """Leave all parameters as they were found; return the mean loss, whatever it is."""
         for parameter in self.ctx.net.parameters():
             parameter.requires_grad_(True)
             parameter.grad = None
         return float(torch.stack(self._losses).mean()) if self._losses else float("nan")
 
+    def _diverged(self, loss: float) -> str:
+        """Say who diverged, on what, and what usually helps."""
+        low, high = (float(x) for x in (self._x.min(), self._x.max())) if len(self._x) else (0, 0)
+        return (
+            f"the loss of client {self.ctx.client} in round {self.ctx.round} is {loss}: its inputs "
+            f"go from {low:.4g} to {high:.4g} once normalised; what usually helps is a lower "
+            f"[training] lr (it is {self.ctx.run.experiment.training.lr:g}), or inputs near 0 by "
+            "scale, mean and std in client.json"
+        )
+
 
 def begin_phase(
     nets: Sequence[SplitNet], phase: Phase, training: Training
 ) -> torch.optim.Optimizer:
-    """Freeze what the phase does not train, set modes, return a fresh optimiser for the rest.
+    """Freeze weights outside the phase, set modes, return a fresh optimiser for the others.
 
     Args:
-        nets: equal ones; one optimiser steps all of them that have gradients.
-        phase: what trains.
+        nets: nets of one shape; one optimiser steps all nets with gradients.
+        phase: names the weights that train.
         training: the run's settings.
     """
     groups: dict[float, list[nn.Parameter]] = {}
@@ -179,7 +200,7 @@ def begin_phase(
                 groups.setdefault(decay, []).append(parameter)
         _set_modes(net, phase)
     if not groups:
-        raise ConfigError(f"a phase trains {list(phase.trains)}, of which the net has nothing")
+        raise ConfigError(f"a phase trains {list(phase.trains)}, and the net has no such weights")
     return optimizer_of(
         [{"params": ps, "weight_decay": decay} for decay, ps in groups.items()],
         training,
@@ -196,9 +217,9 @@ def _set_modes(net: SplitNet, phase: Phase) -> None:
 
 
 def fixed_features(net: SplitNet, x: Tensor, training: Training) -> Tensor | None:
-    """Return the embeddings (n, d) of a phase that cannot change them, to be computed only once.
+    """Return the embeddings (n, d), computed once, if the phase cannot change them.
 
-    None where it can: the base trains, it is in training mode (running statistics move, dropout
+    None if it can: the base trains, the base is in training mode (running statistics move, dropout
     draws), inputs are augmented, or an example's embedding depends on its batch.
     """
     if net.base.training or training.augment != "none" or net.mixes_examples:

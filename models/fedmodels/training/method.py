@@ -33,20 +33,20 @@ TRAINING = ("fit", "loss", "after_step")
 
 
 def _secret_of_its_own() -> Callable[[], Secret]:
-    """Return what always gives the same fresh secret, drawn when it is first asked for."""
+    """Return a function that draws a fresh secret once, and returns it at every call."""
     return cache(Secret.fresh)
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """All the server knows between interactions."""
+    """Everything the server half remembers from one interaction to the next."""
 
     common: Bundle
     """What every client may be sent."""
     own: Bundle = field(default_factory=Bundle)
-    """What only the server needs, such as features it optimises."""
+    """What only the server needs, such as features that the server optimises."""
     clients: Mapping[int, Bundle] = field(default_factory=dict)
-    """Only what the paper keeps of single clients on the server."""
+    """What the paper keeps on the server for each client; empty for most methods."""
 
     def named(self) -> list[tuple[str, Bundle]]:
         """Return its bundles by name, for the archive and the digest."""
@@ -59,7 +59,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class ServerData:
-    """Examples that the server itself holds, normalised; for methods that declare their need."""
+    """The server's own examples, normalised; for methods that declare ``needs_server_data``."""
 
     x: Tensor  # (n, *input_shape)
     y: Tensor  # (n,) int64
@@ -79,17 +79,17 @@ class ServerContext:
     series: dict[str, Any] = field(default_factory=dict)
     """Nested lists for the report, such as ``aggregation_weights`` (n, n); put in by ``finish``."""
     server_data: ServerData | None = None
-    """There for every method that ``needs_server_data``."""
+    """Present for every method that ``needs_server_data``."""
     minority: tuple[int, ...] = ()
-    """The rarer half of the classes by what all clients announced: only an oracle may look."""
+    """The rarer half of the classes, by all announcements; only an oracle may use them."""
     labels: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """The classes each client of the cohort trains on now, as it announced when it joined."""
+    """The classes each client of the cohort trains on now, by its announcement."""
     limits: tuple[Tensor, Tensor] | None = None
-    """What black and white of each channel are as inputs, (C,) or (1,) each, as announced."""
+    """Black and white of each channel after normalisation, (C,) or (1,) each, as announced."""
     ends_task: bool = False
-    """Whether the next interaction is on another task; of the last one it is not."""
+    """Whether the next interaction is on another task; false for the last interaction."""
     tell: Callable[[str, int, int, float], None] = lambda what, step, of, loss: None
-    """Told how far long work on the server is: what, step, steps in all, loss."""
+    """Reports the progress of long work on the server: what, step, number of steps, loss."""
 
     def generator(self, purpose: str = "method") -> torch.Generator:
         """Return a fresh generator of this interaction for one purpose."""
@@ -105,11 +105,11 @@ class Stream(Protocol):
         ...
 
     def train_up_to(self, task: int) -> tuple[Tensor, Tensor]:
-        """Return everything met up to ``task``; only for methods that declare ``keeps_history``."""
+        """Return the data of all tasks up to ``task``; needs ``keeps_history``."""
         ...
 
     def limits(self) -> tuple[Tensor, Tensor]:
-        """Return what the lowest and highest raw value of each channel are as inputs, (C,) each."""
+        """Return the lowest and highest value of each channel after normalisation, (C,) each."""
         ...
 
 
@@ -126,13 +126,13 @@ class ClientContext:
     stream: Stream
     device: torch.device
     tick: Callable[[int, int, Tensor], None] = lambda epoch, batch, loss: None
-    """Told after every step: epoch, batch, loss of the batch."""
+    """Called after every step with epoch, batch and loss of the batch."""
     metrics: Metrics = field(default_factory=dict)
-    """Numbers of the method's own for the run's records; put in by any function."""
+    """The method's own numbers for the run's records; any function may add some."""
     view: str = ""
     """Which of the method's views is being loaded and scored; empty while it trains."""
     secret: Callable[[], Secret] = field(default_factory=_secret_of_its_own)
-    """Gives what only this client knows; a worker's is kept in its state directory."""
+    """Returns the client's secret; a worker keeps it in its state directory."""
 
     def seed(self, purpose: str) -> int:
         """Return the seed of (run, client, interaction, purpose)."""
@@ -143,21 +143,21 @@ class ClientContext:
         return torch.Generator().manual_seed(self.seed(purpose))
 
     def secret_normal(self, content: Tensor, purpose: str) -> Tensor:
-        """Return N(0, 1) numbers that blur ``content``, which nobody else can draw again."""
+        """Return N(0, 1) numbers to blur ``content``; nobody else can draw them again."""
         return self.secret().normal(content, f"{self.interaction}/{purpose}")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of local training: what trains, for how long, how."""
+    """One part of local training: which weights train, for how long, and how."""
 
     epochs: int
     trains: tuple[str, ...] = ("",)
     """Prefixes of the weights that train, e.g. ``("base/",)``; the rest is frozen."""
     lr: float | None = None
-    """Learning rate, if not the run's."""
+    """Learning rate; the run's unless given."""
     weight_decay: Mapping[str, float] = field(default_factory=dict)
-    """By prefix, where it is not the run's."""
+    """By prefix of the weights; the run's for all other weights."""
     bn_of_frozen: Literal["train", "eval"] = "train"
     """Mode of frozen submodules: in ``train`` their running statistics still move."""
 
@@ -173,7 +173,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Output:
-    """What the net says of a mini-batch."""
+    """The net's output for a mini-batch."""
 
     features: Tensor  # (B, d)
     logits: Tensor  # (B, K)
@@ -181,7 +181,7 @@ class Output:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What local training leaves: the upload, the new private state and the last epoch's loss."""
+    """The result of local training: upload, new private state and the last epoch's loss."""
 
     upload: Bundle
     state: Bundle
@@ -215,12 +215,12 @@ class Method(ABC):
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Return the models it has; ``after_downlink`` only where clients hold their own."""
+        """Return the models the method has; ``after_downlink`` if clients hold their own."""
         return ("global", "after_local")
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Return the rules that ``predict`` answers with, or with the first of, in this order."""
+        """Return the rules of ``predict``, in its order; it may answer with the first alone."""
         return ("classifier",)
 
     def reported(self, run: Run) -> frozenset[str]:
@@ -229,7 +229,11 @@ class Method(ABC):
 
     @property
     def local_view(self) -> str:
-        """Return the view that ``a_loc`` is taken from."""
+        """Return the view that ``a_loc`` is taken from.
+
+        ``global`` says that a client has no model of its own to score: there is no ``a_loc``, and
+        ``a_sel`` is everyone's model on the data of the cohort.
+        """
         return "after_downlink" if "after_downlink" in self.views else "after_local"
 
     def __init_subclass__(cls) -> None:
@@ -261,7 +265,7 @@ class Method(ABC):
     def broadcast(
         self, ctx: ServerContext, state: ServerState
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        """Return what the cohort gets: a common part, and a part for each client that needs one."""
+        """Return the payload: a common part, and a part for each client that needs one."""
 
     @abstractmethod
     def evaluation(
@@ -269,8 +273,8 @@ class Method(ABC):
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
         """Return what clients need to score their models; the common part as in ``broadcast``.
 
-        What is sent for evaluation alone (``eval/…``) goes into the clients' parts; clients that
-        get the same bundle object share its encoding.
+        Tensors for evaluation alone (``eval/…``) go into the clients' parts. Clients that get the
+        same bundle object share its encoding.
         """
 
     @abstractmethod
@@ -281,11 +285,11 @@ class Method(ABC):
     def check_upload(
         self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
     ) -> None:
-        """Check the values of an upload whose shapes are right; raise PayloadError if one lies."""
+        """Check the values of an upload whose shapes are right; raise PayloadError for a lie."""
 
     @abstractmethod
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        """Return what the common part and a client's own part of a broadcast hold."""
+        """Return what a broadcast's common part and its part for one client may hold."""
 
     @abstractmethod
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
@@ -308,33 +312,33 @@ class Method(ABC):
     def finish(
         self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
-        """Optimise on the server, after the reduction; return the state to commit, and metrics."""
+        """Optimise on the server after ``aggregate``; return the state to commit, and metrics."""
 
     # --- client half ---------------------------------------------------------------------------
 
     @abstractmethod
     def keeps_state(self, run: Run) -> bool:
-        """Tell whether clients hold a private state that must survive interactions."""
+        """Tell whether clients keep a private state from one interaction to the next."""
 
     @abstractmethod
     def init_client(self, run: Run, client: int) -> Bundle:
-        """Return the private state of a client that was never selected; what it shares is not."""
+        """Return the private state of a client before its first order: private parts only."""
 
     @abstractmethod
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        """Put the model the client holds after a downlink into ``ctx.net``."""
+        """Load the client's model after a downlink into ``ctx.net``."""
 
     @abstractmethod
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        """Put everyone's model into ``ctx.net``."""
+        """Load the global model into ``ctx.net``."""
 
     @abstractmethod
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
-        """Return what the loss refers to: the broadcast, teachers, prototypes, replay."""
+        """Return the references of the loss: the broadcast, teachers, prototypes, replay."""
 
     @abstractmethod
     def training_data(self, ctx: ClientContext, refs: Any) -> tuple[Tensor, Tensor]:
-        """Return the inputs and labels local training runs over, replayed ones last."""
+        """Return inputs and labels to train on, replayed ones last."""
 
     @abstractmethod
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Any) -> float:
@@ -342,7 +346,7 @@ class Method(ABC):
 
     @abstractmethod
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
-        """Return what trains, for how long, in order."""
+        """Return the phases of local training, in order."""
 
     @abstractmethod
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
@@ -350,7 +354,7 @@ class Method(ABC):
 
     @abstractmethod
     def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
-        """Do what follows every optimiser step."""
+        """Act after an optimiser step."""
 
     @abstractmethod
     def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
@@ -358,7 +362,7 @@ class Method(ABC):
 
     @abstractmethod
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
-        """Return what leaves the client: this, and nothing else."""
+        """Return the upload; nothing else leaves the client."""
 
     @abstractmethod
     def predict(
@@ -369,11 +373,11 @@ class Method(ABC):
     def pictures(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
     ) -> Mapping[str, Picture]:
-        """Return what the client may draw for itself in the end, by file name.
+        """Return pictures that the client may draw for itself at the end, by file name.
 
-        The client's last model is in ``ctx.net``, in evaluation mode; ``x`` (n, …) and ``y`` (n,)
-        are all its test data. Nothing of it is sent. Where there are prototypes of embeddings, the
-        default shows them among the embeddings.
+        ``ctx.net`` holds the client's last model, in evaluation mode; ``x`` (n, …) and ``y`` (n,)
+        are all its test data. No picture is sent. The default shows prototypes of embeddings, if
+        there are any, among the embeddings.
         """
         known = {
             f"{whose} {name}": found

@@ -1,4 +1,4 @@
-"""What a client may draw of what it learnt: data for pictures, which only the client sees.
+"""Data for pictures of a client's model; only the client itself sees the pictures.
 
 Shapes: n examples, d coordinates of an embedding, C channels, H height, W width.
 """
@@ -16,15 +16,15 @@ from fedmodels.tensors.bundle import Prototypes
 
 @dataclass(frozen=True)
 class PrototypeMap:
-    """Embeddings of a client's own data beside the prototypes it knows, in two dimensions.
+    """Embeddings of a client's own data beside its known prototypes, in two dimensions.
 
-    Both are projected on the two directions in which the embeddings vary most (PCA).
+    The projection is on the two directions in which the embeddings vary most (PCA).
     """
 
     points: Tensor  # (n, 2)
     labels: Tensor  # (n,) int64
     prototypes: Mapping[str, tuple[Tensor, Tensor]]
-    """By whose they are: positions (m, 2) and classes (m,); class -1 belongs to none."""
+    """By owner: positions (m, 2) and classes (m,); class -1 means no class."""
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, known: Mapping[str, Prototypes]) -> PrototypeMap:

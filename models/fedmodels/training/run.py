@@ -1,4 +1,4 @@
-"""A run as everybody in it knows it: the experiment, the problem, and the net they start from."""
+"""The facts of a run that all processes share: experiment, problem and initial net."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedmodels.training.initial_weights import pretrained
 
 @dataclass(frozen=True)
 class Run:
-    """What both halves know of a run."""
+    """The facts of a run that both halves of a method know."""
 
     experiment: Experiment
     problem: Problem
@@ -35,23 +35,23 @@ class Run:
 
     @cached_property
     def initial_weights(self) -> Weights:
-        """Return the weights everybody starts from.
+        """Return the initial weights of all clients and the server.
 
         Raises:
-            ConfigError: ``[net] weights`` is no file of such weights.
+            ConfigError: ``[net] weights`` is no file of weights for this net.
         """
         fresh, net = weights_of(self.make_net()), self.experiment.net
         return pretrained(net.weights, fresh, net.weights_sha256) if net.weights else fresh
 
     def forget_initial_weights(self) -> None:
-        """Free them; whoever asks for them again has them built again."""
+        """Free the initial weights; the next access builds them again."""
         self.__dict__.pop("initial_weights", None)
 
     @cached_property
     def forms(self) -> Weights:
         """Return tensors like the net's without values, on torch's meta device.
 
-        They tell names, shapes and dtypes without a copy of the net that stays in memory.
+        They give names, shapes and dtypes, and hold no memory for values.
         """
         return {key: t.detach().to("meta") for key, t in self.make_net().tensors().items()}
 

@@ -1,12 +1,12 @@
 """Clients of one process trained together: one step of all of them through stacked parameters.
 
 ``torch.vmap`` maps the method's loss over the clients' parameters, buffers, batches and references,
-stacked along a first axis. It pays where a step is so small that its calls cost more than its
+stacked along a first axis. Stacking pays for small steps, whose calls cost more than their
 arithmetic: nets of the size of ``digits-cnn`` on a CPU, not ResNets (docs/results.md).
 
-The weights are those of training in turn up to rounding. For that not to depend on who is stacked
-with whom either, a batch that has no other of its size is stacked with itself: seen to hold for the
-nets here, not promised for others (docs/decisions.md).
+The weights equal those of training in turn up to rounding. Rounding must not depend on which
+clients are stacked together, so a batch without another of its size is stacked with itself. This
+was seen to suffice for the nets here; it is no promise for others (docs/decisions.md).
 
 Shapes: C clients, B batch.
 """
@@ -28,7 +28,7 @@ from fedmodels.training.method import Batch, ClientContext, Method, Output, Run
 
 
 def begin_apart(half: ClientHalf) -> None:
-    """Do what comes before the fit, drawing from the client's own seed."""
+    """Begin a client's half with random numbers of the client's own seed."""
     with seeded(half.ctx.seed("dropout")):
         half.begin()
 
@@ -37,8 +37,8 @@ def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
     """Run every phase of several clients; return each one's mean loss of its last epoch.
 
     Args:
-        halves: begun; of different clients of one interaction and method, each with a net of its
-            own, all nets alike.
+        halves: begun halves of different clients, of one interaction and method; each has its own
+            net, and all nets have one shape.
     """
     method = halves[0].method
     courses = [Course(method, half.ctx, half.x, half.y, half.refs) for half in halves]
@@ -56,14 +56,14 @@ def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
             optimizer.step()
             for course, batch, _ in due:
                 course.end_step(batch, losses[course])
-    return [course.end() for course in courses]
+    return [course.left() for course in courses]
 
 
 def check_stacks(run: Run) -> None:
-    """Try whether the run's net can be stacked.
+    """Check that the run's net can be stacked.
 
     Raises:
-        ConfigError: it draws random numbers while it trains, say.
+        ConfigError: the net cannot, for instance because it draws random numbers in training.
     """
     net = run.make_net().train()
     plain = nn.Sequential(OrderedDict(base=net.base, head=net.head))
@@ -74,7 +74,7 @@ def check_stacks(run: Run) -> None:
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConfigError(
             f"[training] together = {run.experiment.training.together}: clients with net "
-            f"{run.experiment.net.name!r} train in turn only, leave it out "
+            f"{run.experiment.net.name!r} train in turn only; leave together out "
             f"({str(error).strip().splitlines()[0]})"
         ) from None
 
@@ -93,7 +93,7 @@ class _Stack:
         self.buffers = {c: dict(net.named_buffers("net")) for c, net in nets.items()}
 
     def backward(self, due: Sequence[_Due]) -> dict[Course, Tensor]:
-        """Leave gradients in the nets of all that are due; return each one's loss."""
+        """Compute gradients in the nets of all clients with a batch; return each client's loss."""
         losses: dict[Course, Tensor] = {}
         by_size: dict[int, list[_Due]] = {}
         for step in due:
@@ -145,7 +145,7 @@ def _stacked(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _leaves(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of what a loss is given, in the order of :func:`_rebuilt`."""
+    """Yield the tensors of a loss's arguments, in the order of :func:`_rebuilt`."""
     if isinstance(tree, Tensor):
         yield tree
     else:
@@ -154,7 +154,7 @@ def _leaves(tree: Any) -> Iterator[Tensor]:
 
 
 def _rebuilt(tree: Any, leaves: Iterator[Tensor]) -> Any:
-    """Return the like of a tree with other tensors."""
+    """Return a copy of a tree with other tensors."""
     if isinstance(tree, Tensor):
         return next(leaves)
     branches = [_rebuilt(branch, leaves) for branch in _branches(tree)]

@@ -9,7 +9,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.resolution import experiment_of, parse_experiment
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-MIN_EXAMPLES = 23
+MIN_EXAMPLES = 40
 """Raise it with every example that is added: a search that finds nothing must not pass."""
 
 TEXT = """
@@ -146,7 +146,7 @@ def test_error_lines(overrides, line):
 @pytest.mark.parametrize(
     ("table", "line"),
     [
-        ('[data]\nname = "digits"', "key 'data' is missing in the top level"),
+        ('[net]\nname = "mlp"\nhidden = [8]', "key 'net' is missing in the top level"),
         ('name = "digits"', "key 'name' is missing in [data]"),
         ("shards = 4", "key 'shards' is missing in [scenario]"),
         ('kind = "per_class_shards"', "key 'kind' is missing in [scenario]"),

@@ -29,7 +29,7 @@ from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run, ServerContext
 from fedpb import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
-from tests.conftest import context_of, method_of, payload_of, tiny_experiment
+from tests.conftest import context_of, digest_of, method_of, payload_of, tiny_experiment
 
 OFF = {"loss_p": False, "loss_i": False, "loss_s": False}
 
@@ -586,7 +586,7 @@ def same_models(one, other):
     for name, tensor in a["server"].items():
         assert torch.equal(b["server"][name], tensor), name
     personal = [
-        {p.parent.name: p.read_bytes() for p in (out / "clients").glob("*/personal*")}
+        {p.parent.name: digest_of(p) for p in (out / "clients").glob("*/personal*")}
         for out in (one, other)
     ]
     assert personal[0] == personal[1]

@@ -315,15 +315,23 @@ def test_inference_by_hand():
     assert predicted(OWN, OWN)["gldp_lp"] == 2
 
 
+def test_the_rule_without_a_mask_chooses_from_what_other_methods_choose_from():
+    seen = {k: OWN[k] for k in (0, 1)}
+    assert predicted(seen, OWN)["all_classes"] == 2
+    assert "all_classes" not in predicted(seen, OWN, candidates="all")
+
+
 def test_client_without_prototypes_uses_the_global_ones():
-    assert predicted({}, OWN) | {"classifier": 0} == {"gldp_gp": 2, "gldp_lp": 2, "classifier": 0}
+    found = predicted({}, OWN)
+    assert (found["gldp_gp"], found["gldp_lp"]) == (2, 2)
 
 
 @pytest.mark.parametrize("rule", ["gldp_gp", "gldp_lp", "classifier"])
 def test_first_rule_is_the_one_asked_for(rule):
     found = predicted(OWN, OWN, inference=rule)
     assert next(iter(found)) == rule
-    assert found.keys() == {"gldp_gp", "gldp_lp", "classifier"}
+    assert found.keys() == {"gldp_gp", "gldp_lp", "classifier", "all_classes"}
+    assert tuple(found) == make("gldp", inference=rule).rules
 
 
 def test_the_global_model_has_no_head_unless_heads_go_up():

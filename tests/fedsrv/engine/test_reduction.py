@@ -83,7 +83,8 @@ def test_who_spoils_it_is_left_out(bad, line):
 def test_two_that_do_not_go_together_lose_the_first():
     found = reduce([(1.0, 1.0), (33.0, 1.0), (44.0, 1.0)])
     assert found.metrics == {"sum": 45.0}
-    assert found.left_out == {1: "the uploads of all cannot be reduced with its one"}
+    reason = "the uploads of all clients cannot be reduced together with this one"
+    assert found.left_out == {1: reason}
 
 
 def test_below_what_is_needed_the_run_fails_with_a_line():

@@ -87,7 +87,8 @@ class Replaying(FedAvg):
         )
 
     def reported(self, run: Run) -> frozenset[str]:
-        ratios = (f"generator_ratio_{k}" for k in range(run.problem.num_classes))
+        names = ("generator_ratio", "replay_acceptance")
+        ratios = (f"{name}_{k}" for name in names for k in range(run.problem.num_classes))
         return frozenset((*METRICS, *ratios))
 
     def keeps_state(self, run: Run) -> bool:

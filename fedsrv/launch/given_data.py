@@ -1,0 +1,68 @@
+"""Directories of client data that a launch is given: are they what the config speaks of?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.config.origin import check_origin, dealt
+from fedmodels.errors import ConfigError, DataError
+from fedmodels.printable import printable
+
+TABLE = "partition.json"
+
+
+def check_given_data(experiment: Experiment, root: Path | None) -> None:
+    """Check that there are data for every client of an experiment, dealt out as it says.
+
+    Args:
+        experiment: what is to be run.
+        root: the directory given; None where data are dealt out for this run.
+
+    Raises:
+        ConfigError: names what differs.
+        DataError: there is no client's directory, or the partition's description is damaged.
+    """
+    if root is None:
+        dealt(experiment)
+        return
+    if not (root / "0").is_dir():
+        raise DataError(
+            f"--data {root} holds no client directory 0; "
+            "make one with: fedcli partition CONFIG --out DIR"
+        )
+    table = root / TABLE
+    origin = _read(table).get("config") if table.is_file() else None
+    if isinstance(origin, dict):
+        check_origin(experiment, origin, f"--data {root}")
+    wanted = experiment.schedule.clients
+    missing = [str(i) for i in range(wanted) if not (root / str(i)).is_dir()]
+    if missing:
+        raise ConfigError(
+            f"--data {root} holds no directory of client {', '.join(missing[:3])}, and the config "
+            f"has [schedule] clients = {wanted}: at most {missing[0]} fit these data"
+        )
+
+
+def name_of(experiment: Experiment, root: Path | None) -> str:
+    """Return what is trained on: by the clients' own account where their data are given."""
+    if root is not None:
+        try:
+            said = _read(root / "0" / "client.json").get("dataset", "own")
+        except DataError:  # the client itself says what is wrong
+            said = "own"
+        return printable(str(said), 60)
+    return experiment.data.name if experiment.data else "own"
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} must hold an object")
+    return content

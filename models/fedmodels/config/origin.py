@@ -1,0 +1,100 @@
+"""What a partition follows from, and where that differs from what a config says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedmodels.config.experiment import Experiment, leaves
+from fedmodels.config.scenario import Data, ScenarioTable
+from fedmodels.errors import ConfigError
+
+NOT_DEALT = ("data.root", "data.input_shape", "data.num_classes")
+"""Keys that change no partition."""
+SHOWN = 3
+"""Differences that one line names."""
+MOST_LETTERS = 60
+"""Of a value in that line: it may have come from a stranger."""
+
+
+def dealt(experiment: Experiment) -> tuple[Data, ScenarioTable]:
+    """Return what says how data are dealt out.
+
+    Raises:
+        ConfigError: the config leaves it out, since data were there already.
+    """
+    for name in ("data", "scenario"):
+        if getattr(experiment, name) is None:
+            raise ConfigError(
+                f"the config has no [{name}]: add it to have data dealt out, or name a directory "
+                "with one of each client's own by --data DIR"
+            )
+    assert experiment.data is not None
+    assert experiment.scenario is not None
+    return experiment.data, experiment.scenario
+
+
+def differences(experiment: Experiment, made: Mapping[str, Any]) -> list[str]:
+    """Return what a partition was made with that a config says otherwise, an entry for each key.
+
+    Args:
+        experiment: what is to be run; tables it leaves out differ in nothing.
+        made: what the partition follows from, as it is written beside it.
+    """
+    wanted: dict[str, Any] = {}
+    for name in ("data", "scenario"):
+        table = getattr(experiment, name)
+        if table is not None:
+            wanted[name] = table.model_dump(mode="json")
+    if experiment.scenario is not None:
+        wanted |= {"clients": experiment.schedule.clients, "seed": experiment.seed}
+    ours, theirs = leaves(wanted), leaves({key: made.get(key) for key in wanted})
+    return [
+        f"{_named(key)} = {_short(ours.get(key))} in the config, {_short(theirs.get(key))} there"
+        for key in sorted(ours.keys() | theirs.keys())
+        if key not in NOT_DEALT and _said(ours.get(key)) != _said(theirs.get(key))
+    ]
+
+
+def check_origin(experiment: Experiment, made: Mapping[str, Any], whose: str) -> None:
+    """Check that data were dealt out as a config says.
+
+    Raises:
+        ConfigError: names every key that differs, up to some.
+    """
+    found = differences(experiment, made)
+    if found:
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise ConfigError(
+            f"{whose} is of another partition than the config says: {'; '.join(found[:SHOWN])}"
+            f"{more}; make one of this config with fedcli partition, or change the config"
+        )
+    if experiment.method.pools_data != bool(made.get("gathered")):
+        raise ConfigError(_of_the_other_kind(experiment, whose))
+
+
+def _of_the_other_kind(experiment: Experiment, whose: str) -> str:
+    """Say that data are dealt out where they should be pooled, or the other way round."""
+    if experiment.method.pools_data:
+        return (
+            f"{whose} is dealt out to clients, and centralized trains on client 0's alone: leave "
+            "out --data, or make a pooled one with fedcli partition"
+        )
+    return (
+        f"{whose} is pooled, all of it at client 0, and {experiment.method.name} trains on what "
+        "clients hold: make one of this config with fedcli partition"
+    )
+
+
+def _named(key: str) -> str:
+    """Return a key as the config has it."""
+    return "schedule.clients" if key == "clients" else key
+
+
+def _said(value: str | None) -> str | None:
+    return None if value == "null" else value
+
+
+def _short(value: str | None) -> str:
+    text = _said(value) or "nothing"
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"

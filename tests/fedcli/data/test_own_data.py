@@ -1,0 +1,197 @@
+"""One's own images and arrays: scaled as one expects, named alike everywhere, inspected first."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from fedcli.cli import main
+from fedcli.data.store.client_data import ClientData, GlobalTest
+from fedcli.data.store.inspection import inspect
+from fedmodels.errors import DataError, PayloadError, RunFailed, TrainingFailed
+from fedmodels.resolution import experiment_of
+from fedsrv.engine.admission import Admission
+from fedtide.inprocess import run_in_process
+
+
+def own(root: Path, client: int, dtype: Any = np.uint8, factor: float = 1, **about: Any) -> Path:
+    """Write one client's arrays: 24 training and 8 test images of two classes."""
+    place, rng = root / str(client), np.random.default_rng(client)
+    (place / "task-0").mkdir(parents=True)
+    for part, n in (("train", 24), ("test", 8)):
+        x = (rng.integers(0, 256, (n, 1, 4, 4)) * factor).astype(dtype)
+        np.save(place / f"task-0/{part}_x.npy", x)
+        np.save(place / f"task-0/{part}_y.npy", np.arange(n) % 2)
+    facts = {"input_shape": [1, 4, 4], "num_classes": 2, **about}
+    (place / "client.json").write_text(json.dumps(facts))
+    return place
+
+
+def names_of(root: Path, client: int, **about: Any) -> str:
+    return ClientData(own(root, client, **about)).announcement()
+
+
+# --- scale
+
+
+def test_bytes_are_scaled_unless_told_otherwise(tmp_path):
+    found = [
+        ClientData(own(tmp_path, 0)),
+        ClientData(own(tmp_path, 1, scale=1)),
+        ClientData(own(tmp_path, 2, np.float32)),
+    ]
+    highest = [float(one.normaliser(one.arrays(0, "train")[0]).max()) for one in found]
+    assert 0.9 < highest[0] <= 1
+    assert min(highest[1:]) > 200
+    assert json.loads(found[0].announcement())["scale"] == 255
+    with pytest.raises(DataError, match=r'client\.json: mean is of x / scale.*"scale": 1'):
+        ClientData(own(tmp_path, 3, mean=[33.3], std=[78.6]))
+
+
+def test_images_in_folders_are_scaled_too(tmp_path):
+    _image(tmp_path / "0/task-0/train/0/a.png")
+    (tmp_path / "0/task-0/test").mkdir()
+    (tmp_path / "0/client.json").write_text('{"input_shape": [1, 4, 4], "num_classes": 1}')
+    assert ClientData(tmp_path / "0").file.scale == 255
+    own(tmp_path, 1)
+    place = tmp_path / "global-test"
+    place.mkdir()
+    for name in "xy":
+        source = tmp_path / "1" / "task-0" / f"test_{name}.npy"
+        (place / f"{name}.npy").write_bytes(source.read_bytes())
+    (place / "problem.json").write_text('{"input_shape": [1, 4, 4], "num_classes": 2}')
+    found = GlobalTest.find(tmp_path)
+    assert found is not None
+    assert found.problem.scale == 255
+
+
+def _image(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    Image.new("L", (4, 4), color=200).save(path)
+
+
+# --- names of classes
+
+
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        ([], r'cat names no class; known are numbers: .*client\.json.*"class_names": \["cat", "d'),
+        (["cat", "cow"], r'dog names no class; known are cat, cow: .*\["cat", "cow", "dog"\]'),
+    ],
+)
+def test_folders_without_a_name_get_an_example(names, line, tmp_path):
+    for name in ("cat", "dog"):
+        _image(tmp_path / "0/task-0/train" / name / "a.png")
+    facts = {"input_shape": [1, 4, 4], "num_classes": 2, "class_names": names}
+    (tmp_path / "0/client.json").write_text(json.dumps(facts))
+    with pytest.raises(DataError, match=line):
+        ClientData(tmp_path / "0")
+
+
+def test_classes_in_another_order_are_refused(tmp_path):
+    """Label 0 would be a cat at one client and a dog at another."""
+    told = [names_of(tmp_path, c, class_names=["cat", "dog"]) for c in (0, 1)]
+    told += [names_of(tmp_path, 2, class_names=["dog", "cat"]), names_of(tmp_path, 3)]
+    admission = Admission({}, 4)
+    admission.check(0, told[2])
+    for client, text in ((0, told[2]), (1, told[0]), (2, told[1])):
+        assert admission.admit(client, text) == []
+    assert admission.admit(3, told[3]) == []  # says none
+    assert admission.settle() == [0]
+    line = r'client 0 calls its classes \["dog", "cat"\].*"class_names": \["cat", "dog"\]'
+    with pytest.raises(PayloadError, match=line):
+        admission.check(0, told[2])
+    with pytest.raises(PayloadError, match=line):
+        Admission({1: told[0]}, 4).check(0, told[2])
+    half = Admission({}, 2)
+    half.admit(0, told[0])
+    half.admit(1, told[2])
+    with pytest.raises(RunFailed, match=r"name the classes alike.*client 1"):
+        half.settle()
+
+
+# --- a loss that is not finite
+
+
+def test_a_loss_that_is_not_finite_says_whose_and_what_helps(tmp_path):
+    for client in range(2):
+        own(tmp_path, client, np.float32, factor=1e6)
+    tables = {
+        "net": {"name": "mlp", "hidden": [8]},
+        "method": {"name": "fedavg"},
+        "schedule": {"clients": 2, "rounds": 2},
+        "training": {"lr": 1e30, "local_epochs": 3, "batch_size": 4},
+    }
+    with pytest.raises(Exception, match=r"the loss of client 0 in round 0 is (nan|inf)") as ended:
+        run_in_process(experiment_of(tables), tmp_path, tmp_path / "run")
+    assert "inputs go from 0 to 2.55e+08" in str(ended.value)
+    assert "lower [training] lr (it is 1e+30)" in str(ended.value)
+    assert "\n" not in str(ended.value)
+    assert issubclass(TrainingFailed, Exception)
+
+
+# --- fedcli check
+
+
+def check(root: Path) -> tuple[bool, str]:
+    text = io.StringIO()
+    return inspect(root, Console(file=text, width=200)), text.getvalue()
+
+
+def test_check_is_content_with_good_data(tmp_path, digits):
+    own(tmp_path, 0)
+    own(tmp_path, 1)
+    well, text = check(tmp_path)
+    assert well, text
+    assert "nothing wrong with 2 client directories" in text
+    assert "2 of 2" in text
+    well, text = check(digits)
+    assert well, text
+    assert check(tmp_path / "0")[0]
+    with pytest.raises(DataError, match="holds no client directory such as"):
+        check(tmp_path / "0" / "task-0")
+
+
+def rewrite(place: Path, name: str, change: Any) -> None:
+    path = place / "task-0" / name
+    np.save(path, change(np.load(path)))
+
+
+def test_check_says_what_is_wrong(tmp_path, capsys):
+    for client in range(8):
+        own(tmp_path, client)
+    train = np.load(tmp_path / "0/task-0/train_x.npy")
+    rewrite(tmp_path / "0", "test_x.npy", lambda x: train[:8])
+    rewrite(tmp_path / "1", "train_x.npy", lambda x: train)
+    rewrite(tmp_path / "2", "train_x.npy", lambda x: x * 0)
+    rewrite(tmp_path / "2", "test_x.npy", lambda x: x * 0)
+    rewrite(tmp_path / "3", "train_x.npy", lambda x: x.astype(np.float32) * 1e4)
+    rewrite(tmp_path / "4", "train_x.npy", lambda x: np.full(x.shape, np.nan, np.float32))
+    rewrite(tmp_path / "5", "train_y.npy", lambda y: y + 7)
+    rewrite(tmp_path / "6", "train_y.npy", lambda y: y * 0)
+    facts = {"input_shape": [1, 4, 4], "num_classes": 2, "class_names": ["a", "b"]}
+    (tmp_path / "7/client.json").write_text(json.dumps(facts))
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(tmp_path)])
+    assert ended.value.code == 1
+    said = capsys.readouterr().out
+    for line in (
+        "wrong: client 0: 8 test examples are among its training examples",
+        "wrong: client 1: 24 of its training examples are also at client 0",
+        "wrong: client 2: all inputs are the same",
+        "wrong: client 3: inputs go from 0",
+        "wrong: client 4: inputs hold NaN or infinity",
+        "train_y.npy: labels go from 7 to 8; expected 0 to 1",
+        "note: client 6: class 1 has test examples and none to train on",
+        "wrong: client 7: class_names is ('a', 'b'), and () at client 0",
+    ):
+        assert line in said, said
+    assert "Traceback" not in said

@@ -1,0 +1,172 @@
+"""What can be known at the start is said at the start, and a start that failed leaves nothing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedcli.cli import main as fedcli
+from fedmodels.config.places import check_address, check_device
+from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.resolution import experiment_of, parse_experiment
+from fedsrv import tracking
+from fedsrv.cli import main as fedsrv
+from fedsrv.coordinator import Listen, serve
+from fedsrv.state.run_directory import beginning
+from tests.conftest import TABLES, tiny_experiment
+
+LOOPBACK = Listen("127.0.0.1:0")
+
+
+def status_of(main, capsys, monkeypatch, *arguments: str) -> tuple[int, str]:
+    """Run a command in this process; return its exit status and the last line it said."""
+    monkeypatch.setattr("sys.argv", ["command", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return int(ended.value.code), said.err.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(tomli_w.dumps(TABLES))
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", "host:", ":5055", "host:x", "host:70000", "host:0", "a b:1", "::1:5", "/h:1"],
+)
+def test_what_is_no_address(text):
+    with pytest.raises(ConfigError, match=r"--server .* is not HOST:PORT, such as 127\.0\.0\.1"):
+        check_address(text, "--server")
+
+
+@pytest.mark.parametrize(
+    "text", ["host:1", "127.0.0.1:65535", "[::1]:5", "unix:/a", "dns:///host:1", "a.b-c.example:80"]
+)
+def test_what_is_an_address(text):
+    check_address(text, "--server")
+    check_address("localhost:0", "--listen", lowest_port=0)
+
+
+def test_devices_that_are_not_there(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    for fine in ("auto", "cpu", "cuda", "cuda:1"):
+        check_device(fine)
+    with pytest.raises(ConfigError, match="this machine has cuda:0 to cuda:1"):
+        check_device("cuda:2")
+    with pytest.raises(ConfigError, match="is not auto, cpu or cuda:K"):
+        check_device("gpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--device", "gpu"], "--device 'gpu' is not auto, cpu or cuda:K"),
+        (["--set", "training.local_epochs=0"], "training.local_epochs"),
+        (["--set", "net.hiden=[3]"], "Did you mean 'hidden'?"),
+        (["--resume"], "holds no run to resume"),
+        (["--out", "CONFIG/run"], "cannot be used: Not a directory"),
+    ],
+)
+def test_a_launch_that_cannot_be(arguments, line, config, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = [a.replace("CONFIG", str(config)) for a in arguments]
+    status, said = status_of(fedsrv, capsys, monkeypatch, "launch", str(config), *arguments)
+    assert (status, line in said) == (2, True), said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_and_a_client_that_cannot_be(config, tmp_path, capsys, monkeypatch, digits):
+    monkeypatch.chdir(tmp_path)
+    for arguments, line in (
+        (["--listen", "127.0.0.1"], "--listen '127.0.0.1' is not HOST:PORT"),
+        (["--resume"], "run holds no run to resume"),
+    ):
+        status, said = status_of(fedsrv, capsys, monkeypatch, "serve", str(config), *arguments)
+        assert (status, line in said) == (2, True), said
+    join = ["join", "--client-id", "0", "--data", str(digits), "--server", "coordinator"]
+    status, said = status_of(fedcli, capsys, monkeypatch, *join)
+    assert (status, "--server 'coordinator' is not HOST:PORT" in said) == (2, True), said
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.toml"]
+
+
+def test_a_missing_extra_is_said_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
+    experiment = tiny_experiment(tracking={"tensorboard": True})
+    with pytest.raises(ConfigError, match=r"pip install 'fedtide\[tensorboard\]'"):
+        serve(experiment, tmp_path / "run", LOOPBACK)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_that_cannot_listen_leaves_nothing(tmp_path):
+    elsewhere = Listen("192.0.2.1:5055", insecure=True)  # nobody's address
+    for _ in range(2):
+        with pytest.raises(RunFailed, match="cannot listen on"):
+            serve(tiny_experiment(), tmp_path / "run", elsewhere)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_was_there_before_a_failed_start_stays(tmp_path):
+    for name in ("notes.txt", "logs"):
+        (tmp_path / name).write_text("mine")
+    _fail(tmp_path, "run.db")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["logs", "notes.txt"]
+    with beginning(tmp_path) as began:
+        (tmp_path / "run.db").write_text("")
+        began.set()
+    _fail(tmp_path, "config.toml")
+    assert {"run.db", "config.toml"} <= {p.name for p in tmp_path.iterdir()}
+
+
+def _fail(path: Path, name: str) -> None:
+    """Begin in a directory, write a file there, and fail."""
+
+    def begin() -> None:
+        with beginning(path):
+            (path / name).write_text("")
+            raise RunFailed("no more")
+
+    with pytest.raises(RunFailed, match="no more"):
+        begin()
+
+
+@pytest.mark.loopback
+def test_data_that_cannot_be_dealt_out_leave_nothing(config, tmp_path, capsys, monkeypatch):
+    arguments = [
+        "launch",
+        str(config),
+        "--out",
+        str(tmp_path / "run"),
+        "--set",
+        "data.name='emnist'",
+    ]
+    for _ in range(2):
+        status, said = status_of(fedsrv, capsys, monkeypatch, *arguments)
+        assert status in (1, 2), said
+        assert "emnist" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_method_drops_the_keys_of_the_former(caplog):
+    text = tomli_w.dumps({**TABLES, "method": {"name": "fedprox", "mu": 0.3}})
+    with caplog.at_level(logging.WARNING):
+        found = parse_experiment(text, "run.toml", ["method.lam=0.7", "method.name=gldp"])
+    assert found.method.name == "gldp"
+    assert "method.name is set to gldp: mu of fedprox in the file is left out" in caplog.text
+    caplog.clear()
+    same = parse_experiment(text, "run.toml", ["method.name=fedprox"])
+    assert same.method.hyper_parameters()["mu"] == 0.3
+    assert not caplog.text
+
+
+def test_options_of_a_net_are_checked_with_the_config():
+    with pytest.raises(ConfigError, match=r"unknown option 'hiden' of net 'mlp'.*'hidden'"):
+        experiment_of({**TABLES, "net": {"name": "mlp", "hiden": [3]}})
