@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +20,7 @@ from fedcli.runtime.state import StateDirectory
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import Batch, ClientContext, ServerContext, ServerState
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -49,21 +49,16 @@ class Held(FedAvg):
     """FedAvg on the base with private heads."""
 
     citation: ClassVar[str] = "tests"
+    trains_together: ClassVar[bool] = True
 
     @property
     def views(self) -> tuple[str, ...]:
         return ("after_local", "after_downlink")
 
-    @property
-    def trains_together(self) -> bool:
-        return True
-
     def shares(self, name: str) -> bool:
         return name.startswith("base/")
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         hold(f"aggregate-{ctx.interaction}")
         return super().aggregate(ctx, state, uploads)
 

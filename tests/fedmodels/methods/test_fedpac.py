@@ -50,7 +50,9 @@ def served(*uploads, state=None, cohort=None, method=None):
     ctx = ServerContext(run, 0, 0, 0, cohort)
     by_client = dict(zip(cohort, uploads, strict=True))
     state = state or method.init_server(run)
-    return method.finish(ctx, method.aggregate(ctx, state, by_client), by_client)[0], ctx
+    return method.finish(
+        ctx, method.aggregate(ctx, state, method.received(by_client)), method.received(by_client)
+    )[0], ctx
 
 
 # --- the quadratic program ------------------------------------------------------------------------

@@ -26,6 +26,7 @@ class Replaying(FedAvg):
     """FedAvg whose clients replay the classes they met; its switches are those of the replay."""
 
     replays: ClassVar[bool] = True
+    trains_together: ClassVar[bool] = False
 
     cap: Literal["total", "generated"] = "total"
     """What the largest real class bounds: real and replayed examples together, or replayed ones."""
@@ -58,10 +59,6 @@ class Replaying(FedAvg):
     """Train from scratch each time instead of going on."""
     generator_moments: bool = False
     """Keep Adam's moments in the private state, which triples it."""
-
-    @property
-    def trains_together(self) -> bool:
-        return False
 
     def replay(self, run: Run) -> ClassReplay:
         """Return how replay is done."""
