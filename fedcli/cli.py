@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import sys
+from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,10 +24,35 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="A client of a federated run, and the data it needs.",
 )
+
+
+class LogLevel(StrEnum):
+    """How much is said on standard error."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def _print_version(given: bool) -> None:
+    if given:
+        typer.echo(f"fedtide {version('fedtide')}")
+        raise typer.Exit
+
+
+@app.callback()
+def of_all(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """A client of a federated run, and the data it needs."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -65,11 +93,14 @@ def join(
     tls_ca: Annotated[Path | None, typer.Option(help="Authority of the server.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")] = False,
+    log_level: Annotated[LogLevel, typer.Option(help="What is said at least.")] = LogLevel.INFO,
 ) -> None:
     """Take part in a run as one client, or as several hosted in this process."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=(LogLevel.WARNING if quiet else log_level).value.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     from fedmodels.config.places import check_address
     from fedmodels.tensors.heap import keep_large_blocks
@@ -192,6 +223,27 @@ def pretrain(
     how = Pretraining(epochs, batch_size, lr, mask)
     run(experiment, data or (), out, how, _device(device), typer.echo)
     typer.echo(f'written to {out}: start a run from it with [net] weights = "{out}"')
+
+
+@app.command()
+def predict(
+    inputs: Annotated[
+        list[Path], typer.Argument(help="Images, or .npy files of one example or several.")
+    ],
+    run: Annotated[Path, typer.Option(help="The run directory, or a client's --state-dir.")],
+    client: Annotated[int, typer.Option(min=0, help="Whose model.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One object for each input.")] = False,
+) -> None:
+    """Say what a client's trained model takes inputs for, with probabilities."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from fedcli.prediction import personal_file, predictions
+    from fedmodels.nets.trained import TrainedModel
+
+    model = TrainedModel.load(personal_file(run, client))
+    for one in predictions(model, inputs, top):
+        fact = {"input": one.source, "classes": dict(one.classes)}
+        typer.echo(json.dumps(fact) if as_json else str(one))
 
 
 @app.command("data")

@@ -69,8 +69,11 @@ class _DecoderBlock(nn.Module):
 class MaskedAutoencoder(nn.Module):
     """HART's blocks over the visible tokens, and a decoder over all of them."""
 
-    def __init__(self, base: Any, steps: int, mask: float, width: int = 96) -> None:
+    def __init__(self, base: Any, steps: int, mask: float, width: int = DIM) -> None:
         """Take the base of a HART for windows of ``steps`` steps.
+
+        The decoder is as deep and wide as the published one; its blocks are plain ones, where
+        those are HART's.
 
         Raises:
             ConfigError: the base is none of HART, or nothing would be hidden, or everything.
@@ -79,13 +82,13 @@ class MaskedAutoencoder(nn.Module):
         if not all(hasattr(base, part) for part in ("accelerometer", "gyroscope", "blocks")):
             raise ConfigError("fedcli pretrain needs [net] name = 'hart'")
         tokens = steps // PATCH
-        self.base, self.hidden = base, round(mask * tokens)
+        self.base, self.hidden = base, int(mask * tokens)  # 4 of 8, as published
         if not 0 < self.hidden < tokens:
             raise ConfigError(f"--mask {mask:g} hides {self.hidden} of {tokens} tokens")
         self.embed = nn.Linear(DIM, width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.randn(1, tokens, width) * 0.02)
-        self.decoder = nn.Sequential(_DecoderBlock(width), _DecoderBlock(width))
+        self.decoder = nn.Sequential(*(_DecoderBlock(width) for _ in range(4)))
         self.patches = nn.Linear(width, PATCH * 6)
 
     def forward(self, x: Tensor) -> Tensor:

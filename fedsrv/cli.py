@@ -2,36 +2,71 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedmodels.errors import ConfigError, FedtideError
+from fedsrv.certs_commands import certs_app
 
 if TYPE_CHECKING:
     from fedmodels.config.experiment import Experiment
     from fedsrv.coordinator import Listen
-    from fedsrv.events import EventLog
+    from fedsrv.events import Event, EventLog
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="The coordinator of a federated run, and the launcher of local ones.",
 )
-certs_app = typer.Typer(no_args_is_help=True, help="Make an authority and certificates for TLS.")
+LAST_WORDS_S = 5.0
+"""Time for what is left to say when a run has ended."""
 app.add_typer(certs_app, name="certs")
 
 Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
 ]
+
+
+class LogLevel(StrEnum):
+    """How much is said on standard error."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
+Level = Annotated[LogLevel, typer.Option("--log-level", help="What is said at least.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+
+
+def _print_version(given: bool) -> None:
+    if given:
+        typer.echo(f"fedtide {version('fedtide')}")
+        raise typer.Exit
+
+
+@app.callback()
+def of_all(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """The coordinator of a federated run, and the launcher of local ones."""
 
 
 def main() -> None:
@@ -58,16 +93,33 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
     return parse_experiment(text, str(path), overrides or ())
 
 
-def set_up(verbose: bool = False) -> None:
+def set_up(level: LogLevel = LogLevel.INFO) -> None:
     """Prepare the process: logging, one thread unless told otherwise, a heap for large payloads."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
+        level=level.value.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     from fedmodels.tensors.heap import keep_large_blocks
 
     keep_large_blocks()
+
+
+@app.command()
+def init(
+    preset: Annotated[str | None, typer.Argument(help="One of the list; all unless given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; PRESET.toml unless given.")] = None,
+) -> None:
+    """List the configs that come with fedtide, or copy one to begin with."""
+    from fedsrv.presets import about, copy_preset, presets
+
+    if preset is None:
+        for name in presets():
+            typer.echo(f"{name:30} {about(name)}")
+        return
+    place = out or Path(f"{preset}.toml")
+    copy_preset(preset, place)
+    typer.echo(f"written to {place}: run it with  fedsrv launch {place} --out run")
 
 
 @app.command()
@@ -93,9 +145,11 @@ def serve(
     events: Annotated[
         bool, typer.Option(hidden=True, help="Print events; end with standard input.")
     ] = False,
+    quiet: Quiet = False,
+    log_level: Level = LogLevel.INFO,
 ) -> None:
     """Serve one run: the coordinator alone."""
-    set_up()
+    set_up(LogLevel.WARNING if quiet else log_level)
     experiment = read_experiment(config, sets)
     from fedsrv.coordinator import serve as serve_run
     from fedsrv.state.run_directory import require_run
@@ -106,11 +160,14 @@ def serve(
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
 
+    tellers = list[threading.Thread]()
+
     def ready(address: str, log: EventLog) -> None:
         typer.echo(f"listening on {address}")
         sys.stdout.flush()
-        if events:
-            threading.Thread(target=_print_events, args=(log,), daemon=True).start()
+        tell = _print_events if events else _log_events
+        tellers.append(threading.Thread(target=tell, args=(log,), daemon=True))
+        tellers[0].start()
 
     summary = serve_run(
         experiment,
@@ -121,6 +178,7 @@ def serve(
         server_data=server_data,
         on_ready=ready,
     )
+    tellers[0].join(LAST_WORDS_S)
     if not events:
         _show(out)
     logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
@@ -159,6 +217,17 @@ def _print_events(log: EventLog) -> None:
         sys.stdout.flush()
 
 
+def _log_events(log: EventLog) -> None:
+    """Say what happens in plain lines, as far as the log level lets them through."""
+    from fedsrv.narration import line_of
+
+    for event in log.listen(from_start=True):
+        line = line_of(event)
+        if line is not None:
+            level = logging.WARNING if event.kind == "failed" else logging.INFO
+            logging.getLogger("fedsrv").log(level, "%s", line)
+
+
 def _show(out: Path) -> None:
     from rich.console import Console
 
@@ -166,6 +235,62 @@ def _show(out: Path) -> None:
     from fedsrv.report.tables import final_table
 
     Console().print(final_table(read_run(out)))
+
+
+Coordinator = Annotated[str, typer.Argument(metavar="HOST:PORT", help="The coordinator.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Objects instead of lines.")]
+Authority = Annotated[Path | None, typer.Option("--tls-ca", help="Authority of the server.")]
+Cert = Annotated[Path | None, typer.Option("--tls-cert", help="The monitor's certificate.")]
+Key = Annotated[Path | None, typer.Option("--tls-key", help="Its key.")]
+
+
+@app.command()
+def status(
+    server: Coordinator,
+    as_json: AsJson = False,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to listen.")] = 2.0,
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Say where a run stands: what is committed, its scores, who is there, why nothing moves."""
+    from fedsrv.narration import Standing
+
+    found = Standing.of(_events(server, ca, cert, key, seconds))
+    for line in [json.dumps(found.to_dict())] if as_json else found.lines():
+        typer.echo(line)
+
+
+@app.command()
+def watch(
+    server: Coordinator,
+    as_json: AsJson = False,
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Follow a run from outside until it ends, a line for each thing that happens."""
+    from fedsrv.narration import line_of
+
+    for event in _events(server, ca, cert, key, None):
+        line = event.to_json() if as_json else line_of(event)
+        if line is not None:
+            typer.echo(line)
+            sys.stdout.flush()
+
+
+def _events(
+    server: str, ca: Path | None, cert: Path | None, key: Path | None, seconds: float | None
+) -> Iterator[Event]:
+    """Yield what a coordinator tells a monitor."""
+    from fedsrv.transport.monitor import monitor_credentials, watched
+
+    credentials = None
+    if ca and cert and key:
+        credentials = monitor_credentials(ca, cert, key)
+    elif ca or cert or key:
+        raise ConfigError("--tls-ca, --tls-cert and --tls-key of a monitor belong together")
+    return watched(server, credentials, seconds)
 
 
 @app.command()
@@ -227,39 +352,28 @@ def report(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Option(help="The run directory.")],
+    to: Annotated[str, typer.Option(help="safetensors, torch.export or onnx.")],
+    client: Annotated[
+        int | None, typer.Option(min=0, help="Whose model; everybody's unless given.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; in RUN unless given.")] = None,
+) -> None:
+    """Write a trained model as a file that describes itself: raw inputs in, logits out."""
+    from fedsrv.export import KINDS
+    from fedsrv.export import export as write
+    from fedsrv.trained_models import global_model, personal_model
+
+    name = "model" if client is None else f"model-{client}"
+    place = out or run / f"{name}{KINDS.get(to, ('',))[0]}"
+    write(global_model(run) if client is None else personal_model(run, client), to, place)
+    typer.echo(f"written to {place}")
+
+
+@app.command()
 def recover(run: Annotated[Path, typer.Argument(help="The run directory.")]) -> None:
     """Make a new run.db of rounds.jsonl and the states, where it is damaged or gone."""
     from fedsrv.state.recovery import recover as recover_run
 
     recover_run(run, typer.echo)
-
-
-@certs_app.command("init")
-def certs_init(
-    directory: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path("certs"),
-) -> None:
-    """Make a certificate authority."""
-    from fedsrv.transport.certificates import init_authority
-
-    _print_paths(init_authority(directory))
-
-
-@certs_app.command("issue")
-def certs_issue(
-    identity: Annotated[
-        str, typer.Argument(help="A client id, a range 0-24, evaluator, monitor or server.")
-    ],
-    directory: Annotated[Path, typer.Option("--dir", help="The authority's files.")] = Path(
-        "certs"
-    ),
-    host: Annotated[list[str] | None, typer.Option(help="A name the server is reached by.")] = None,
-) -> None:
-    """Issue a certificate and its key."""
-    from fedsrv.transport.certificates import issue
-
-    _print_paths(issue(directory, identity, host or ()))
-
-
-def _print_paths(paths: Any) -> None:
-    for path in paths if isinstance(paths, tuple | list) else vars(paths).values():
-        typer.echo(str(path))

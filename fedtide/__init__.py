@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         prototype_spec,
         scalar_spec,
     )
+    from fedmodels.tensors.uploads import Reduction, Uploads
     from fedmodels.training.method import (
         Batch,
         ClientContext,
@@ -70,6 +71,7 @@ _HOMES = {
     **dict.fromkeys(("Method", "ServerContext", "ServerState", "ClientContext"), _METHOD),
     **dict.fromkeys(("Batch", "Output", "Phase"), _METHOD),
     **dict.fromkeys(("Bundle", "BundleSpec", "Prototypes", "GeneratorState", "Histogram"), _BUNDLE),
+    **dict.fromkeys(("Reduction", "Uploads"), "fedmodels.tensors.uploads"),
     **dict.fromkeys(("Problem", "prototype_spec", "scalar_spec"), _BUNDLE),
 }
 """Where each public name lives: a module, and the name there if it is another one."""
@@ -88,11 +90,13 @@ __all__ = [
     "Phase",
     "Problem",
     "Prototypes",
+    "Reduction",
     "Run",
     "RunFacts",
     "ServerContext",
     "ServerState",
     "TrainedModel",
+    "Uploads",
     "make_method",
     "make_net",
     "methods",

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import LocalResult, Method, Run, ServerContext, ServerState
 from fedtide.inprocess import run_in_process
@@ -80,9 +81,14 @@ class Trained:
     results: Mapping[int, LocalResult]
 
     @property
-    def uploads(self) -> dict[int, Bundle]:
+    def sent(self) -> dict[int, Bundle]:
         """Return what the clients send."""
         return {client: result.upload for client, result in self.results.items()}
+
+    @property
+    def uploads(self) -> Uploads:
+        """Return what the clients send, as the server half gets it."""
+        return self.method.received(self.sent)
 
     def after(self, ctx: ServerContext) -> ServerState:
         """Return the state after the server half."""

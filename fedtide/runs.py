@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedmodels.errors import ConfigError, DataError, FedtideError, RunFailed
+from fedmodels.errors import ConfigError, FedtideError, RunFailed
+from fedsrv.presets import preset_directory, presets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,11 +64,6 @@ def open(path: str | os.PathLike[str]) -> Run:
     found = Run(Path(path))
     _ = found.record
     return found
-
-
-def presets() -> list[str]:
-    """Return the names of the configs that come with fedtide."""
-    return sorted(path.stem for path in _preset_directory().glob("*.toml"))
 
 
 @dataclass(frozen=True)
@@ -131,15 +125,9 @@ class Run:
         Raises:
             DataError: the run has not ended, or the client's directory is elsewhere.
         """
-        from fedtide.models import TrainedModel
+        from fedsrv.trained_models import personal_model
 
-        file = self.path / "clients" / str(client) / "personal.safetensors"
-        if not file.exists():
-            raise DataError(
-                f"{file} is not there: a client stores its model when the run ends, in its own "
-                "state directory; fedtide.TrainedModel.load opens it from there"
-            )
-        return TrainedModel.load(file)
+        return personal_model(self.path, client)
 
     def global_model(self) -> TrainedModel:
         """Return everybody's model after the last round; inputs as client 0 normalises them.
@@ -147,28 +135,9 @@ class Run:
         Raises:
             ArchiveError: the method keeps a part of its net private, or no state is there.
         """
-        from fedmodels.errors import ArchiveError
-        from fedmodels.tensors.archive import load_named
-        from fedtide.models import ModelFacts, TrainedModel
+        from fedsrv.trained_models import global_model
 
-        files = sorted((self.path / "server").glob("state-*.safetensors"))
-        if not files:
-            raise ArchiveError(f"{self.path} holds no committed state of the server")
-        experiment, described = self.experiment, self._description()
-        facts = ModelFacts(
-            experiment.net.name,
-            experiment.net.options(),
-            described["input_shape"],
-            described["num_classes"],
-            described.get("scale", 1.0),
-            described.get("mean", (0.0,)),
-            described.get("std", (1.0,)),
-            described.get("class_names", ()),
-            experiment.method.name,
-            "global",
-            self.record.rounds - 1,
-        )
-        return TrainedModel(facts, load_named(files[-1])[0]["common"].weights)
+        return global_model(self.path)
 
     def predict(self, client: int, inputs: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the class (n,) that a client's model gives each raw input (n, *input_shape)."""
@@ -205,15 +174,6 @@ class Run:
         schedule = before.schedule.model_copy(update={"rounds": before.schedule.rounds + rounds})
         longer = before.model_copy(update={"schedule": schedule})
         return _run(longer, self.path, backend, None, resume=True)
-
-    def _description(self) -> dict[str, Any]:
-        """Return what client 0 said of its data."""
-        with closing(sqlite3.connect(f"file:{self.path / 'run.db'}?mode=ro", uri=True)) as db:
-            row = db.execute("SELECT client_json FROM clients ORDER BY id LIMIT 1").fetchone()
-        if row is None:
-            raise RunFailed(f"{self.path}: no client has joined this run yet")
-        found: dict[str, Any] = json.loads(row[0])
-        return found
 
 
 def _run(
@@ -281,7 +241,7 @@ def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def _file_of(config: str | os.PathLike[str]) -> Path:
     path = Path(config)
-    preset = _preset_directory() / f"{config}.toml"
+    preset = preset_directory() / f"{config}.toml"
     if not path.suffix and not path.exists():
         if preset.exists():
             return preset
@@ -291,12 +251,6 @@ def _file_of(config: str | os.PathLike[str]) -> Path:
             f"{config} is neither a file nor a preset.{suggestion(str(config), presets())}"
         )
     return path
-
-
-def _preset_directory() -> Path:
-    """Return where the presets lie: in the installed package, or in the checkout."""
-    packaged = Path(__file__).parent / "presets"
-    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "examples"
 
 
 def _name_of(config: Config) -> str:

@@ -207,7 +207,7 @@ def newest_states(root: Path) -> dict[str, bytes]:
 def one_upload_is_its_own_mean(case: Case) -> None:
     """What one client sends is what everybody gets."""
     made = case.trained(clients=(1,))
-    upload = made.uploads[1]
+    upload = made.sent[1]
     after = made.method.aggregate(server_context(made.run, 0, (1,)), made.state, made.uploads)
     for name, tensor in after.common.weights.items():
         assert name not in upload.weights or torch.equal(tensor, upload.weights[name]), name
@@ -219,11 +219,11 @@ def server_half_leaves_inputs_alone(case: Case) -> None:
     """No function of the server half changes what it is given."""
     made = case.trained()
     ctx = server_context(made.run, 0, (0, 1))
-    before = states_of(made.state), bytes_of(*made.uploads.values())
+    before = states_of(made.state), bytes_of(*made.sent.values())
     reduced = made.method.aggregate(ctx, made.state, made.uploads)
     middle = states_of(reduced)
     after, _ = made.method.finish(ctx, reduced, made.uploads)
-    assert (states_of(made.state), bytes_of(*made.uploads.values())) == before, "aggregate"
+    assert (states_of(made.state), bytes_of(*made.sent.values())) == before, "aggregate"
     assert states_of(reduced) == middle, "finish"
     middle = states_of(after)
     made.method.broadcast(ctx, after)

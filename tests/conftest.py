@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.nets.split import SplitNet
-from fedmodels.tensors.bundle import Problem
+from fedmodels.tensors.archive import load
+from fedmodels.tensors.bundle import Problem, state_digest
 from fedmodels.training.method import ClientContext, Run
 from fedtide.trial import (
     TABLES,
@@ -31,6 +32,7 @@ __all__ = [
     "TABLES",
     "OneTask",
     "context_of",
+    "digest_of",
     "linear_context",
     "method_of",
     "payload_of",
@@ -55,6 +57,11 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def experiment() -> Callable[..., Experiment]:
     """A factory of tiny experiments: ``experiment(method={"name": "fedprox", "mu": 0.1})``."""
     return tiny_experiment
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest of a stored model, whatever its file says of it."""
+    return state_digest([("model", load(path)[0])])
 
 
 class OneTask:

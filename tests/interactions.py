@@ -60,7 +60,7 @@ class Course:
             ctx = context_of(self.experiment, self.root, client, task, number)
             payload = self.payload(server, client)
             self.results[client] = train_locally(self.method, ctx, payload, Bundle())
-        uploads = {c: r.upload for c, r in self.results.items()}
+        uploads = self.method.received({c: r.upload for c, r in self.results.items()})
         reduced = self.method.aggregate(server, self.state, uploads)
         self.state, self.metrics = self.method.finish(server, reduced, uploads)
 

@@ -27,6 +27,7 @@ PACKAGES = {
 GRPC = ("grpc", "grpc_health", "grpc_reflection")
 GRPC_FILES = {
     "fedsrv/transport/gate.py",
+    "fedsrv/transport/monitor.py",
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",
     "fedsrv/transport/tls.py",
@@ -76,12 +77,13 @@ ROOMS = {
     ),
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
-        "events", "report", "state", "engine", "transport", "tracking", "coordinator", "catalogue",
+        "presets", "events", "narration", "report", "state", "engine", "transport", "tracking",
+        "coordinator", "catalogue", "trained_models", "export", "certs_commands",
         "launch", "cli", "__main__",
     ),
     "fedcli": (
-        "data", "data.cuts", "data.sets", "data.store", "runtime", "pretrain", "cli", "hosts",
-        "__main__",
+        "data", "data.cuts", "data.sets", "data.store", "runtime", "prediction", "pretrain", "cli",
+        "hosts", "__main__",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,37 @@ def test_every_method_has_a_page_that_names_its_fields(name: str) -> None:
     own = vars(method_class(name)).get("__annotations__", {})
     fields = {key for key, kind in own.items() if "ClassVar" not in str(kind)}
     assert {key for key in fields if f"`{key}" not in text and f"`…{key}" not in text} == set()
+
+
+def listed() -> dict[str, str]:
+    """Return the rows of the table of methods, by the method's registered name."""
+    text = (ROOT / "docs" / "methods" / "README.md").read_text()
+    return dict(re.findall(r"^\| \[[^\]]+\]\(([\w-]+)\.md\)(.*)$", text, flags=re.MULTILINE))
+
+
+def runs(name: str, preset: Path) -> bool:
+    """Tell whether an example, or a row of a study, runs a method."""
+    tables = tomllib.loads(preset.read_text())
+    if "methods" in tables:
+        return name in {row.split()[0] for row in tables["methods"].values()}
+    return bool(tables["method"]["name"] == name)
+
+
+def test_the_table_lists_every_method_once() -> None:
+    text = (ROOT / "docs" / "methods" / "README.md").read_text()
+    assert sorted(listed()) == sorted(names())
+    assert len(re.findall(r"^\| \[", text, flags=re.MULTILINE)) == len(listed())
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_row_names_code_tests_and_presets_of_its_method(name: str) -> None:
+    row = listed()[name]
+    links = [(ROOT / "docs" / "methods" / link).resolve() for link in LINK.findall(row)]
+    assert f"`{name}`" in row
+    assert [link.stem for link in links if link.parent.name == "methods"][:1] == [
+        name.replace("-", "_")
+    ]
+    assert any(link.name.startswith("test_") for link in links)
+    presets = [link for link in links if link.suffix == ".toml"]
+    assert presets
+    assert all(runs(name, preset) for preset in presets)

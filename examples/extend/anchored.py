@@ -5,7 +5,6 @@ fedsrv launch examples/quickstart.toml --out run --set method.name=examples/exte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -22,6 +21,7 @@ from fedtide import (
     RunFacts,
     ServerContext,
     ServerState,
+    Uploads,
     prototype_spec,
 )
 from fedtide.prototypes import Table, class_prototypes, embeddings, mean_prototypes
@@ -49,9 +49,7 @@ class Anchored(FedAvg):
         common, personal = super().payload_spec(run)
         return common | prototype_spec("class", run.width, run.problem.num_classes), personal
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         after = super().aggregate(ctx, state, uploads)
         sent = {c: u.prototypes["class"] for c, u in uploads.items()}
         run = ctx.run

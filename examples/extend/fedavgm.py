@@ -8,11 +8,16 @@ https://arxiv.org/abs/1909.06335
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedtide import Bundle, FedAvg, ServerContext, ServerState
+from fedtide import (
+    Bundle,
+    FedAvg,
+    ServerContext,
+    ServerState,
+    Uploads,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +29,7 @@ class FedAvgM(FedAvg):
     beta: float = 0.9
     """Momentum; 0 is FedAvg."""
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         after = super().aggregate(ctx, state, uploads)
         before, mean, old = state.common.weights, after.common.weights, state.own.weights
         floats = [key for key in mean if mean[key].is_floating_point()]

@@ -7,13 +7,19 @@ Yin et al., Byzantine-Robust Distributed Learning, ICML 2018. https://arxiv.org/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from fedtide import Bundle, FedAvg, ServerContext, ServerState
+from fedtide import (
+    Bundle,
+    FedAvg,
+    Reduction,
+    ServerContext,
+    ServerState,
+    Uploads,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +27,9 @@ class Median(FedAvg):
     """FedAvg with a median in place of the mean."""
 
     citation: ClassVar[str] = "Yin et al., ICML 2018"
+    reduction: ClassVar[Reduction] = "each"
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         trained = [u.weights for u in uploads.values() if u.scalars["num_examples"]]
         if not trained:
             return state

@@ -125,6 +125,7 @@ class Host:
         if joined != session:
             states.set_session(joined)
         self.members[client] = Member(client, reply.run_id, reply.token)
+        log.info("client %s joined run %s at %s", client, reply.run_id[:8], self.link.address)
         return reply
 
     def _rejoin(self, gone: Mapping[ClientId, Member]) -> None:

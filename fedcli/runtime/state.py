@@ -22,6 +22,7 @@ from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle
 
 _NAME = "state-{:08d}.safetensors"
+_SCORED = "scored-{:08d}.safetensors"
 PERSONAL = "personal.safetensors"
 SECRET = "secret"
 log = logging.getLogger(__name__)
@@ -193,6 +194,33 @@ class StateDirectory:
         for version in versions:
             if version < needed:
                 (self.path / _NAME.format(version)).unlink(missing_ok=True)
+
+    # --- models -----------------------------------------------------------------------------------
+
+    def keep_scored(
+        self, interaction: int, base: int, weights: Bundle, description: Mapping[str, str]
+    ) -> None:
+        """Keep the model that was scored after an interaction, safely on the disk.
+
+        Args:
+            interaction: after which it was scored.
+            base: the last interaction of this client that counts; what is older goes.
+            weights: of the net.
+            description: what the model is.
+        """
+        for path in self.path.glob("scored-*.safetensors"):
+            if int(path.stem.partition("-")[2]) < base:
+                path.unlink(missing_ok=True)
+        save(self.path / _SCORED.format(interaction), weights, description, fsync=True)
+
+    def scored(self, interaction: int) -> tuple[Bundle, Mapping[str, str]] | None:
+        """Return the model that was scored after an interaction, and what it is, where it is there.
+
+        Raises:
+            ArchiveError: it is damaged.
+        """
+        place = self.path / _SCORED.format(interaction)
+        return load(place) if interaction >= 0 and place.exists() else None
 
     def save_personal(self, weights: Bundle, description: Mapping[str, str]) -> None:
         """Store the final personal model and what it is, safely on the disk.

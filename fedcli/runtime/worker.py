@@ -18,7 +18,7 @@ from fedcli.data.store.client_data import ClientData, ClientFile, GlobalTest, No
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import DataError, FedtideError
+from fedmodels.errors import ArchiveError, DataError, FedtideError
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.nets.trained import ModelFacts, header_of
@@ -203,10 +203,16 @@ class Worker:
         )
         if "after_local" in order.views:
             self._add_counts(report, order, half.ctx, "after_local", half.payload, done.state)
+            self._keep_scored(order, half.ctx.net)
         if self.stateful:
             self.states.save(order.interaction, done.state)
         report.durable = self.states.durable
         self.progress = Progress()
+        log.info(
+            "client %s, round %d, task %d: loss %.4g on %d examples in %.1f s, %d bytes go back",
+            self.client, order.round, order.task, report.loss, report.num_examples, seconds,
+            done.upload.num_bytes(),
+        )  # fmt: skip
         result = Result(order, done.upload, report)
         self._held = result if done.upload.num_bytes() <= self.keep_bytes else None
         return result
@@ -243,8 +249,9 @@ class Worker:
         state, ctx = self._state(order), self._context(order)
         ctx.view = "after_downlink"
         self.method.load(ctx, payload, state)
-        description = header_of(self._facts(order, ctx.view))
-        self.states.save_personal(Bundle(weights=weights_of(self.net)), description)
+        held = Bundle(weights=weights_of(self.net)), header_of(self._facts(order, ctx.view))
+        self.states.save_personal(*(self._scored(order.base) or held))
+        log.info("client %s: the run is over; its model is in %s", self.client, self.states.path)
         if isinstance(self.client, int) and self.client < self.experiment.evaluate.pictures:
             try:
                 self._draw(ctx, payload, state)
@@ -252,6 +259,29 @@ class Worker:
                 log.warning("client %s drew no picture: %s", self.client, error)
         digest = state_digest([("client", state)])
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
+
+    def _keep_scored(self, order: rpc.Order, net: SplitNet) -> None:
+        """Keep the model that stands for this client in ``a_loc``, where it may be its last one.
+
+        Where all clients train in every round, only the last round has last ones.
+        """
+        if self.method.local_view != "after_local" or not isinstance(self.client, int):
+            return
+        how = self.experiment.schedule
+        per_task = how.order != "rounds_outer"
+        last = how.rounds * (self.data.num_tasks if per_task else 1) - 1
+        if self.experiment.cohort_size < how.clients or order.round == last:
+            description = header_of(self._facts(order, "after_local"))
+            weights = Bundle(weights=weights_of(net))
+            self.states.keep_scored(order.interaction, order.base, weights, description)
+
+    def _scored(self, interaction: int) -> tuple[Bundle, Mapping[str, str]] | None:
+        """Return the model that was scored after an interaction, where it was kept."""
+        try:
+            return self.states.scored(interaction)
+        except ArchiveError as error:
+            log.warning("%s; the model after the downlink is stored instead", error)
+            return None
 
     def _facts(self, order: rpc.Order, view: str) -> ModelFacts:
         """Describe the net of this client as it is stored."""

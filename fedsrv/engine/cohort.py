@@ -21,8 +21,8 @@ class Trip:
     """The specification of an upload."""
     needed: int | None = None
     """Results that suffice after the deadline or after failures; all unless given."""
-    share_of: Callable[[Bundle], float | None] = lambda upload: None
-    """What an upload's weights count in their mean, if the engine needs no more of them."""
+    count: Callable[[Bundle], float] | None = None
+    """Gives what an upload's weights count in their mean, if the mean is all that is wanted."""
     check_report: Callable[[ClientId, rpc.Order, rpc.Report], None] = lambda *_: None
     """Raises PayloadError for a report with impossible numbers, or beyond its order."""
     check_upload: Callable[[ClientId, Bundle], None] = lambda *_: None

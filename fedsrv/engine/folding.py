@@ -21,19 +21,19 @@ class Folding:
     def __init__(
         self,
         clients: Iterable[ClientId],
-        share_of: Callable[[Bundle], float | None],
+        count: Callable[[Bundle], float] | None,
         kept_bytes: int,
     ) -> None:
         """Begin with nothing.
 
         Args:
             clients: all that got orders.
-            share_of: the coefficient of an upload in the mean; None keeps the upload whole.
+            count: gives the coefficient of an upload in the mean; None keeps all uploads whole.
             kept_bytes: memory for uploads. Uploads that fit into it stay whole. Others are added in
                 groups of three quarters of it: the sums are read and written once for a group.
         """
         self._clients = sorted(c for c in clients if isinstance(c, int))
-        self._share_of, self._kept_bytes = share_of, kept_bytes
+        self._count, self._kept_bytes = count, kept_bytes
         self._mean = RunningMean()
         self._next, self._at_once = 0, 1
         self._pool: ThreadPoolExecutor | None = None
@@ -65,7 +65,7 @@ class Folding:
         upload = result.upload
         return (
             result.logical_up * len(self._clients) > self._kept_bytes
-            and self._share_of(upload) is not None
+            and self._count is not None
             and RunningMean.takes(upload.weights)
             and not upload.num_evaluation_bytes()  # the record counts them one by one
         )
@@ -82,8 +82,9 @@ class Folding:
         if len(ready) < self._at_once and end < len(self._clients):
             return
         self._next = end
+        assert self._count is not None, "nothing is folded that has no count"
         uploads = [result.upload for result in ready]
-        self._mean.add([u.weights for u in uploads], [self._share_of(u) or 0.0 for u in uploads])
+        self._mean.add([u.weights for u in uploads], [self._count(u) for u in uploads])
         for result in ready:
             result.upload = _without_weights(result.upload)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedmodels.errors import ClientFailed, PayloadError, RunFailed
 from fedmodels.tensors.bundle import Bundle, check_finite
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import Method, Metrics, ServerContext, ServerState
 
 CAUGHT = (
@@ -27,7 +28,6 @@ CAUGHT = (
 )
 """Errors that an upload's values may cause in a method's server half."""
 
-Uploads = Mapping[int, Bundle]
 log = logging.getLogger(__name__)
 
 
@@ -62,13 +62,13 @@ def reduced(
     except CAUGHT as error:
         log.exception("interaction %d cannot be reduced as it is", ctx.interaction)
         reason = _line(error)
-    behind = {} if ctx.mean is not None else _behind(method, ctx, state, uploads)
+    behind = {} if uploads.is_folded else _behind(method, ctx, state, uploads)
     if not behind:
         raise RunFailed(
             f"interaction {ctx.interaction} cannot be reduced, and no single client is behind it: "
             f"{reason}; the state before it is kept, and --resume goes on from there"
         )
-    left = {c: upload for c, upload in uploads.items() if c not in behind}
+    left = uploads.of(uploads.keys() - behind)
     client, why = next(iter(behind.items()))
     others = f" ({len(behind) - 1} more failed)" if len(behind) > 1 else ""
     if len(left) < needed:
@@ -104,12 +104,12 @@ def _behind(
     method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads
 ) -> dict[int, str]:
     """Return the clients whose uploads fail alone, or else one whose absence cures the failure."""
-    alone = {c: _failure(method, ctx, state, {c: upload}) for c, upload in uploads.items()}
+    alone = {c: _failure(method, ctx, state, uploads.of({c})) for c in uploads}
     behind = {c: why for c, why in alone.items() if why}
     if behind:
         return behind
     for client in uploads:
-        others = {c: upload for c, upload in uploads.items() if c != client}
+        others = uploads.of(uploads.keys() - {client})
         if others and not _failure(method, ctx, state, others):
             return {client: "the uploads of all clients cannot be reduced together with this one"}
     return {}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -197,7 +196,6 @@ class Engine:
         begun = time.monotonic()
         due = self._is_due(step)
         results = self._train(ctx, due)
-        ctx = replace(ctx, mean=results.mean)
         trained = time.monotonic()
         self.state, metrics, series = self._reduce(ctx, results)
         record = record_of(step, results, metrics)
@@ -222,7 +220,8 @@ class Engine:
         self, ctx: ServerContext, results: Results
     ) -> tuple[ServerState, Metrics, Mapping[str, Any]]:
         """Reduce the uploads to the next state; mark clients that spoil it as failed."""
-        uploads = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
+        sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
+        uploads = self.method.received(sent, results.mean)
         found = reduced(self.method, ctx, self.state, uploads, self._needed(ctx.cohort))
         for client, reason in found.left_out.items():
             del results.by_client[client]
@@ -264,9 +263,10 @@ class Engine:
             if due and v == "after_local" and v in self.experiment.evaluate.views
         ]
         orders = self._orders(ctx, rpc.ORDER_TRAIN, ctx.cohort, views, ctx.task + 1)
+        count = self.method.count if self.method.reduction == "mean" else None
         trip = Trip(
             orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
-            self.method.share_of, self.terms.check_report, partial(self._check_upload, ctx),
+            count, self.terms.check_report, partial(self._check_upload, ctx),
         )  # fmt: skip
         return self.cohort.exchange(trip)
 
@@ -322,7 +322,8 @@ class Engine:
         """Return the views that need an evaluation trip after a step of a scored round."""
         wanted: list[str] = [v for v in self.experiment.evaluate.views if v in self.method.views]
         trip = [v for v in wanted if v != "after_local"]
-        return trip if step.ends_round else [v for v in trip if v == "after_downlink"]
+        of_stage = ("after_downlink", self.method.local_view)
+        return trip if step.ends_round else [v for v in trip if v in of_stage]
 
     def _score(self, step: Step, record: Record, scores: Scores) -> None:
         """Score the committed models and complete the record."""

@@ -122,27 +122,42 @@ def round_metrics(
 ) -> dict[str, float]:
     """Return the metrics of one scored round (metrics of GLDP, FedMLP, pFedGRP and FedAli).
 
+    ``a_loc`` is of the view a paper's tables fit best. Methods differ in it, so ``a_loc_received``
+    and ``a_loc_trained`` score each method in both: before local training, and right after it.
+
     Args:
         scores: counts of the round.
-        local_view: view that stands for "the client's model".
+        local_view: view that stands for "the client's model"; ``global`` where a client has none.
         groups: classes by name, such as ``minority``, for variants over these classes alone.
         profiles: the clients' descriptions; training examples met so far weigh ``iaa``.
         tasks_seen: how many tasks the clients have met.
     """
     out: dict[str, float | None] = {}
-    for key, view in (("a_glo", "global"), ("a_loc", local_view)):
+    for key, view in {"a_glo": "global", **_local_views(scores, local_view)}.items():
         own = {c: own_test(sets) for c, sets in scores.of(view).items()}
         union = [sets.get(GLOBAL_TEST) for sets in scores.of(view).values()]
         if view == "global":
             union = [scores.of_everyone()]
         for suffix, found in (("", list(own.values())), ("_balanced", union)):
             out |= _variants(key + suffix, found, groups)
-        for rule in scores.rules()[1:]:
+        for rule in scores.rules()[1:] if key in ("a_glo", "a_loc") else ():
             other = (own_test(sets) for sets in scores.of(view, rule).values())
             out[f"{key}_{rule}"] = accuracy_over(other)
     out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)
     out |= _f1(scores, "after_local" if scores.of("after_local") else "after_downlink")
     return {key: value for key, value in out.items() if value is not None and math.isfinite(value)}
+
+
+def _local_views(scores: Scores, local_view: str) -> dict[str, str]:
+    """Return the views behind ``a_loc`` by column; none where a client has no model of its own.
+
+    A client without a private part receives everyone's model: that is what it holds then.
+    """
+    if local_view == "global":
+        return {}
+    private = local_view == "after_downlink" or bool(scores.of("after_downlink"))
+    received = "after_downlink" if private else "global"
+    return {"a_loc": local_view, "a_loc_received": received, "a_loc_trained": "after_local"}
 
 
 def _variants(

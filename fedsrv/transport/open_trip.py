@@ -31,7 +31,7 @@ class OpenTrip:
     @classmethod
     def of(cls, trip: Trip, kept_bytes: int) -> Self:
         """Encode a trip's payload; uploads of more than ``kept_bytes`` in all may be folded."""
-        folding = Folding(trip.orders, trip.share_of, kept_bytes)
+        folding = Folding(trip.orders, trip.count, kept_bytes)
         return cls(trip, encode(trip.common), _encoded_once(trip.personal), folding)
 
     def answered(self, client: ClientId) -> bool:

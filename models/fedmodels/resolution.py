@@ -70,7 +70,7 @@ def experiment_of(
                 + suggestion(experiment.net.name, net_names())
             )
         check_net(experiment.net.name, experiment.net.options())
-        if experiment.training.together > 1 and not method.trains_together:
+        if experiment.training.together > 1 and not method.may_train_together():
             raise ConfigError(
                 f"[training] together = {experiment.training.together}: clients of method "
                 f"{method.name!r}, or with these switches, train in turn only; leave it out"

@@ -21,6 +21,7 @@ from fedcli.runtime.state import StateDirectory
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import Batch, ClientContext, ServerContext, ServerState
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -49,21 +50,16 @@ class Held(FedAvg):
     """FedAvg on the base with private heads."""
 
     citation: ClassVar[str] = "tests"
+    trains_together: ClassVar[bool] = True
 
     @property
     def views(self) -> tuple[str, ...]:
         return ("after_local", "after_downlink")
 
-    @property
-    def trains_together(self) -> bool:
-        return True
-
     def shares(self, name: str) -> bool:
         return name.startswith("base/")
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         hold(f"aggregate-{ctx.interaction}")
         return super().aggregate(ctx, state, uploads)
 
@@ -90,8 +86,8 @@ def store_sync(self: Store, interaction: int) -> None:
     _store_sync(self, interaction)
 
 
-def save_personal(self: StateDirectory, weights: Bundle) -> None:
-    _save_personal(self, weights)
+def save_personal(self: StateDirectory, weights: Bundle, description: Mapping[str, str]) -> None:
+    _save_personal(self, weights, description)
     hold(f"finish-{self.path.name}")
 
 

@@ -24,7 +24,9 @@ def test_every_row_is_a_valid_experiment(path: Path) -> None:
 
 
 def test_there_are_studies() -> None:
-    assert {"gldp", "fedmlp", "pfedgrp"} <= {path.stem for path in STUDIES}
+    assert {"gldp", "fedmlp", "pfedgrp", "continual", "continual-circulating"} <= {
+        path.stem for path in STUDIES
+    }
 
 
 def test_switches_go_to_the_table_they_name() -> None:

@@ -151,7 +151,7 @@ def read_class_folders(folder: Path, class_names: list[str]) -> Labelled:
     for place in sorted(path for path in folder.iterdir() if path.is_dir()):
         label = _label_of(place, class_names)
         for path in sorted(p for p in place.iterdir() if p.suffix.lower() in IMAGES):
-            images.append(_read_image(path))
+            images.append(read_image(path))
             labels.append(label)
             if images[-1].shape != images[0].shape:
                 raise DataError(f"{path} is {images[-1].shape}; others are {images[0].shape}")
@@ -168,13 +168,17 @@ def _label_of(place: Path, class_names: list[str]) -> int:
     raise DataError(f"{place} names no class; known are {', '.join(class_names[:20]) or 'numbers'}")
 
 
-def _read_image(path: Path) -> NDArray[np.uint8]:
-    """Read one image as (C, H, W) uint8."""
+def read_image(path: Path, channels: int | None = None) -> NDArray[np.uint8]:
+    """Read one image as (C, H, W) uint8: with so many channels, or as many as the file has.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as image:
-            grey = image.mode in ("L", "1", "I;16")
+            grey = image.mode in ("L", "1", "I;16") if channels is None else channels == 1
             array = np.asarray(image.convert("L" if grey else "RGB"), dtype=np.uint8)
     except (*DAMAGED, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None

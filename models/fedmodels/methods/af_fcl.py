@@ -41,6 +41,7 @@ from fedmodels.parts.continual import ClassMasks, announced, mask_of, masks_spec
 from fedmodels.parts.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights, scalar_spec
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.loop import Course, begin_phase, optimizer_of
 from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
 
@@ -175,12 +176,7 @@ class AFFCL(FedAvg):
         common, _ = super().payload_spec(run)
         return common, BundleSpec(optional=(flow | masks_spec(run.problem.num_classes)).required)
 
-    def share_of(self, upload: Bundle) -> float | None:
-        return self.count(upload)
-
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         mean = super().aggregate(ctx, state, uploads)
         if mean is state:
             return state

@@ -10,7 +10,6 @@ the reference of the average forgetting measure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import ClientContext, Run, ServerContext, ServerState
 
 
@@ -46,9 +46,7 @@ class Centralized(FedAvg):
     def upload_spec(self, run: Run) -> BundleSpec:
         return super().upload_spec(run) if self.data == "pooled" else BundleSpec()
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         return super().aggregate(ctx, state, uploads) if self.data == "pooled" else state
 
     def training_data(self, ctx: ClientContext, refs: Any) -> tuple[Tensor, Tensor]:

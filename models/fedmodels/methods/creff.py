@@ -32,6 +32,7 @@ from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights
 from fedmodels.numerics.randomness import derive_seed, generator, seeded
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights, prototype_spec
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
 
 HEAD = ("head/weight", "head/bias")
@@ -67,6 +68,8 @@ class CReFF(FedAvg):
     """FedAvg whose head is re-trained on the server, on features that match clients' gradients."""
 
     citation: ClassVar[str] = "Shang et al., IJCAI 2022"
+    reduction: ClassVar[Reduction] = "each"
+    trains_together: ClassVar[bool] = False  # references differ by a client's classes
 
     num_features: int = 100
     """m, federated features of each class."""
@@ -90,8 +93,8 @@ class CReFF(FedAvg):
     # --- server half ---------------------------------------------------------------------------
 
     @property
-    def trains_together(self) -> bool:
-        return False  # its references differ by the classes a client has
+    def local_view(self) -> str:
+        return "global"  # one model for all is what it makes
 
     def init_server(self, run: Run) -> ServerState:
         net, classes = run.make_net(), run.problem.num_classes
@@ -115,14 +118,12 @@ class CReFF(FedAvg):
         heads = {new: weights[old] for new, old in zip(RETRAINED, HEAD, strict=True)}
         return BundleSpec.of(Bundle(weights={**weights, **heads})), BundleSpec()
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         mean = super().aggregate(ctx, state, uploads).common.weights
         return replace(state, common=Bundle(weights={**state.common.weights, **mean}))
 
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         weight, bias = (state.common.weights[key] for key in RETRAINED)
         wanted = self._mean_gradients(uploads, weight)
@@ -138,7 +139,7 @@ class CReFF(FedAvg):
         own = Bundle(weights={"features": features, "known": known})
         return replace(state, common=common, own=own), metrics
 
-    def _mean_gradients(self, uploads: Mapping[int, Bundle], weight: Tensor) -> dict[int, Tensor]:
+    def _mean_gradients(self, uploads: Uploads, weight: Tensor) -> dict[int, Tensor]:
         """Return the mean over clients of the gradients of each reported class, (K, d + 1)."""
         rows: dict[int, list[Tensor]] = {}
         for upload in uploads.values():

@@ -33,6 +33,7 @@ from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.clustering import cluster
 from fedmodels.numerics.neighbour_clustering import cluster_near
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Prototypes, Weights, scalar_spec
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
 
@@ -45,6 +46,7 @@ class FedAli(FedAvg):
     """FedAvg of nets whose blocks draw tokens to prototypes, which the server clusters."""
 
     citation: ClassVar[str] = "Ek et al., 2024 (arXiv 2411.10595)"
+    reduction: ClassVar[Reduction] = "each"
 
     wire_prototypes: Literal["one", "both"] = "one"
     """Sets of prototypes that travel each way; ``both`` as the paper counts, to the same end."""
@@ -96,9 +98,7 @@ class FedAli(FedAvg):
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
         return self._spec(run), BundleSpec()
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         after = super().aggregate(ctx, state, uploads)  # w <- sum_c n_c/n w_c
         if after is state:
             return state
@@ -113,7 +113,7 @@ class FedAli(FedAvg):
         return replace(after, common=replace(after.common, prototypes=prototypes))
 
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         voters = [u for u in uploads.values() if u.scalars["num_examples"]]
         if self.aggregate_prototypes == "fedavg" or len(voters) < 2:  # one: P_glo = its P_loc

@@ -22,9 +22,9 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.methods import register
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.numerics.algebra import weighted_mean
 from fedmodels.tensors.announced import Announced, check_upload
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights, scalar_spec
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.loop import run_phases
 from fedmodels.training.method import (
     Batch,
@@ -45,14 +45,11 @@ class FedAvg(Method):
     """Clients train from the same weights; the server takes the weighted mean."""
 
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    reduction: ClassVar[Reduction] = "mean"
+    trains_together: ClassVar[bool] = True
 
     weighting: Literal["examples", "uniform"] = "examples"
     """Aggregation weights over the clients that answered: n_k / n, or 1 / their number."""
-
-    @property
-    def trains_together(self) -> bool:
-        functions = ("fit", "loss", "after_step")  # a method with others has to declare it
-        return all(getattr(type(self), name) is getattr(FedAvg, name) for name in functions)
 
     def shares(self, name: str) -> bool:
         """Tell whether the weight of this role-prefixed name travels; other weights are private."""
@@ -95,28 +92,16 @@ class FedAvg(Method):
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
         return BundleSpec.of(Bundle(weights=self.shared(run.forms))), BundleSpec()
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
-        counts = [self.count(upload) for upload in uploads.values()]
-        if not sum(counts):
-            return state
-        mean = ctx.mean
-        if mean is None:  # w_{t+1} = sum_k n_k/n w_k
-            mean = weighted_mean([u.weights for u in uploads.values()], counts, sum(counts))
-        return ServerState(Bundle(weights=mean), state.own, state.clients)
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        mean = uploads.mean()  # w_{t+1} = sum_k n_k/n w_k
+        return state if mean is None else ServerState(Bundle(mean), state.own, state.clients)
 
     def count(self, upload: Bundle) -> float:
         """Return n_k, or 1."""
         return 1.0 if self.weighting == "uniform" else upload.scalars["num_examples"]
 
-    def share_of(self, upload: Bundle) -> float | None:
-        own, stock = type(self), FedAvg  # others read more of the weights, or may
-        is_stock = own.aggregate is stock.aggregate and own.finish is stock.finish
-        return self.count(upload) if is_stock else None
-
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         return state, {}
 

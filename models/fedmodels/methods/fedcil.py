@@ -48,6 +48,7 @@ from fedmodels.tensors.bundle import (
     Weights,
 )
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.loop import augmented, batches
 from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
 
@@ -89,6 +90,7 @@ class FedCIL(FedAvg):
     """An ACGAN on every client that replays its past, consolidated on the coordinator."""
 
     citation: ClassVar[str] = "Qi et al., ICLR 2023"
+    reduction: ClassVar[Reduction] = "each"
 
     preset: Literal["paper", "released"] = "paper"
     """``released``: the consistency terms count nothing, as in the released code."""
@@ -178,9 +180,7 @@ class FedCIL(FedAvg):
         own = self._extra_spec(run) | masks_spec(run.problem.num_classes)
         return super().payload_spec(run)[0], BundleSpec(optional=own.required)
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         mean = super().aggregate(ctx, state, uploads)
         if mean is state:
             return state
@@ -192,7 +192,7 @@ class FedCIL(FedAvg):
         return ServerState(Bundle(weights=without(weights, *ROLES)), own, clients)
 
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         if not self.md_iter:
             return state, {}

@@ -34,6 +34,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.method import Metrics, Run, ServerContext, ServerData, ServerState
 
 BATCH = 256
@@ -87,6 +88,7 @@ class FEDIC(FedAvg):
     """FedAvg whose mean is distilled, on the server's balanced data, from a calibrated ensemble."""
 
     citation: ClassVar[str] = "Shang et al., ICME 2022"
+    reduction: ClassVar[Reduction] = "each"
     needs_server_data: ClassVar[bool] = True
 
     fine_tuning_steps: int = 100
@@ -108,6 +110,10 @@ class FEDIC(FedAvg):
     unlabelled_batch: int = 128
     """Unlabelled examples of a step."""
 
+    @property
+    def local_view(self) -> str:
+        return "global"  # one model for all is what it makes
+
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: Run) -> ServerState:
@@ -115,7 +121,7 @@ class FEDIC(FedAvg):
         return replace(super().init_server(run), own=Bundle(weights=calibrator))
 
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         held = ctx.server_data
         if held is None:
@@ -214,7 +220,7 @@ def answers(net: SplitNet, x: Tensor) -> tuple[Tensor, Tensor]:
     return net.head(z), z
 
 
-def asked(net: SplitNet, uploads: Mapping[int, Bundle], x: Tensor) -> Ensemble:
+def asked(net: SplitNet, uploads: Uploads, x: Tensor) -> Ensemble:
     """Return what the models of a cohort say of the same examples."""
     logits, total = [], torch.zeros(len(x), net.width, dtype=torch.float64)
     for upload in uploads.values():

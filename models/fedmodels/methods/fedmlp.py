@@ -29,9 +29,10 @@ from torch import Tensor
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
+from fedmodels.methods.bases.private_parts import PrivateParts
+from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.nets.embedding import embeddings
-from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.nets.split import weights_of
 from fedmodels.numerics.algebra import class_means, cluster, nearest
 from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.distances import divergence, smooth_l1
@@ -42,19 +43,18 @@ from fedmodels.numerics.prototypes import (
     mean_prototypes,
     moved,
     nearest_scores,
-    released,
     uncounted,
 )
 from fedmodels.parts import evaluation_heads as heads
 from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
-    ClientId,
     Prototypes,
     TensorSpec,
     Weights,
     prototype_spec,
 )
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.method import (
     Batch,
     ClientContext,
@@ -66,7 +66,6 @@ from fedmodels.training.method import (
 )
 
 CLUSTER, MINORITY = "levels/cluster", "levels/minority"
-PRIVATE_VIEWS = ("after_local", "after_downlink")
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,11 @@ class Levels:
 
 @register("fedmlp")
 @dataclass(frozen=True, kw_only=True)
-class FedMLP(FedAvg):
+class FedMLP(PrivateParts, ReleasedPrototypes):
     """A shared extractor under regularisers of three kinds of prototypes, and private heads."""
 
     citation: ClassVar[str] = "Guo et al., Pattern Recognition 2024"
+    reduction: ClassVar[Reduction] = "each"
 
     weighting: Literal["examples", "uniform"] = "uniform"
     """Aggregation weights: 1 / the number of participants, as the paper's; or n_k / n."""
@@ -128,16 +128,8 @@ class FedMLP(FedAvg):
     """Global prototypes: means over this interaction's clients, or over everybody's latest."""
     inference: Literal["classifier", "prototype"] = "classifier"
     """The rule that counts; the other one is scored beside it."""
-    eval_upload_head: bool = False
-    """Send heads up for the global model's score; their bytes are counted apart."""
     eval_base: Literal["aggregated", "local"] = "aggregated"
     """Extractor of a client's scored model: the received one, or the one it just trained."""
-    clip_norm: float = 0.0
-    """Longer prototypes are scaled to this norm before they leave a client; 0 is off."""
-    noise_std: float = 0.0
-    """Standard deviation of Gaussian noise on prototypes that leave a client."""
-    min_count: int = 1
-    """Prototypes and counts of classes of fewer examples do not leave a client."""
 
     def __post_init__(self) -> None:
         """Check what a type cannot say."""
@@ -150,9 +142,7 @@ class FedMLP(FedAvg):
 
     @property
     def views(self) -> tuple[str, ...]:
-        if self.share == "all":
-            return ("global", "after_local")
-        return ("global", *PRIVATE_VIEWS) if self.eval_upload_head else PRIVATE_VIEWS
+        return ("global", "after_local") if self.share == "all" else super().views
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -165,6 +155,10 @@ class FedMLP(FedAvg):
     def shared(self, weights: Weights) -> Weights:
         travels = self._travels(weights)
         return heads.travelling(weights, travels.__contains__, self.eval_upload_head)
+
+    def net_weights(self, payload: Bundle) -> Weights:
+        found = super().net_weights(payload).items()
+        return {name: tensor for name, tensor in found if not name.startswith("levels/")}
 
     def private(self, weights: Weights) -> Weights:
         """Return the part of a net's weights that stays with the client."""
@@ -193,24 +187,13 @@ class FedMLP(FedAvg):
         prototypes = {"class": nothing, "semantic": nothing}
         return ServerState(Bundle({**self.shared(run.initial_weights), **levels}, prototypes))
 
-    def broadcast(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        return heads.trained_part(state.common), {}
-
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        extra = heads.evaluation_part(state.common)
-        return heads.trained_part(state.common), heads.sent_to_everyone(ctx.run, extra)
-
     def upload_spec(self, run: Run) -> BundleSpec:
         return super().upload_spec(run) | prototype_spec(
             "class", run.width, run.problem.num_classes
         )
 
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        classes, sent = run.problem.num_classes, Bundle(weights=self.shared(run.initial_weights))
+        classes, (common, own) = run.problem.num_classes, super().payload_spec(run)
         nothing = TensorSpec(torch.int32, (0,))
         levels = {
             f"weights/{CLUSTER}": TensorSpec(torch.int32, (None,), classes),
@@ -220,12 +203,9 @@ class FedMLP(FedAvg):
             "prototypes/semantic/counts": nothing,
         }
         g = prototype_spec("class", run.width, classes, counted=False)
-        common = BundleSpec.of(heads.trained_part(sent)) | g | BundleSpec(levels)
-        return common, heads.evaluation_spec(heads.evaluation_part(sent).weights)
+        return common | g | BundleSpec(levels), own
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         mean = super().aggregate(ctx, state, uploads).common.weights
         reported = {client: upload.prototypes["class"] for client, upload in uploads.items()}
         counts = {f"counts/{c}/{ctx.task}": _counts(rows, ctx.run) for c, rows in reported.items()}
@@ -242,7 +222,7 @@ class FedMLP(FedAvg):
         return ServerState(common, own, clients)
 
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         classes, g = ctx.run.problem.num_classes, state.common.prototypes["class"]
         size = self.v or math.ceil(math.sqrt(classes))
@@ -279,12 +259,6 @@ class FedMLP(FedAvg):
     def init_client(self, run: Run, client: int) -> Bundle:
         memory = {"class": Prototypes.of({}, run.width)}
         return Bundle(self.private(run.initial_weights), memory)
-
-    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, {**_net_weights(payload), **state.weights})
-
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, _net_weights(payload))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Levels:
         g, memory = payload.prototypes["class"], state.prototypes["class"]
@@ -355,9 +329,7 @@ class FedMLP(FedAvg):
         upload = super().uplink(ctx, state, refs, num_examples)
         current = set(ctx.stream.train(ctx.task)[1].tolist())
         rows = {k: row for k, row in state.prototypes["class"].rows().items() if k in current}
-        limits = {"clip_norm": self.clip_norm, "noise_std": self.noise_std}
-        found = Prototypes.of(rows, ctx.net.width)
-        sent = released(found, ctx.secret_normal, min_count=self.min_count, **limits)
+        sent = self.released(ctx, Prototypes.of(rows, ctx.net.width))
         return replace(upload, prototypes={"class": sent})  # eq. 2
 
     def predict(
@@ -384,9 +356,3 @@ def _counts(rows: Prototypes, run: Run) -> Tensor:
     counts = torch.zeros(run.problem.num_classes, dtype=torch.int32)
     counts[rows.labels.long()] = rows.counts
     return counts
-
-
-def _net_weights(payload: Bundle) -> Weights:
-    """Return what belongs into the net, what was sent for evaluation only included."""
-    found = heads.received(payload).items()
-    return {name: tensor for name, tensor in found if not name.startswith("levels/")}

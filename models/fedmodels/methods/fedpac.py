@@ -39,6 +39,7 @@ from fedmodels.tensors.bundle import (
     prototype_spec,
     scalar_spec,
 )
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.method import (
     Batch,
     ClientContext,
@@ -78,6 +79,7 @@ class FedPAC(FedAvg):
     """A shared base, aligned by class; every client's head is its own best mixture of heads."""
 
     citation: ClassVar[str] = "Xu et al., ICLR 2023"
+    reduction: ClassVar[Reduction] = "each"
 
     lam: float = 1.0
     """Weight of the alignment to prototypes."""
@@ -135,11 +137,8 @@ class FedPAC(FedAvg):
         own = {name: t for name, t in weights.items() if not self.shares(name)}
         return common | prototype_spec("class", run.width, classes), BundleSpec.of(Bundle(own))
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
-        bases = {c: Bundle(self.shared(u.weights), scalars=u.scalars) for c, u in uploads.items()}
-        after = super().aggregate(ctx, state, bases)  # theta <- sum_i n_i/n theta_i
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        after = super().aggregate(ctx, state, uploads)  # theta <- sum_i n_i/n theta_i
         if after is state:
             return state
         own, classes = (
@@ -147,11 +146,11 @@ class FedPAC(FedAvg):
             ctx.run.problem.num_classes,
         )
         prototypes = mean_prototypes(own, classes, ctx.run.width, uniform=False)  # c^k: n_ik / n_k
-        common = Bundle(after.common.weights, {"class": prototypes})
+        common = Bundle(self.shared(after.common.weights), {"class": prototypes})
         return ServerState(common, state.own, state.clients)
 
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         voters = {c: u for c, u in uploads.items() if u.scalars["num_examples"]}
         if not voters:

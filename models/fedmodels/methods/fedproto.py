@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
+from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.prototypes import (
@@ -32,10 +32,10 @@ from fedmodels.numerics.prototypes import (
     mean_prototypes,
     moved,
     nearest_scores,
-    released,
     uncounted,
 )
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, prototype_spec
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
 
 
@@ -50,10 +50,11 @@ class Refs:
 
 @register("fedproto")
 @dataclass(frozen=True, kw_only=True)
-class FedProto(FedAvg):
+class FedProto(ReleasedPrototypes):
     """Clients with models of their own share class means, and pull their embeddings to them."""
 
     citation: ClassVar[str] = "Tan et al., AAAI 2022"
+    trains_together: ClassVar[bool] = True
 
     lam: float = 1.0
     """Weight of the pull; 0 is Local-only."""
@@ -61,12 +62,6 @@ class FedProto(FedAvg):
     """The rule the method is scored by: nearest global prototype, or the logits; both are taken."""
     candidates: Literal["local", "all"] = "local"
     """Classes the nearest prototype is searched among: those the client has trained on, or all."""
-    clip_norm: float = 0.0
-    """Longer prototypes are scaled to this norm before they leave a client; 0 is off."""
-    noise_std: float = 0.0
-    """Standard deviation of Gaussian noise on what leaves a client."""
-    min_count: int = 1
-    """Classes of fewer examples do not leave a client."""
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -76,10 +71,6 @@ class FedProto(FedAvg):
     def rules(self) -> tuple[str, ...]:
         other = "classifier" if self.inference == "nearest" else "nearest"
         return (self.inference, other)
-
-    @property
-    def trains_together(self) -> bool:
-        return True
 
     def shares(self, name: str) -> bool:
         return False
@@ -95,9 +86,7 @@ class FedProto(FedAvg):
         classes = run.problem.num_classes
         return prototype_spec("class", run.width, classes, counted=False), BundleSpec()
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         uniform = self.weighting == "uniform"
         classes = ctx.run.problem.num_classes
         reported = {c: u.prototypes["class"] for c, u in uploads.items()}
@@ -126,13 +115,7 @@ class FedProto(FedAvg):
         return Bundle(weights=weights_of(ctx.net), prototypes={"class": own})
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
-        sent = released(
-            refs.fresh,
-            ctx.secret_normal,
-            clip_norm=self.clip_norm,
-            noise_std=self.noise_std,
-            min_count=self.min_count,
-        )
+        sent = self.released(ctx, refs.fresh)
         return Bundle(prototypes={"class": sent})
 
     def predict(

@@ -29,13 +29,10 @@ class FedProx(FedAvg):
     """FedAvg whose clients are held near the weights they were sent."""
 
     citation: ClassVar[str] = "Li et al., MLSys 2020"
+    trains_together: ClassVar[bool] = True
 
     mu: float = 0.01
     """Weight of the proximal term; 0 is FedAvg."""
-
-    @property
-    def trains_together(self) -> bool:
-        return True
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> list[Tensor]:
         return [w.detach().clone() for w in ctx.net.parameters()]  # w^t

@@ -12,21 +12,21 @@ fine-tuning of the heads; no weight decay on the head, where the release has it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
+from fedmodels.methods.bases.private_parts import PRIVATE_VIEWS, PrivatePrefixes
 from fedmodels.nets.split import load_weights
-from fedmodels.parts import evaluation_heads as heads
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
-from fedmodels.training.method import ClientContext, Phase, Run, ServerContext, ServerState
+from fedmodels.parts import round_heads
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.method import ClientContext, Phase, Run
 
 
 @register("fedrep")
 @dataclass(frozen=True, kw_only=True)
-class FedRep(FedAvg):
+class FedRep(PrivatePrefixes):
     """A shared representation; each client fits its own head to it, then it to the head."""
 
     citation: ClassVar[str] = "Collins et al., ICML 2021"
@@ -42,45 +42,28 @@ class FedRep(FedAvg):
     """Weight decay of the head, in place of the run's."""
     bn_of_frozen: Literal["train", "eval"] = "train"
     """Whether running statistics of the base move while the head trains; as released, they do."""
-    private: tuple[str, ...] = ("head/",)
-    """Prefixes of the weights that stay with the client."""
-    eval_upload_head: bool = False
-    """Send private weights up, for scoring a global model with their mean and nothing else."""
+    heads: Literal["private", "round"] = "private"
+    """``round``: every round begins with the mean of the participants' heads, which travel; heads
+    are private only within it (a reading; the paper's are private for good)."""
 
     @property
     def views(self) -> tuple[str, ...]:
-        own = ("after_local", "after_downlink")
-        if not self.private:
-            return ("global", "after_local")
-        return ("global", *own) if self.eval_upload_head else own
+        travels = self.heads == "round" and self.private
+        return ("global", *PRIVATE_VIEWS) if travels else super().views
 
     def shares(self, name: str) -> bool:
-        return not name.startswith(self.private)
+        return self.heads == "round" or super().shares(name)
 
-    def shared(self, weights: Weights) -> Weights:
-        return heads.travelling(weights, self.shares, self.eval_upload_head)
-
-    def broadcast(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        return heads.trained_part(state.common), {}
-
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        extra = heads.evaluation_part(state.common)
-        return heads.trained_part(state.common), heads.sent_to_everyone(ctx.run, extra)
-
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        sent = Bundle(weights=self.shared(run.forms))
-        extra = heads.evaluation_part(sent).weights
-        return BundleSpec.of(heads.trained_part(sent)), heads.evaluation_spec(extra)
+    def keeps_state(self, run: Run) -> bool:
+        return self.heads == "round" or super().keeps_state(run)
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, {**heads.received(payload), **state.weights})
+        own = round_heads.going_on(ctx, state) if self.heads == "round" else state.weights
+        load_weights(ctx.net, {**self.net_weights(payload), **own})
 
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, heads.received(payload))
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
+        after = super().after_local(ctx, payload, state, refs)
+        return round_heads.kept(ctx, after) if self.heads == "round" else after
 
     def epochs(self, local_epochs: int) -> tuple[int, int]:
         """Return the epochs of head and base."""

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, one_hot
 
 from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
+from fedmodels.methods.bases.private_parts import PRIVATE_VIEWS, PrivateParts
+from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.algebra import weighted_mean
@@ -36,7 +37,6 @@ from fedmodels.numerics.prototypes import (
     moved,
     nearest_scores,
     only,
-    released,
     uncounted,
 )
 from fedmodels.parts import evaluation_heads as heads
@@ -49,6 +49,7 @@ from fedmodels.tensors.bundle import (
     prototype_spec,
     scalar_spec,
 )
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import (
     Batch,
     ClientContext,
@@ -75,10 +76,13 @@ class Refs:
 
 @register("gldp")
 @dataclass(frozen=True, kw_only=True)
-class Gldp(FedAvg):
+class Gldp(PrivateParts, ReleasedPrototypes):
     """Shared base, private heads, and prototypes that hold on to what is old or rare."""
 
     citation: ClassVar[str] = "Guo et al., 2025"
+    trains_together: ClassVar[bool] = True
+    # With "running" the loss keeps embeddings.
+    trains_alone_with: ClassVar[Mapping[str, object]] = {"proto_pass": "running"}
 
     weighting: Literal["examples", "uniform"] = "uniform"
     lam: float = 0.5
@@ -116,40 +120,28 @@ class Gldp(FedAvg):
     inference: Literal["gldp_gp", "gldp_lp", "classifier"] = "gldp_gp"
     """The rule the method is scored by: nearest global or local prototype, or the head; all are."""
     candidates: Literal["client_seen", "all"] = "client_seen"
-    """Classes of eq. 13: those the client has trained on, or all."""
+    """Classes of eq. 13: those the client has trained on, or all. Methods without such a mask are
+    compared with the rule ``all_classes``, which has none."""
     eval_base: Literal["aggregated", "local"] = "aggregated"
     """Representation of a client's personal model: everyone's, or its own of its last training."""
     eval_model: Literal["last", "stage_mean"] = "last"
     """What is scored: the newest representation, or the mean over the stages of the round."""
-    eval_upload_head: bool = False
-    """Send heads up, for scoring a classifier with their mean as a global model; counted apart."""
-    clip_norm: float = 0.0
-    """Longer prototypes are scaled to this norm before they leave a client; 0 is off."""
-    noise_std: float = 0.0
-    """Standard deviation of Gaussian noise on prototypes that leave a client."""
-    min_count: int = 1
-    """Prototypes of classes of fewer examples do not leave a client."""
 
     @property
     def views(self) -> tuple[str, ...]:
-        own = ("after_local", "after_downlink")
         headless = self.inference == "classifier" and not self.eval_upload_head
-        return own if headless or self.bn == "local" else ("global", *own)
+        is_private = headless or self.bn == "local"
+        return PRIVATE_VIEWS if is_private else ("global", *PRIVATE_VIEWS)
 
     @property
     def rules(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.inference, "gldp_gp", "gldp_lp", "classifier")))
-
-    @property
-    def trains_together(self) -> bool:
-        return self.proto_pass != "running"  # there the loss keeps embeddings
+        unmasked = ("all_classes",) if self.candidates == "client_seen" else ()
+        all_of_them = (self.inference, "gldp_gp", "gldp_lp", *unmasked, "classifier")
+        return tuple(dict.fromkeys(all_of_them))  # everyone's model may have no head: it is last
 
     def shares(self, name: str) -> bool:
         statistic = self.bn == "local" and name.endswith(STATISTICS)
         return name.startswith("base/") and not statistic
-
-    def shared(self, weights: Weights) -> Weights:
-        return heads.travelling(weights, self.shares, self.eval_upload_head)
 
     # --- server half ---------------------------------------------------------------------------
 
@@ -160,17 +152,13 @@ class Gldp(FedAvg):
     def broadcast(
         self, ctx: ServerContext, state: ServerState
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        common = heads.trained_part(state.common)
+        common, own = super().broadcast(ctx, state)
         if self.gp_refresh == "round" and self._in_round(ctx, state):
             common = Bundle(common.weights, {"class": state.own.prototypes["class"]})
-        return common, {}
+        return common, own
 
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        extra = {**heads.evaluation_part(state.common).weights, **state.own.weights}
-        common = heads.trained_part(state.common)
-        return common, heads.sent_to_everyone(ctx.run, Bundle(weights=extra))
+    def scored(self, state: ServerState) -> Weights:
+        return {**super().scored(state), **state.own.weights}
 
     def upload_spec(self, run: Run) -> BundleSpec:
         sent = BundleSpec.of(Bundle(weights=self.shared(run.forms)))
@@ -178,16 +166,14 @@ class Gldp(FedAvg):
         return sent | counts | prototype_spec("class", run.width, run.problem.num_classes)
 
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        sent = Bundle(weights=self.shared(run.forms))
-        extra = heads.evaluation_part(sent).weights
+        common, own = super().payload_spec(run)
         if self.eval_model == "stage_mean":
-            extra = {**extra, **self._stage_weights(sent)}
+            sent = Bundle(weights=self.shared(run.forms))
+            own = own | heads.evaluation_spec(self._stage_weights(sent))
         known = prototype_spec("class", run.width, run.problem.num_classes, counted=False)
-        return BundleSpec.of(heads.trained_part(sent)) | known, heads.evaluation_spec(extra)
+        return common | known, own
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         weights = super().aggregate(ctx, state, uploads).common.weights  # eq. 5
         reported = {c: u.prototypes["class"] for c, u in uploads.items()}
         classes = ctx.run.problem.num_classes
@@ -195,9 +181,6 @@ class Gldp(FedAvg):
         known = state.common.prototypes["class"]
         common = Bundle(weights, {"class": moved(known, uncounted(found), self.beta)})  # eq. 11
         return ServerState(common, self._round_state(ctx, state, common), state.clients)
-
-    def share_of(self, upload: Bundle) -> float | None:
-        return self.count(upload)
 
     def _round_state(self, ctx: ServerContext, state: ServerState, common: Bundle) -> Bundle:
         """Return what the server remembers of the round: its first prototypes, its mean model."""
@@ -229,10 +212,10 @@ class Gldp(FedAvg):
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         trains = ctx.view == ""
         own = {k: v for k, v in state.weights.items() if not trains or not self.shares(k)}
-        load_weights(ctx.net, {**heads.received(payload), **own})
+        load_weights(ctx.net, {**self.net_weights(payload), **own})
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, heads.received(payload), strict=False)
+        load_weights(ctx.net, self.net_weights(payload), strict=False)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
         own, everyone = self.tables(ctx, payload, state)
@@ -304,13 +287,8 @@ class Gldp(FedAvg):
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
         ema = self.uplink_proto == "ema"
-        sent = released(
-            only(state.prototypes["class"], like=refs.fresh) if ema else refs.fresh,
-            ctx.secret_normal,
-            clip_norm=self.clip_norm,
-            noise_std=self.noise_std,
-            min_count=self.min_count,
-        )
+        found = only(state.prototypes["class"], like=refs.fresh) if ema else refs.fresh
+        sent = self.released(ctx, found)
         scalars = {"num_examples": float(num_examples)} if self.weighting == "examples" else {}
         return Bundle(self.shared(weights_of(ctx.net)), {"class": sent}, scalars=scalars)
 
@@ -323,6 +301,8 @@ class Gldp(FedAvg):
         local = own if bool(own.known.any()) else everyone
         rules = {"gldp_gp": nearest_scores(z, everyone, among)}  # eq. 13
         rules["gldp_lp"] = nearest_scores(z, local, among)
+        if self.candidates == "client_seen":  # what other methods choose from
+            rules["all_classes"] = nearest_scores(z, everyone, torch.ones_like(among))
         if ctx.view != "global" or self.eval_upload_head:  # everyone's model has no head otherwise
             rules["classifier"] = ctx.net.head(z)
-        return {self.inference: rules.pop(self.inference), **rules}
+        return {rule: rules[rule] for rule in self.rules if rule in rules}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import ClientContext, Run, ServerContext, ServerState
 
 
@@ -29,9 +29,7 @@ class Local(FedAvg):
     def upload_spec(self, run: Run) -> BundleSpec:
         return BundleSpec()
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         return state
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:

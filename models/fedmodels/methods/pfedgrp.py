@@ -47,6 +47,8 @@ from fedmodels.tensors.bundle import (
     TensorSpec,
     Weights,
 )
+from fedmodels.tensors.roles import part_of, under, without
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.loop import run_phases
 from fedmodels.training.method import (
     Batch,
@@ -58,7 +60,7 @@ from fedmodels.training.method import (
     ServerState,
 )
 
-PERSONAL = "personal/"
+PERSONAL = "personal"
 PARTS = 10**6
 _DRAWING = Lock()
 """Held while examples are drawn: building a generator's net touches torch's global generator."""
@@ -70,6 +72,7 @@ class PFedGRP(Replaying):
     """Replay of past classes on clients, aggregation weights learned on generated data."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
+    reduction: ClassVar[Reduction] = "each"
 
     weighting: Literal["examples", "uniform"] = "uniform"
     """Of the mean model C_g."""
@@ -173,12 +176,10 @@ class PFedGRP(Replaying):
                 raise PayloadError(f"generator {key!r} is of a class that was not announced")
 
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        personal = _prefixed(run.initial_weights)
+        personal = under(PERSONAL, run.initial_weights)
         return super().payload_spec(run)[0], BundleSpec.of(Bundle(weights=personal))
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         mean = super().aggregate(ctx, state, uploads)  # C_g
         clients = dict(state.clients)
         for client, upload in uploads.items():
@@ -187,14 +188,14 @@ class PFedGRP(Replaying):
             assert upload.histogram is not None
             told = Histogram(*(t.clone() for t in (upload.histogram.round, upload.histogram.total)))
             clients[client] = Bundle(
-                before.weights or _prefixed(mean.common.weights),
+                before.weights or under(PERSONAL, mean.common.weights),
                 generators={**before.generators, **new},
                 histogram=told,
             )
         return ServerState(mean.common, state.own, clients)
 
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         if not uploads:
             return state, {}
@@ -202,14 +203,13 @@ class PFedGRP(Replaying):
         rows, metrics = self._rows(ctx, state, uploads)
         clients = dict(state.clients)
         for row, client in zip(rows, uploads, strict=True):
-            held = clients[client]
-            weights = _prefixed(mixed(models, row))  # C_{g,i} = sum_j w_ij C_j
-            clients[client] = Bundle(weights, generators=held.generators, histogram=held.histogram)
+            weights = under(PERSONAL, mixed(models, row))  # C_{g,i} = sum_j w_ij C_j
+            clients[client] = replace(clients[client], weights=weights)
         metrics |= graph_metrics(ctx, rows, uploads)
         return ServerState(state.common, state.own, clients), metrics
 
     def _rows(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[Tensor, Metrics]:
         """Return W (n, n), the aggregation weights of every client of the cohort."""
         models = [u.weights for u in uploads.values()]
@@ -286,19 +286,14 @@ class PFedGRP(Replaying):
     # --- client half ---------------------------------------------------------------------------
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        personal = {
-            k.removeprefix(PERSONAL): t
-            for k, t in payload.weights.items()
-            if k.startswith(PERSONAL)
-        }
+        personal = part_of(payload.weights, PERSONAL)
         if personal:
             load_weights(ctx.net, personal)
         else:
             self.load_global(ctx, payload)
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        weights = payload.weights.items()
-        load_weights(ctx.net, {k: t for k, t in weights if not k.startswith(PERSONAL)})
+        load_weights(ctx.net, without(payload.weights, PERSONAL))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Rehearsal:
         refs = super().prepare(ctx, payload, state)  # ctx.net holds C_{g,i} of the last round
@@ -358,10 +353,6 @@ class PFedGRP(Replaying):
             histogram=Histogram(torch.zeros(0, dtype=torch.int32), total),  # S, not Y
             scalars={"num_examples": float(num_examples)},
         )
-
-
-def _prefixed(weights: Weights) -> Weights:
-    return {PERSONAL + name: tensor for name, tensor in weights.items()}
 
 
 def _copied(weights: Weights) -> Weights:

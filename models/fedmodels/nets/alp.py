@@ -123,7 +123,7 @@ class ALP(nn.Module):
         with torch.autocast(tokens.device.type, enabled=False):
             x = tokens.float()
             seen = x[:, 1:] if self.skip_cls else x
-            drawn = self._align(seen.flatten(0, 1), len(x)).view_as(seen)
+            drawn = self._align(seen.flatten(0, 1), x.shape[0]).view_as(seen)
             if self.skip_cls:
                 drawn = torch.cat([x[:, :1], drawn], 1)
             return F.normalize(drawn, dim=-1)  # the sentence after eq. 7

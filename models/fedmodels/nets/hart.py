@@ -9,7 +9,7 @@ accelerometer, 96…191 from the gyroscope.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from fedmodels.nets.transformer import (
     alignments,
     rising,
 )
+from fedmodels.numerics.randomness import apart
 
 DIM, PATCH, HIDDEN, WIDTH = 192, 16, 384, 1024
 KERNELS = (3, 7, 15, 31, 31, 31)
@@ -149,9 +150,17 @@ def hart(
     ]
     base = _HartBase(input_shape[0], stack, dropout)
     net = SplitNet(base, nn.Linear(WIDTH, num_classes), WIDTH, mixes_examples=alp)
-    for module in net.modules():
+    of_layers = [module for layer in layers for module in layer.modules()]
+    _initialise(module for module in net.modules() if module not in of_layers)
+    with apart("gates"):
+        _initialise(of_layers)
+    return net
+
+
+def _initialise(modules: Iterable[nn.Module]) -> None:
+    """Draw the layers' weights as Glorot does, without biases."""
+    for module in modules:
         if isinstance(module, nn.Linear | nn.Conv1d):
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    return net

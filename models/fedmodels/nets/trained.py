@@ -104,22 +104,35 @@ class TrainedModel(nn.Module):
         logits: Tensor = self.net((x.float() / self.facts.scale - mean) / std)
         return logits
 
-    @torch.no_grad()
     def predict(self, x: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the class (n,) of each raw input (n, *input_shape), an array or a tensor.
 
         Raises:
             ValueError: the inputs have another shape.
         """
-        inputs = x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x))
+        return self._logits(x).argmax(1).numpy()
+
+    def probabilities(self, x: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return the probability (n, K) of each class for each raw input (n, *input_shape).
+
+        Raises:
+            ValueError: the inputs have another shape.
+        """
+        return self._logits(x).softmax(1).numpy()
+
+    @torch.no_grad()
+    def _logits(self, x: Any) -> Tensor:
+        """Return the logits (n, K) of raw inputs, calculated in parts."""
+        inputs = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
         if tuple(inputs.shape[1:]) != tuple(self.facts.input_shape):
             raise ValueError(
                 f"inputs of shape {list(inputs.shape[1:])}; "
                 f"the model takes {list(self.facts.input_shape)}"
             )
         self.eval()
-        found = [self(part).argmax(1) for part in torch.split(inputs, BATCH)] if len(inputs) else []
-        return torch.cat(found).cpu().numpy() if found else np.zeros(0, np.int64)
+        if not len(inputs):
+            return torch.zeros(0, self.facts.num_classes)
+        return torch.cat([self(part) for part in torch.split(inputs, BATCH)]).cpu()
 
     def save(self, path: Path) -> None:
         """Write weights and description as one safetensors file."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets.alp import ALP
+from fedmodels.numerics.randomness import apart
 
 PROTOTYPES = (2048, 1024, 512, 256, 128, 64)
 """Prototypes per block, from the input to the output (FedAli, section 5)."""
@@ -83,6 +84,8 @@ def alignments(
 ) -> list[nn.Module]:
     """Build the alignment layer of each block, after its first layer normalisation.
 
+    The rest of the net draws the weights it would draw without.
+
     Args:
         net: the net's name, for messages.
         dim: d.
@@ -110,4 +113,5 @@ def alignments(
             raise ConfigError(
                 f"unknown alignment switch {switch!r} of net {net!r}.{suggestion(switch, known)}"
             )
-    return [ALP(dim, count, **switches) for count in prototypes]  # type: ignore[arg-type]
+    with apart("alignment"):
+        return [ALP(dim, count, **switches) for count in prototypes]  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ class _VitBase(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2)  # (B, Z - 1, d)
-        x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.positions  # (B, Z, d)
+        x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], 1) + self.positions  # (B, Z, d)
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)

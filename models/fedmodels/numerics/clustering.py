@@ -38,7 +38,7 @@ def cluster(
     n_init: int = 10,
     seed: int = 0,
 ) -> tuple[Array, Array]:
-    """Cluster points by Lloyd's algorithm (FedAli, section 7; FedMLP, section 7).
+    """Cluster points by Lloyd's algorithm (FedAli, section 4; FedMLP, "semantic prototype").
 
     An empty cluster moves to the point farthest from its own centre, scikit-learn's rule; a row is
     never lost. In the end each centre is the float64 mean of the points assigned to it; a centre

@@ -61,3 +61,15 @@ def seeded(seed: int) -> Iterator[None]:
     finally:
         for each, state in zip(used, before, strict=True):
             each.set_state(state)
+
+
+@contextmanager
+def apart(part: str) -> Iterator[None]:
+    """Draw what is beyond a plain net from a stream of its own, and shift no other draw.
+
+    So a net starts from the same weights with and without that part. The stream follows from the
+    seed that torch's default generator last got.
+    """
+    words = f"fedtide/{torch.default_generator.initial_seed()}/{part}"
+    with seeded(int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") >> 1):
+        yield

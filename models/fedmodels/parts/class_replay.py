@@ -12,7 +12,7 @@ A *judge* is a classifier that filters what was generated and says when a genera
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -34,7 +34,8 @@ METRICS = (
     "replay_acceptance", "replay_examples", "replay_shortage",
     "generators_trained", "generator_trainings",
 )  # fmt: skip
-"""What a client says of its replay, beside ``generator_ratio_K`` of each generator it judged."""
+"""What a client says of its replay, beside ``generator_ratio_K`` of each generator it judged, and
+``replay_acceptance_K`` of each class it drew."""
 ALL = "all"
 """Key of the generator that draws any class."""
 
@@ -70,6 +71,9 @@ class Replayed:
     """Images looked at."""
     accepted: int = 0
     """Of those, how many the judge took for their class."""
+    by_class: dict[int, float] = field(default_factory=dict)
+    """Share of a class's images that the judge took for it. A class that the judge hardly knows is
+    drawn more often, and so weighs more in ``accepted / drawn``."""
 
     @property
     def shortage(self) -> int:
@@ -80,7 +84,8 @@ class Replayed:
         """Return the counts as metrics; a ratio only where something was drawn."""
         ratio = {f"{prefix}_acceptance": self.accepted / self.drawn} if self.drawn else {}
         counts = {f"{prefix}_examples": float(len(self.y)), f"{prefix}_shortage": self.shortage}
-        return {**ratio, **counts}
+        shares = {f"{prefix}_acceptance_{label}": a for label, a in self.by_class.items()}
+        return {**ratio, **counts, **shares}
 
 
 @dataclass
@@ -184,6 +189,7 @@ class ClassReplay:
                 part = self.draw(painter, label, count, judge, seeds(f"draw/{label}"))
                 total.drawn += part.drawn
                 total.accepted += part.accepted
+                total.by_class[label] = part.accepted / part.drawn
                 parts.append(part)
         total.x, total.y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
         if self.soft:

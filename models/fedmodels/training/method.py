@@ -23,10 +23,13 @@ from fedmodels.numerics.randomness import derive_seed
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.pictures import Picture, PrototypeMap
 from fedmodels.training.run import Run as Run
 
 Metrics = dict[str, float]
+TRAINING = ("fit", "loss", "after_step")
+"""The functions of a method that say how a client's steps go."""
 
 
 def _secret_of_its_own() -> Callable[[], Secret]:
@@ -87,9 +90,6 @@ class ServerContext:
     """Whether the next interaction is on another task; false for the last interaction."""
     tell: Callable[[str, int, int, float], None] = lambda what, step, of, loss: None
     """Reports the progress of long work on the server: what, step, number of steps, loss."""
-    mean: Weights | None = None
-    """The mean of the uploads' weights by ``share_of``, if it was taken as they came; the uploads
-    have no weights then."""
 
     def generator(self, purpose: str = "method") -> torch.Generator:
         """Return a fresh generator of this interaction for one purpose."""
@@ -201,6 +201,17 @@ class Method(ABC):
     """Whether clients train on generated examples too, of no class more than of the largest one."""
     needs_server_data: ClassVar[bool] = False
     """Whether the server half trains on examples of its own."""
+    reduction: ClassVar[Reduction] = "each"
+    """What the server half reads of the uploads' weights: ``uploads.mean()`` alone, where each
+    upload counts what ``count`` says, or the weights of ``each`` upload. Large uploads of which the
+    mean is enough are added up as they come and leave memory."""
+    trains_together: ClassVar[bool] = False
+    """Whether ``loss`` may be mapped over clients (``fedmodels.training.stack``). The loss then
+    calculates with tensors only, of the batch, the net's output and parameters, and of references
+    laid out alike for all clients; it decides nothing by their values and keeps nothing. ``fit`` is
+    the stock one. A class with its own ``fit``, ``loss`` or ``after_step`` declares it anew."""
+    trains_alone_with: ClassVar[Mapping[str, object]] = {}
+    """Switches and values with which clients train in turn all the same."""
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -218,18 +229,23 @@ class Method(ABC):
 
     @property
     def local_view(self) -> str:
-        """Return the view that ``a_loc`` is taken from."""
+        """Return the view that ``a_loc`` is taken from.
+
+        ``global`` says that a client has no model of its own to score: there is no ``a_loc``, and
+        ``a_sel`` is everyone's model on the data of the cohort.
+        """
         return "after_downlink" if "after_downlink" in self.views else "after_local"
 
-    @property
-    def trains_together(self) -> bool:
-        """Whether ``loss`` may be mapped over clients (``fedmodels.training.stack``).
+    def __init_subclass__(cls) -> None:
+        """Take back ``trains_together`` where a class trains in its own way and says no more."""
+        own = vars(cls)
+        if "trains_together" not in own and not own.keys().isdisjoint(TRAINING):
+            cls.trains_together = False
 
-        ``loss`` then uses tensors only: the batch, the net's output and parameters, and references
-        with the same structure for all clients. It takes no decision by their values and stores
-        nothing. ``fit`` is the stock one.
-        """
-        return False
+    def may_train_together(self) -> bool:
+        """Tell whether clients may train together with these switches."""
+        held = self.trains_alone_with.items()
+        return self.trains_together and all(getattr(self, name) != value for name, value in held)
 
     def hyper_parameters(self) -> dict[str, Any]:
         """Return the fields under their names; ``make(name, **…)`` gives this method again."""
@@ -276,22 +292,25 @@ class Method(ABC):
         """Return what a broadcast's common part and its part for one client may hold."""
 
     @abstractmethod
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         """Reduce the uploads to the next state; a pure function of its arguments."""
 
-    def share_of(self, upload: Bundle) -> float | None:
-        """Return what an upload's weights count in their mean, if the server half reads no more.
+    def count(self, upload: Bundle) -> float:
+        """Return what an upload's weights count in ``uploads.mean()``."""
+        return 1.0
 
-        None where the server half reads each upload. Else the engine may add up large uploads
-        as they arrive, and drop their weights.
+    def received(self, sent: Mapping[int, Bundle], folded: Weights | None = None) -> Uploads:
+        """Return uploads as ``aggregate`` and ``finish`` get them.
+
+        Args:
+            sent: the uploads by client.
+            folded: the mean of their weights, if it was taken as they came.
         """
-        return None
+        return Uploads(sent, self.count, self.reduction, folded)
 
     @abstractmethod
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         """Optimise on the server after ``aggregate``; return the state to commit, and metrics."""
 

@@ -274,7 +274,9 @@ def test_orders_are_the_servers(digits, tmp_path):
     held = part_of(result.state.weights, "now")
     assert all(torch.equal(held[k], t) for k, t in orders.items())
     run_in_process(experiment, digits, out)
-    served = method.aggregate(server_context(ctx.run, 0, (0,)), first, {0: result.upload})
+    served = method.aggregate(
+        server_context(ctx.run, 0, (0,)), first, method.received({0: result.upload})
+    )
     assert all(torch.equal(served.own.weights[k], t) for k, t in orders.items())
     assert served.own.weights.keys() == first.own.weights.keys()
 
@@ -318,7 +320,7 @@ def test_both_nets_are_averaged_by_examples(digits):
         )
         for c, value, n in [(0, 1.0, 3.0), (1, 5.0, 1.0)]
     }
-    after = method.aggregate(server_context(ctx.run, 0, (0, 1)), state, uploads)
+    after = method.aggregate(server_context(ctx.run, 0, (0, 1)), state, method.received(uploads))
     for key in both:
         held = after.own if key.startswith("flow/") else after.common
         assert torch.equal(held.weights[key], torch.full_like(both[key], 2.0))

@@ -133,7 +133,9 @@ def test_features_of_classes_nobody_reports_stay(digits):
     method, ctx = server("creff")
     state = method.init_server(ctx.run)
     uploads = {0: reporting({2: drawn(4 * 17)}, 68, ctx.run.initial_weights)}
-    after, metrics = method.finish(ctx, method.aggregate(ctx, state, uploads), uploads)
+    after, metrics = method.finish(
+        ctx, method.aggregate(ctx, state, method.received(uploads)), method.received(uploads)
+    )
     before, now = state.own.weights["features"], after.own.weights["features"]
     assert torch.equal(now[[0, 1, 3]], before[[0, 1, 3]])
     assert not torch.equal(now[2], before[2])

@@ -51,8 +51,9 @@ def clustered(method, *uploads):
     ctx = ServerContext(Run(aligned(), HAR), 0, 0, 0, tuple(range(len(uploads))))
     by_client = dict(enumerate(uploads))
     start = server_state(uploads[0].prototypes["alp/0"].vectors.tolist())
-    reduced = method.aggregate(ctx, start, by_client)
-    return method.finish(ctx, reduced, by_client)[0].common.prototypes["alp/0"].vectors
+    uploads = method.received(by_client)
+    reduced = method.aggregate(ctx, start, uploads)
+    return method.finish(ctx, reduced, uploads)[0].common.prototypes["alp/0"].vectors
 
 
 def close(actual, expected):
@@ -169,8 +170,8 @@ def test_a_client_without_examples_has_no_part():
     assert torch.equal(clustered(method, *ANCHOR, nobody), clustered(method, *ANCHOR))
     ctx, start = ServerContext(Run(aligned(), HAR), 0, 0, 0, (0,)), server_state([[1.0, 1]])
     nobody = {0: upload_of([[5.0, 5]], 0)}
-    assert method.aggregate(ctx, start, nobody) is start
-    assert method.finish(ctx, start, nobody)[0] is start
+    assert method.aggregate(ctx, start, method.received(nobody)) is start
+    assert method.finish(ctx, start, method.received(nobody))[0] is start
 
 
 @SOLVERS

@@ -24,7 +24,8 @@ def upload(num_examples, **weights):
 def aggregated(uploads, method=None, state=None):
     ctx = ServerContext(RUN, 0, 0, 0, tuple(sorted(uploads)))
     state = state or ServerState(Bundle())
-    return (method or make("fedavg")).aggregate(ctx, state, uploads).common.weights
+    method = method or make("fedavg")
+    return method.aggregate(ctx, state, method.received(uploads)).common.weights
 
 
 def trained(experiment, x, y, client=0):
@@ -135,7 +136,9 @@ def test_one_client_is_a_plain_loop(net, digits, tmp_path):
     method, (payload, state) = method_of(experiment), payload_of(experiment, ctx)
     upload = train_locally(method, ctx, payload, state).upload
     server = ServerContext(ctx.run, 0, 0, 0, (0,))
-    after = method.aggregate(server, method.init_server(ctx.run), {0: upload}).common.weights
+    after = method.aggregate(
+        server, method.init_server(ctx.run), method.received({0: upload})
+    ).common.weights
     assert after.keys() == expected.keys()
     for key in expected:
         assert torch.equal(after[key], expected[key]), key

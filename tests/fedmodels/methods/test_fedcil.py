@@ -236,7 +236,7 @@ def test_the_server_keeps_last_generators(digits):
     state, uploaded = method.init_server(run), []
     for number, (ctx, _, result) in enumerate(done):
         server = replace(server_context(run, number, (0,)), task=ctx.task)
-        state = method.aggregate(server, state, {0: result.upload})
+        state = method.aggregate(server, state, method.received({0: result.upload}))
         uploaded.append(part_of(result.upload.weights, "generator"))
     held = state.clients[0].generators
     for name, expected in (("now", uploaded[3]), ("last", uploaded[1])):
@@ -255,8 +255,8 @@ def consolidated(experiment, root, clients=(0, 1)):
         uploads[client] = train_locally(method, ctx, *payload_of(experiment, ctx)).upload
     told = []
     server = replace(server_context(ctx.run, 0, clients), tell=lambda *facts: told.append(facts))
-    before = method.aggregate(server, method.init_server(ctx.run), uploads)
-    after, metrics = method.finish(server, before, uploads)
+    before = method.aggregate(server, method.init_server(ctx.run), method.received(uploads))
+    after, metrics = method.finish(server, before, method.received(uploads))
     return before, after, metrics, told
 
 
@@ -309,8 +309,8 @@ def test_it_learns_from_generators_what_they_know(digits):
         histogram=sets((0, 1)), scalars={"num_examples": 5.0},
     )  # fmt: skip
     server = server_context(ctx.run, 0, (0,))
-    reduced = method.aggregate(server, state, {0: upload})
-    after, metrics = method.finish(server, reduced, {0: upload})
+    reduced = method.aggregate(server, state, method.received({0: upload}))
+    after, metrics = method.finish(server, reduced, method.received({0: upload}))
     assert metrics["consolidation_agreement"] == 1
     net = ctx.run.make_net().eval()
     load_weights(net, after.common.weights)
@@ -404,7 +404,9 @@ def test_the_server_is_fedavg_of_the_acgan(digits, tmp_path):
     n = [uploads[c].scalars["num_examples"] for c in (0, 1)]
     server = server_context(ctx.run, 0, (0, 1))
     state, _ = method.finish(
-        server, method.aggregate(server, method.init_server(ctx.run), uploads), uploads
+        server,
+        method.aggregate(server, method.init_server(ctx.run), method.received(uploads)),
+        method.received(uploads),
     )
     found = {**state.common.weights, **state.own.weights}
     assert found.keys() == uploads[0].weights.keys()

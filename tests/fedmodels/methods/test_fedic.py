@@ -56,7 +56,12 @@ def cohort(**more):
         for c in (0, 1)
     }
     ctx = server_context(run, 0, (0, 1))
-    return method, ctx, method.aggregate(ctx, method.init_server(run), uploads), uploads
+    return (
+        method,
+        ctx,
+        method.aggregate(ctx, method.init_server(run), method.received(uploads)),
+        uploads,
+    )
 
 
 def committed(out):
@@ -144,7 +149,7 @@ def test_the_student_begins_as_the_mean_not_as_the_fine_tuned_copy():
     method, ctx, state, uploads = cohort(
         fine_tuning_steps=40, calibration_steps=1, distillation_steps=1, lr_server=0.01
     )
-    after, metrics = method.finish(ctx, state, uploads)
+    after, metrics = method.finish(ctx, state, method.received(uploads))
     for name, w in state.common.weights.items():
         assert (after.common.weights[name] - w).abs().max() <= 0.0101, name
     assert 0 <= metrics["teacher_accuracy"] <= 1
@@ -152,7 +157,7 @@ def test_the_student_begins_as_the_mean_not_as_the_fine_tuned_copy():
 
 def test_the_student_learns_the_labels():
     method, ctx, state, uploads = cohort(distillation_steps=60, ld=0.0, lr_server=0.01)
-    after, _ = method.finish(ctx, state, uploads)
+    after, _ = method.finish(ctx, state, method.received(uploads))
     loss = [
         float(cross_entropy(logits_of(ctx, s.common.weights, ctx.server_data.x), ctx.server_data.y))
         for s in (state, after)
@@ -168,7 +173,7 @@ def test_the_student_learns_the_teachers_answers():
     x, net = ctx.server_data.unlabelled, ctx.run.make_net()
     mean = logits_of(ctx, state.common.weights, x)
     teacher = calibrated(uncalibrated(10, 16), asked(net, uploads, x), mean)
-    after, _ = method.finish(ctx, state, uploads)
+    after, _ = method.finish(ctx, state, method.received(uploads))
     apart = [
         float(method._divergence(teacher, logits_of(ctx, s.common.weights, x)))
         for s in (state, after)
@@ -182,12 +187,12 @@ def logits_of(ctx, weights, x):
 
 def test_calibrator_lives_on():
     method, ctx, state, uploads = cohort(**FEW)
-    first, _ = method.finish(ctx, state, uploads)
+    first, _ = method.finish(ctx, state, method.received(uploads))
     fresh = uncalibrated(10, 16)
     assert first.own.weights.keys() == fresh.keys()
     assert all(not torch.equal(first.own.weights[k], t) for k, t in fresh.items())
     frozen = replace(method, calibration_steps=0)
-    second, _ = frozen.finish(ctx, first, uploads)
+    second, _ = frozen.finish(ctx, first, frozen.received(uploads))
     assert all(torch.equal(second.own.weights[k], t) for k, t in first.own.weights.items())
 
 
@@ -203,17 +208,17 @@ def test_features_are_the_mean_over_clients():
 def test_nothing_unlabelled_is_no_error():
     method, ctx, state, uploads = cohort(**FEW)
     held = replace(ctx.server_data, unlabelled=ctx.server_data.unlabelled[:0])
-    after, _ = method.finish(replace(ctx, server_data=held), state, uploads)
+    after, _ = method.finish(replace(ctx, server_data=held), state, method.received(uploads))
     assert all(torch.isfinite(w).all() for w in after.common.weights.values())
 
 
 def test_server_draws_from_its_own_generators():
     method, ctx, state, uploads = cohort(**FEW)
     before = torch.random.get_rng_state()
-    one, _ = method.finish(ctx, state, uploads)
+    one, _ = method.finish(ctx, state, method.received(uploads))
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.rand(3)
-    two, _ = method.finish(ctx, state, uploads)
+    two, _ = method.finish(ctx, state, method.received(uploads))
     assert all(torch.equal(two.common.weights[k], w) for k, w in one.common.weights.items())
 
 

@@ -29,7 +29,7 @@ from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run, ServerContext
 from fedpb import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
-from tests.conftest import context_of, method_of, payload_of, tiny_experiment
+from tests.conftest import context_of, digest_of, method_of, payload_of, tiny_experiment
 
 OFF = {"loss_p": False, "loss_i": False, "loss_s": False}
 
@@ -79,7 +79,9 @@ def upload(ctx, found):
 def interact(method, ctx, state, found):
     """Take one interaction's prototypes, {client: {class: (vector, count)}}, into the state."""
     uploads = {c: upload(ctx, rows) for c, rows in found.items()}
-    return method.finish(ctx, method.aggregate(ctx, state, uploads), uploads)[0]
+    return method.finish(
+        ctx, method.aggregate(ctx, state, method.received(uploads)), method.received(uploads)
+    )[0]
 
 
 def minority_of(state, classes=10):
@@ -223,7 +225,7 @@ def test_global_prototype_is_the_unweighted_mean():
     }
     for order in itertools.permutations(range(3)):
         uploads = {c: upload(ctx, found[c]) for c in order}
-        state = method.aggregate(ctx, method.init_server(ctx.run), uploads)
+        state = method.aggregate(ctx, method.init_server(ctx.run), method.received(uploads))
         assert state.common.prototypes["class"].vectors.tolist() == [[3.0, 2.0]]
         assert state.common.prototypes["class"].labels.tolist() == [4]
 
@@ -398,7 +400,11 @@ def test_global_model_has_the_mean_of_the_heads(digits):
         ctx = context_of(experiment, digits, client)
         sent[client] = train_locally(method, ctx, *payload_of(experiment, ctx)).upload
     at = ServerContext(ctx.run, 0, 0, 0, (0, 1))
-    state = method.finish(at, method.aggregate(at, method.init_server(ctx.run), sent), sent)[0]
+    state = method.finish(
+        at,
+        method.aggregate(at, method.init_server(ctx.run), method.received(sent)),
+        method.received(sent),
+    )[0]
     common, personal = method.evaluation(at, state)
     assert sorted(personal, key=str) == [0, 1, 2, "evaluator"]
     part = personal["evaluator"]
@@ -580,7 +586,7 @@ def same_models(one, other):
     for name, tensor in a["server"].items():
         assert torch.equal(b["server"][name], tensor), name
     personal = [
-        {p.parent.name: p.read_bytes() for p in (out / "clients").glob("*/personal*")}
+        {p.parent.name: digest_of(p) for p in (out / "clients").glob("*/personal*")}
         for out in (one, other)
     ]
     assert personal[0] == personal[1]

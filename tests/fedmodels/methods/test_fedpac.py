@@ -15,7 +15,14 @@ from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output, Run, ServerContext
 from fedtide.inprocess import run_in_process
-from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
+from tests.conftest import (
+    context_of,
+    digest_of,
+    linear_context,
+    method_of,
+    payload_of,
+    tiny_experiment,
+)
 
 PROBLEM = Problem((2,), 2)
 LINEAR = tiny_experiment(method="fedpac", net={"name": "mlp", "hidden": [2]})
@@ -43,7 +50,9 @@ def served(*uploads, state=None, cohort=None, method=None):
     ctx = ServerContext(run, 0, 0, 0, cohort)
     by_client = dict(zip(cohort, uploads, strict=True))
     state = state or method.init_server(run)
-    return method.finish(ctx, method.aggregate(ctx, state, by_client), by_client)[0], ctx
+    return method.finish(
+        ctx, method.aggregate(ctx, state, method.received(by_client)), method.received(by_client)
+    )[0], ctx
 
 
 # --- the quadratic program ------------------------------------------------------------------------
@@ -253,7 +262,7 @@ def test_everyone_for_itself_is_fedrep(digits, tmp_path, monkeypatch):
     assert [found[0]["metrics"][k] for k in names] == [found[1]["metrics"][k] for k in names]
     for client in range(3):
         models = [
-            (tmp_path / name / "clients" / str(client) / "personal.safetensors").read_bytes()
+            digest_of(tmp_path / name / "clients" / str(client) / "personal.safetensors")
             for name in ("fedpac", "fedrep")
         ]
         assert models[0] == models[1]

@@ -102,7 +102,7 @@ def test_global_model_has_the_mean_head(digits):
     uploads = {c: result_of(experiment, digits, c)[3].upload for c in (0, 1)}
     method, ctx, _, result = result_of(experiment, digits)
     server = ServerContext(ctx.run, 0, 0, 0, (0, 1))
-    state = method.aggregate(server, method.init_server(ctx.run), uploads)
+    state = method.aggregate(server, method.init_server(ctx.run), method.received(uploads))
     common, parts = method.evaluation(server, state)
     assert parts.keys() == {0, 1, 2, EVALUATOR}
     assert method.broadcast(server, state) == (common, {})

@@ -62,7 +62,7 @@ def aggregated(reports, known=None, **switches):
     state = ServerState(Bundle(prototypes={"class": uncounted(prototypes(known or {}))}))
     uploads = {c: Bundle(prototypes={"class": prototypes(r)}) for c, r in enumerate(reports)}
     ctx = ServerContext(run, 0, 0, 0, tuple(uploads))
-    found = method.aggregate(ctx, state, uploads).common.prototypes["class"]
+    found = method.aggregate(ctx, state, method.received(uploads)).common.prototypes["class"]
     return dict(zip(found.labels.tolist(), found.vectors.flatten().tolist(), strict=True))
 
 
@@ -87,7 +87,9 @@ def test_one_model_on_all_clients_gives_pooled_class_means(digits):
         uploads[client] = train_locally(method, ctx, *payload_of(experiment, ctx)).upload
         examples.append(ctx.stream.train(0))
     state = method.init_server(ctx.run)
-    after = method.aggregate(ServerContext(ctx.run, 0, 0, 0, (0, 1, 2)), state, uploads)
+    after = method.aggregate(
+        ServerContext(ctx.run, 0, 0, 0, (0, 1, 2)), state, method.received(uploads)
+    )
     x, y = (torch.cat(parts) for parts in zip(*examples, strict=True))
     pooled = class_prototypes(embeddings(ctx.net, x), y, 10)
     found = after.common.prototypes["class"]

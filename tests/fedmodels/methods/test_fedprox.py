@@ -49,7 +49,9 @@ def test_two_clients_by_hand():
     )
     assert uploads[1].weights["head/weight"][0].item() == pytest.approx(other, **close)
     ctx = ServerContext(Run(experiment, Problem((1,), 2)), 0, 0, 0, (0, 1))
-    after = method_of(experiment).aggregate(ctx, ServerState(Bundle()), uploads)
+    after = method_of(experiment).aggregate(
+        ctx, ServerState(Bundle()), method_of(experiment).received(uploads)
+    )
     expected = one / 4 + 3 * other / 4
     found = after.common.weights["head/weight"].flatten().tolist()
     assert found == pytest.approx([expected, -expected], **close)

@@ -222,7 +222,7 @@ def aggregated(method, known, reported):
     state = ServerState(Bundle(prototypes={"class": uncounted(held)}))
     uploads = {c: Bundle(prototypes={"class": prototypes(rows)}) for c, rows in reported.items()}
     ctx = ServerContext(run, 0, 0, 0, tuple(uploads))
-    found = method.aggregate(ctx, state, uploads).common.prototypes["class"]
+    found = method.aggregate(ctx, state, method.received(uploads)).common.prototypes["class"]
     return {int(k): v for k, v in zip(found.labels, found.vectors, strict=True)}
 
 
@@ -240,7 +240,9 @@ def test_server_average_is_not_weighed():
     state = make("gldp").init_server(run)
     weights = state.common.weights
     uploads = {c: Bundle(weights, {"class": p}) for c, p in enumerate((many, one))}
-    after = make("gldp").aggregate(ServerContext(run, 0, 0, 0, (0, 1)), state, uploads)
+    after = make("gldp").aggregate(
+        ServerContext(run, 0, 0, 0, (0, 1)), state, make("gldp").received(uploads)
+    )
     assert after.common.prototypes["class"].vectors.tolist() == [[2.0]]
 
 
@@ -313,15 +315,23 @@ def test_inference_by_hand():
     assert predicted(OWN, OWN)["gldp_lp"] == 2
 
 
+def test_the_rule_without_a_mask_chooses_from_what_other_methods_choose_from():
+    seen = {k: OWN[k] for k in (0, 1)}
+    assert predicted(seen, OWN)["all_classes"] == 2
+    assert "all_classes" not in predicted(seen, OWN, candidates="all")
+
+
 def test_client_without_prototypes_uses_the_global_ones():
-    assert predicted({}, OWN) | {"classifier": 0} == {"gldp_gp": 2, "gldp_lp": 2, "classifier": 0}
+    found = predicted({}, OWN)
+    assert (found["gldp_gp"], found["gldp_lp"]) == (2, 2)
 
 
 @pytest.mark.parametrize("rule", ["gldp_gp", "gldp_lp", "classifier"])
 def test_first_rule_is_the_one_asked_for(rule):
     found = predicted(OWN, OWN, inference=rule)
     assert next(iter(found)) == rule
-    assert found.keys() == {"gldp_gp", "gldp_lp", "classifier"}
+    assert found.keys() == {"gldp_gp", "gldp_lp", "classifier", "all_classes"}
+    assert tuple(found) == make("gldp", inference=rule).rules
 
 
 def test_the_global_model_has_no_head_unless_heads_go_up():
@@ -538,7 +548,7 @@ def test_prototypes_of_the_round_stay_through_it():
         ctx = ServerContext(run, interaction, interaction // 2, interaction % 2, (0,))
         sent.append(method.broadcast(ctx, state)[0].prototypes["class"].vectors.flatten().tolist())
         upload = Bundle(weights, {"class": prototypes({0: (float(interaction),)})})
-        state = method.aggregate(ctx, state, {0: upload})
+        state = method.aggregate(ctx, state, method.received({0: upload}))
         scored.append(method.evaluation(ctx, state)[0].prototypes["class"].vectors.item())
     assert sent == [[], [], [1.0], [1.0]]
     assert scored == [0.0, 1.0, 2.0, 3.0]
@@ -553,7 +563,7 @@ def test_mean_over_the_stages_of_a_round():
         weights = {k: torch.full_like(t, value) for k, t in state.common.weights.items()}
         ctx = ServerContext(run, interaction, interaction // 3, interaction % 3, (0,))
         upload = Bundle(weights, {"class": prototypes({0: (0.0,)})})
-        state = method.aggregate(ctx, state, {0: upload})
+        state = method.aggregate(ctx, state, method.received({0: upload}))
         common, parts = method.evaluation(ctx, state)
         assert common.weights["base/1.weight"].flatten()[0] == value
         assert parts.keys() == {0, 1, 2, EVALUATOR}
@@ -572,7 +582,9 @@ def test_theta_does_not_depend_on_who_comes_first_or_on_counts(digits):
         ctx = context_of(experiment, digits, client)
         uploads[client] = trained(experiment, ctx, *payload_of(experiment, ctx)).upload
     method, server = make("gldp"), ServerContext(ctx.run, 0, 0, 0, (0, 1))
-    after = method.aggregate(server, method.init_server(ctx.run), uploads).common.weights
+    after = method.aggregate(
+        server, method.init_server(ctx.run), method.received(uploads)
+    ).common.weights
     for name, tensor in after.items():
         mean = (uploads[0].weights[name].double() + uploads[1].weights[name].double()) / 2
         torch.testing.assert_close(tensor, mean.float())

@@ -88,7 +88,7 @@ def test_a_generator_is_asked_for_and_newer_than_the_last(honest):
     unasked = replace(upload, generators={other: one})
     with pytest.raises(PayloadError, match=f"generator '{other}' is of a class that was not"):
         method.check_upload(ctx, state, unasked, told)
-    after = method.aggregate(ctx, state, uploads)
+    after = method.aggregate(ctx, state, method.received(uploads))
     again = replace(ctx, interaction=1)
     with pytest.raises(PayloadError, match=f"'generators/{key}/version' is 1; expected 2 to 2"):
         method.check_upload(again, after, upload, told)

@@ -127,7 +127,9 @@ def test_first_round_without_history_is_fedavg(switches, digits):
         theirs[client] = train_locally(fedavg, ctx, *payload_of(plain, ctx))
     ctx = ServerContext(run, 0, 0, 0, (0, 1, 2))
     means = [
-        m.aggregate(ctx, m.init_server(run), {c: r.upload for c, r in found.items()}).common
+        m.aggregate(
+            ctx, m.init_server(run), m.received({c: r.upload for c, r in found.items()})
+        ).common
         for m, found in ((method, mine), (fedavg, theirs))
     ]
     assert same(*means)
@@ -209,12 +211,14 @@ def test_the_server_caches_what_the_client_holds(digits):
     """Property 6: bitwise, also of generators that came in an earlier round."""
     method, run, first = trained(digits, th_g=0.0)
     ctx = ServerContext(run, 0, 0, 0, (0, 1, 2))
-    state = method.aggregate(ctx, method.init_server(run), {c: r.upload for c, r in first.items()})
-    state, _ = method.finish(ctx, state, {c: r.upload for c, r in first.items()})
+    state = method.aggregate(
+        ctx, method.init_server(run), method.received({c: r.upload for c, r in first.items()})
+    )
+    state, _ = method.finish(ctx, state, method.received({c: r.upload for c, r in first.items()}))
     states = {c: r.state for c, r in first.items()}
     _, _, second = trained(digits, (0, 1, 2), 1, 1, states, th_g=0.0)
     uploads = {c: r.upload for c, r in second.items()}
-    later = method.aggregate(ctx, state, uploads)
+    later = method.aggregate(ctx, state, method.received(uploads))
     kept = 0
     for client, result in second.items():
         cached, held = later.clients[client].generators, result.state.generators
@@ -247,8 +251,8 @@ def test_an_incomplete_generator_is_refused(digits):
 
 def finished(method, run, uploads, ctx=None):
     ctx = ctx or ServerContext(run, 0, 0, 0, tuple(uploads))
-    state = method.aggregate(ctx, method.init_server(run), uploads)
-    return (*method.finish(ctx, state, uploads), ctx)
+    state = method.aggregate(ctx, method.init_server(run), method.received(uploads))
+    return (*method.finish(ctx, state, method.received(uploads)), ctx)
 
 
 def test_aggregation_weights(digits):
@@ -263,8 +267,8 @@ def test_aggregation_weights(digits):
     assert all(best <= uniform for uniform, best in ctx.series["mixing_loss"])
     assert len(ctx.series["mixing_loss"]) == 3
     common, personal = method.broadcast(ctx, state)
-    assert all(k.startswith(PERSONAL) for part in personal.values() for k in part.weights)
-    assert not any(k.startswith(PERSONAL) for k in common.weights)
+    assert all(k.startswith(f"{PERSONAL}/") for part in personal.values() for k in part.weights)
+    assert not any(k.startswith(f"{PERSONAL}/") for k in common.weights)
 
 
 @pytest.mark.gpu
@@ -297,7 +301,7 @@ def test_without_generated_examples_weights_are_uniform(digits):
     assert metrics["weights_entropy"] == pytest.approx(1)
     for client in uploads:
         for key, mean in state.common.weights.items():
-            torch.testing.assert_close(state.clients[client].weights[PERSONAL + key], mean)
+            torch.testing.assert_close(state.clients[client].weights[f"{PERSONAL}/{key}"], mean)
 
 
 def test_c_g_does_not_depend_on_the_order_of_clients(digits):
@@ -305,9 +309,9 @@ def test_c_g_does_not_depend_on_the_order_of_clients(digits):
     method, run, results = trained(digits)
     uploads = {c: r.upload for c, r in results.items()}
     ctx = ServerContext(run, 0, 0, 0, (0, 1, 2))
-    one = method.aggregate(ctx, method.init_server(run), uploads).common.weights
+    one = method.aggregate(ctx, method.init_server(run), method.received(uploads)).common.weights
     turned = dict(zip((0, 1, 2), [uploads[2], uploads[0], uploads[1]], strict=True))
-    other = method.aggregate(ctx, method.init_server(run), turned).common.weights
+    other = method.aggregate(ctx, method.init_server(run), method.received(turned)).common.weights
     for key, tensor in one.items():
         torch.testing.assert_close(other[key], tensor, rtol=1e-6, atol=1e-7)
 
@@ -321,7 +325,7 @@ def test_one_hot_weights_give_that_model(digits, monkeypatch):
     state, _, _ = finished(method, run, uploads)
     for client, source in ((0, 1), (1, 2), (2, 0)):
         for key, tensor in uploads[source].weights.items():
-            assert torch.equal(state.clients[client].weights[PERSONAL + key], tensor)
+            assert torch.equal(state.clients[client].weights[f"{PERSONAL}/{key}"], tensor)
 
 
 @pytest.mark.parametrize("rule", ["fedavg", "pfedgraph"])
@@ -343,8 +347,8 @@ def test_absent_clients_keep_what_the_server_holds(digits):
     uploads = {c: r.upload for c, r in results.items()}
     state, _, _ = finished(method, run, uploads)
     ctx = ServerContext(run, 1, 1, 0, (1,))
-    later = method.aggregate(ctx, state, {1: uploads[1]})
-    later, _ = method.finish(ctx, later, {1: uploads[1]})
+    later = method.aggregate(ctx, state, method.received({1: uploads[1]}))
+    later, _ = method.finish(ctx, later, method.received({1: uploads[1]}))
     assert later.clients[0] is state.clients[0]
     _, personal = method.evaluation(ctx, later)
     assert set(personal) == {0, 1, 2}
@@ -360,7 +364,7 @@ def test_initial_model_of_local_training(digits):
         experiment = experiment_of(init_from=init, lam=0.0)
         method, ctx = method_of(experiment), context_of(experiment, digits)
         payload, state = payload_of(experiment, ctx)
-        personal = {PERSONAL + k: t + 1 for k, t in payload.weights.items()}
+        personal = {f"{PERSONAL}/{k}": t + 1 for k, t in payload.weights.items()}
         payload = Bundle(weights={**payload.weights, **personal})
         method.load(ctx, payload, state)
         refs = method.prepare(ctx, payload, state)

@@ -131,6 +131,18 @@ def test_only_what_the_judge_recognises_is_kept():
     assert found.shortage == 0
 
 
+def test_acceptance_is_told_by_class():
+    """One class is never recognised and drawn ten times over: 64 of 264, but 1 and 0 by class."""
+    knows_zero = Judge(Brightness(1e6))  # takes everything for class 0
+    replay = ClassReplay(family=FAMILY)
+    found = replay.replayed({"0": made(0), "1": made(1)}, torch.tensor([20, 20]), knows_zero, seeds)
+    assert (found.by_class, found.drawn) == ({0: 1, 1: 0}, 64 + 200)
+    metrics = found.metrics()
+    assert metrics["replay_acceptance_0"] == 1
+    assert metrics["replay_acceptance_1"] == 0
+    assert metrics["replay_acceptance"] < 0.3
+
+
 def test_without_a_filter_everything_is_accepted():
     judge = Judge(Brightness(1e6))  # takes nothing for class 1
     replay = ClassReplay(family=FAMILY, filtered=False)

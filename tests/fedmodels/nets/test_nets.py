@@ -201,7 +201,7 @@ def test_unknown_names_and_options():
     with pytest.raises(ConfigError, match=r"has: hidden\. Did you mean 'hidden'"):
         make_net("mlp", num_classes=2, input_shape=RGB, hiden=[3])
     with pytest.raises(ConfigError, match="has: no options"):
-        make_net("cnn5", num_classes=2, input_shape=GRAY, width=3)
+        make_net("resnet20", num_classes=2, input_shape=RGB, width=3)
     with pytest.raises(ConfigError, match="at least 16x16"):
         make_net("cnn5", num_classes=2, input_shape=DIGIT)
     with pytest.raises(ConfigError, match="must list widths"):

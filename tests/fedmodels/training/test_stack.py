@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -99,7 +99,8 @@ def test_what_can_train_together():
     """Methods whose loss decides by values, or keeps something, cannot; switches may say so."""
     assert {"fedavg", "fedprox", "fedper", "fedrep", "fedproto", "gldp", "local"} <= set(TOGETHER)
     assert not {"fedmlp", "pfedgrp", "fedem", "moon", "ditto", "creff"} & set(TOGETHER)
-    assert not make("gldp", proto_pass="running").trains_together
+    assert make("gldp").may_train_together()
+    assert not make("gldp", proto_pass="running").may_train_together()
 
 
 def test_a_method_with_a_loss_of_its_own_has_to_say_so():
@@ -108,7 +109,13 @@ def test_a_method_with_a_loss_of_its_own_has_to_say_so():
         def loss(self, ctx, batch, out, refs):
             return out.logits.square().mean()
 
-    assert not Other().trains_together
+    class Same(FedAvg):
+        pass
+
+    class Fits(Other):
+        trains_together: ClassVar[bool] = True
+
+    assert [c.trains_together for c in (Other, Same, Fits)] == [False, True, True]
     assert "trains_together" in vars(method_class("fedprox"))
 
 

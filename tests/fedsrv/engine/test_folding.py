@@ -1,4 +1,4 @@
-"""Uploads are added up as they come, in the order of their clients, and let go of."""
+"""The engine adds up uploads as they arrive, in the order of their clients, and drops them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def result_of(client: int, examples: float | None = None) -> Result:
     return Result(upload, rpc.Report(), upload.num_bytes())
 
 
-def share_of(upload: Bundle) -> float:
+def count(upload: Bundle) -> float:
     return upload.scalars["num_examples"]
 
 
@@ -115,15 +115,15 @@ SIZE = result_of(0).logical_up
 
 def expected(*clients: int):
     uploads = [result_of(c).upload for c in clients]
-    counts = [share_of(u) for u in uploads]
+    counts = [count(u) for u in uploads]
     return weighted_mean([u.weights for u in uploads], counts, sum(counts))
 
 
 class World:
     """Results that come one after the other."""
 
-    def __init__(self, clients, kept_bytes=0, share_of=share_of):
-        self.folding = Folding(clients, share_of, kept_bytes)
+    def __init__(self, clients, kept_bytes=0, count=count):
+        self.folding = Folding(clients, count, kept_bytes)
         self.results: dict[int, Result] = {}
         self.failed: dict[int, str] = {}
 
@@ -201,14 +201,14 @@ def test_uploads_that_memory_holds_are_left_alone():
 
 
 def test_uploads_a_method_wants_one_by_one_are_left_alone():
-    world = World(range(3), share_of=lambda upload: None)
+    world = World(range(3), count=None)
     world.come(0, 1, 2)
     assert world.folding.finish(world.results) is None
     assert world.held() == [0, 1, 2]
 
 
 def test_uploads_that_count_nothing():
-    world = World(range(2), share_of=lambda upload: 0.0)
+    world = World(range(2), count=lambda upload: 0.0)
     world.come(0, 1)
     assert world.folding.finish(world.results) is None
 
@@ -219,7 +219,7 @@ def test_an_error_shows_when_the_mean_is_asked_for():
             raise MemoryError("too large")
         return 1.0
 
-    world = World(range(2), share_of=broken)
+    world = World(range(2), count=broken)
     world.results[0] = result_of(0)
     world.folding.came(world.results[0], world.results, world.failed)
     with pytest.raises(MemoryError, match="too large"):

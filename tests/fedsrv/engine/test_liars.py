@@ -1,4 +1,4 @@
-"""One client of three says what is not so; the run ends as if it had said nothing."""
+"""One client of three lies; the run ends as if that client had said nothing."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.uploads import Reduction
 from fedmodels.training.method import Run, ServerContext, ServerState
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
@@ -22,6 +24,8 @@ from tests.liars import Stage, silent
 @dataclass(frozen=True, kw_only=True)
 class Fragile(FedAvg):
     """Raises, or answers with infinities, for weights that say so."""
+
+    reduction: ClassVar[Reduction] = "each"
 
     def finish(self, ctx, state, uploads):
         values = [float(u.weights["w"][0]) for u in uploads.values()]
@@ -36,15 +40,16 @@ class Fragile(FedAvg):
         return state, {"sum": sum(values)}
 
 
-def reduce(values, needed=1, method=None, **facts):
+def reduce(values, needed=1, folded=None):
     run = Run(tiny_experiment(), Problem((1, 8, 8), 10))
-    ctx = ServerContext(run, 4, 2, 0, tuple(range(len(values))), **facts)
+    ctx = ServerContext(run, 4, 2, 0, tuple(range(len(values))))
     uploads = {
         c: Bundle({"w": torch.full((2,), value)}, scalars={"num_examples": count})
         for c, (value, count) in enumerate(values)
     }
     before = ServerState(Bundle({"w": torch.zeros(2)}))
-    return reduced(method or Fragile(), ctx, before, uploads, needed)
+    method = Fragile()
+    return reduced(method, ctx, before, method.received(uploads, folded), needed)
 
 
 def mean_of(found):
@@ -94,7 +99,7 @@ def test_what_no_single_client_is_behind():
     with pytest.raises(RunFailed, match="no single client is behind it: ArithmeticError: not both"):
         reduce(values)
     with pytest.raises(RunFailed, match="interaction 4 cannot be reduced"):
-        reduce([(99.0, 1.0)], mean={"w": torch.zeros(2)})  # added up: nobody can be taken out
+        reduce([(99.0, 1.0)], folded={"w": torch.zeros(2)})  # added up: nobody can be taken out
 
 
 def test_a_wrong_config_is_nobodys_fault():

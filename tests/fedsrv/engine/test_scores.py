@@ -66,6 +66,39 @@ def test_a_loc_is_of_the_local_view():
     assert metrics_of(scores, "after_downlink")["a_loc"] == pytest.approx(0.375)
 
 
+def test_a_loc_in_both_views_whatever_the_method_reports():
+    """A private model before training (.375) and after it (.625), and everyone's where none is."""
+    trained = [counts([1, 1], [4, 4], "after_local"), counts([4, 4], [4, 4], "after_local")]
+    received = [counts([4, 2], [4, 4], "after_downlink"), counts([0, 0], [4, 4], "after_downlink")]
+    everyones = [counts([2, 2], [4, 4]), counts([2, 0], [4, 4])]
+    own = {c: [trained[c], received[c], everyones[c]] for c in (0, 1)}
+    for local_view, paper in (("after_local", 0.625), ("after_downlink", 0.375)):
+        found = metrics_of(scores_of(own), local_view)
+        assert found["a_loc"] == pytest.approx(paper)
+        assert found["a_loc_trained"] == pytest.approx(0.625)
+        assert found["a_loc_received"] == pytest.approx(0.375)
+        assert found["a_loc_trained_minority"] == pytest.approx(0.625)
+        assert found["a_loc_received_minority"] == pytest.approx(0.25)
+    shared = metrics_of(scores_of({c: [trained[c], everyones[c]] for c in (0, 1)}))
+    assert shared["a_loc_received"] == shared["a_glo"] == pytest.approx(0.375)
+
+
+def test_what_was_not_scored_is_in_no_column():
+    """Private models that nobody scored after the downlink are not everyone's model."""
+    given = {0: [counts([4, 2], [4, 4]), counts([1, 1], [4, 4], "after_local")]}
+    found = metrics_of(scores_of(given), "after_downlink")
+    assert "a_loc" not in found
+    assert "a_loc_received" not in found
+    assert found["a_loc_trained"] == pytest.approx(0.25)
+
+
+def test_a_method_of_one_model_has_no_a_loc():
+    given = {0: [counts([4, 2], [4, 4]), counts([1, 1], [4, 4], "after_local")]}
+    found = metrics_of(scores_of(given), "global")
+    assert found["a_glo"] == pytest.approx(0.75)
+    assert not [key for key in found if key.startswith("a_loc")]
+
+
 def test_tasks_count_by_their_examples():
     """A client's accuracy is over all its test examples: (9 + 1) / (10 + 10 + 0), not by task."""
     sets = [

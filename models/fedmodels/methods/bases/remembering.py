@@ -32,6 +32,7 @@ from fedmodels.parts.continual import ClassMasks, announced, mask_of, masks_spec
 from fedmodels.parts.datafree import frozen
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, TensorSpec
 from fedmodels.tensors.roles import part_of, under, without
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
 from fedmodels.training.pictures import Gallery, Picture
 
@@ -72,6 +73,8 @@ class Refs:
 class Remembering(FedAvg):
     """FedAvg whose server makes a memory of past classes; its switches are those of both."""
 
+    trains_together: ClassVar[bool] = False
+
     weighting: Literal["examples", "uniform"] = "uniform"
     """Of the mean model: plain, or by examples."""
     current: Literal["client", "anybody"] = "client"
@@ -83,10 +86,6 @@ class Remembering(FedAvg):
 
     roles: ClassVar[tuple[str, ...]] = (OLD, MEMORY)
     """Of the weights that come beside the net's own."""
-
-    @property
-    def trains_together(self) -> bool:
-        return False
 
     @abstractmethod
     def remember(
@@ -139,18 +138,13 @@ class Remembering(FedAvg):
         optional = BundleSpec(optional={**old, **known, **self.memory_spec(run)})
         return super().payload_spec(run)[0], masks_spec(classes) | optional
 
-    def aggregate(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
-    ) -> ServerState:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         histogram = remembered(ctx, state.own.histogram, uploads)
         mean = super().aggregate(ctx, state, uploads)
         return replace(mean, own=replace(state.own, histogram=histogram))
 
-    def share_of(self, upload: Bundle) -> float | None:
-        return self.count(upload)
-
     def finish(
-        self, ctx: ServerContext, state: ServerState, uploads: Mapping[int, Bundle]
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
         histogram = state.own.histogram
         assert histogram is not None, "aggregate comes first"

@@ -26,6 +26,7 @@ class Replaying(FedAvg):
     """FedAvg whose clients replay the classes they met; its switches are those of the replay."""
 
     replays: ClassVar[bool] = True
+    trains_together: ClassVar[bool] = False
 
     cap: Literal["total", "generated"] = "total"
     """What the largest real class bounds: real and replayed examples together, or replayed ones."""
@@ -59,10 +60,6 @@ class Replaying(FedAvg):
     generator_moments: bool = False
     """Keep Adam's moments in the private state, which triples it."""
 
-    @property
-    def trains_together(self) -> bool:
-        return False
-
     def replay(self, run: Run) -> ClassReplay:
         """Return how replay is done."""
         family = Family(
@@ -90,7 +87,8 @@ class Replaying(FedAvg):
         )
 
     def reported(self, run: Run) -> frozenset[str]:
-        ratios = (f"generator_ratio_{k}" for k in range(run.problem.num_classes))
+        names = ("generator_ratio", "replay_acceptance")
+        ratios = (f"{name}_{k}" for name in names for k in range(run.problem.num_classes))
         return frozenset((*METRICS, *ratios))
 
     def keeps_state(self, run: Run) -> bool:

@@ -1,0 +1,95 @@
+"""What a client's trained model says of inputs that it has not seen: images, or arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.arrays import read_array
+from fedcli.data.sets.directory import read_image
+from fedcli.runtime.state import PERSONAL
+from fedmodels.errors import DataError
+from fedmodels.nets.trained import ModelFacts, TrainedModel
+from fedmodels.printable import printable
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says of one input."""
+
+    source: str
+    """The file, and the place in it where it holds several."""
+    classes: tuple[tuple[str, float], ...]
+    """Names of classes with their probabilities, the most probable first."""
+
+    def __str__(self) -> str:
+        """Return one line."""
+        found = "  ".join(f"{printable(name)} {share:.3f}" for name, share in self.classes)
+        return f"{self.source}: {found}"
+
+
+def personal_file(run: Path, client: int) -> Path:
+    """Return a client's model under a run directory, or under the client's own state directory.
+
+    Raises:
+        DataError: there is none.
+    """
+    for place in (run / "clients" / str(client), run / str(client)):
+        if (place / PERSONAL).is_file():
+            return place / PERSONAL
+    raise DataError(
+        f"{run} holds no model of client {client}: a client stores its model when the run ends, "
+        "in RUN/clients of fedsrv launch or in its own --state-dir; give one of them as --run"
+    )
+
+
+def predictions(model: TrainedModel, inputs: list[Path], top: int = 3) -> list[Prediction]:
+    """Return what a model says of every example of some files.
+
+    Args:
+        model: whom to ask.
+        inputs: images, or ``.npy`` files of one example or several.
+        top: how many classes to name.
+
+    Raises:
+        DataError: a file cannot be read or does not fit the model; names it.
+    """
+    found = list[Prediction]()
+    for path in inputs:
+        x = read_input(path, model.facts)
+        for place, shares in enumerate(model.probabilities(x)):
+            order = np.argsort(-shares, kind="stable")[:top]
+            classes = tuple((model.class_names[k], float(shares[k])) for k in order)
+            found.append(Prediction(str(path) if len(x) == 1 else f"{path}[{place}]", classes))
+    return found
+
+
+def read_input(path: Path, facts: ModelFacts) -> NDArray[np.float32]:
+    """Read a file as raw inputs (n, *input_shape).
+
+    Raises:
+        DataError: it cannot be read or does not fit the model; names it.
+    """
+    shape = tuple(facts.input_shape)
+    if path.suffix == ".npy":
+        x = read_array(path)
+    elif len(shape) == 3 and shape[0] in (1, 3):
+        x = read_image(path, shape[0])
+    else:
+        raise DataError(f"{path} is no .npy file, and the model takes {list(shape)}, no images")
+    if x.dtype.kind not in "iuf":
+        raise DataError(f"{path} holds {x.dtype}; expected numbers")
+    x = x[None] if x.shape == shape else x
+    if x.shape[1:] != shape:
+        raise DataError(f"{path} is {list(x.shape)}; the model takes {list(shape)}, or several")
+    if not np.isfinite(x).all():
+        raise DataError(f"{path} holds values that are no finite numbers")
+    if facts.scale > 1 and len(x) and x.max() > facts.scale:
+        raise DataError(
+            f"{path} goes up to {x.max():g}; the model was trained on values up to "
+            f"{facts.scale:g}: scale it likewise"
+        )
+    return x.astype(np.float32)

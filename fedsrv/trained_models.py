@@ -1,0 +1,70 @@
+"""The trained models that a run directory holds."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from fedmodels.errors import ArchiveError, DataError, RunFailed
+from fedmodels.nets.trained import ModelFacts, TrainedModel
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.archive import load_named
+from fedsrv.report.run_record import read_run
+
+
+def personal_model(run: Path, client: int) -> TrainedModel:
+    """Return the model that a client holds at the end, with its normalisation and classes.
+
+    Raises:
+        DataError: the run has not ended, or the client's directory is elsewhere.
+    """
+    file = run / "clients" / str(client) / "personal.safetensors"
+    if not file.exists():
+        raise DataError(
+            f"{file} is not there: a client stores its model when the run ends, in its own "
+            "state directory; fedtide.TrainedModel.load opens it from there"
+        )
+    return TrainedModel.load(file)
+
+
+def global_model(run: Path) -> TrainedModel:
+    """Return everybody's model after the last round; inputs as client 0 normalises them.
+
+    Raises:
+        ArchiveError: the method keeps a part of its net private, or no state is there.
+    """
+    files = sorted((run / "server").glob("state-*.safetensors"))
+    record = read_run(run)
+    if not files:
+        raise ArchiveError(f"{run} holds no committed state of the server")
+    experiment, described = (
+        experiment_of(record.config, str(run / "config.toml")),
+        _description(run),
+    )
+    facts = ModelFacts(
+        experiment.net.name,
+        experiment.net.options(),
+        described["input_shape"],
+        described["num_classes"],
+        described.get("scale", 1.0),
+        described.get("mean", (0.0,)),
+        described.get("std", (1.0,)),
+        described.get("class_names", ()),
+        experiment.method.name,
+        "global",
+        record.rounds - 1,
+    )
+    return TrainedModel(facts, load_named(files[-1])[0]["common"].weights)
+
+
+def _description(run: Path) -> dict[str, Any]:
+    """Return what client 0 said of its data."""
+    with closing(sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)) as db:
+        row = db.execute("SELECT client_json FROM clients ORDER BY id LIMIT 1").fetchone()
+    if row is None:
+        raise RunFailed(f"{run}: no client has joined this run yet")
+    found: dict[str, Any] = json.loads(row[0])
+    return found

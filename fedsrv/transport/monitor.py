@@ -1,0 +1,87 @@
+"""A monitor: whoever watches a run from outside, over the Watch call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from fedmodels.errors import LinkError
+from fedpb import coordinator_pb2 as rpc
+from fedpb.pem import check_certificate, check_pair, read_pem
+from fedsrv.events import Event
+from fedsrv.transport.service import SERVICE
+
+CONNECT_S = 10.0
+"""A coordinator that is there answers sooner."""
+
+
+def monitor_credentials(ca: Path, cert: Path, key: Path) -> grpc.ChannelCredentials:
+    """Return credentials that trust the authority and show a monitor's certificate.
+
+    Raises:
+        ConfigError: a file is missing or unreadable, or the key is not the certificate's.
+    """
+    ca_pem = read_pem(ca, "--tls-ca")
+    check_certificate(ca, ca_pem, "--tls-ca")
+    cert_pem, key_pem = read_pem(cert, "--tls-cert"), read_pem(key, "--tls-key")
+    check_pair(cert, cert_pem, key, key_pem)
+    return grpc.ssl_channel_credentials(ca_pem, key_pem, cert_pem)
+
+
+def watched(
+    address: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    seconds: float | None = None,
+    connect_s: float = CONNECT_S,
+) -> Iterator[Event]:
+    """Yield the last events of a run, then new ones as they come, until it ends.
+
+    Args:
+        address: HOST:PORT of the coordinator.
+        credentials: of a monitor, where it serves TLS.
+        seconds: stop then, though the run goes on.
+        connect_s: how long the coordinator may take to answer.
+
+    Raises:
+        LinkError: nobody answers, or the coordinator refuses.
+    """
+    channel = (
+        grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+    )
+    with channel:
+        try:
+            grpc.channel_ready_future(channel).result(connect_s)
+        except grpc.FutureTimeoutError:
+            raise LinkError(
+                f"no coordinator answers at {address}: is the address right, the run still going "
+                "on, and TLS used on both sides or on none?"
+            ) from None
+        watch: Any = channel.unary_stream(
+            f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.Event.FromString
+        )
+        try:
+            for event in watch(rpc.WatchRequest(from_start=True), timeout=seconds):
+                yield _read(event)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED or seconds is None:
+                line = f"{error.details()} ({error.code().name})"
+                raise LinkError(f"watching {address}: {line}") from None
+
+
+def _read(event: rpc.Event) -> Event:
+    try:
+        found = json.loads(event.detail_json or "{}")
+    except ValueError:
+        found = {}
+    return Event(
+        event.kind,
+        event.client_id,
+        event.interaction,
+        event.round,
+        found if isinstance(found, dict) else {},
+        event.unix_time,
+    )

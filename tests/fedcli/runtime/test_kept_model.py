@@ -1,0 +1,95 @@
+"""The model that ``a_loc`` scores is the one that a client keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcli.data.store.client_data import ClientData
+from fedcli.runtime.state import PERSONAL, StateDirectory
+from fedmodels.methods import make
+from fedmodels.nets.trained import TrainedModel
+from fedmodels.tensors.bundle import Bundle
+from fedpb import coordinator_pb2 as rpc
+from fedtide.inprocess import run_in_process
+from tests.fedmodels.methods.test_conformance import experiment_for
+
+
+def last_rows(run: Path) -> dict[str, Any]:
+    """Return what the record says of every client after the last interaction."""
+    lines = (run / "rounds.jsonl").read_text().splitlines()
+    rows: dict[str, Any] = json.loads(lines[-1])["clients"]
+    return rows
+
+
+def accuracy(model: TrainedModel, data: ClientData) -> float:
+    """Return the accuracy on a client's own test data of all its tasks."""
+    right = total = 0
+    for task in range(data.num_tasks):
+        x, y = data.arrays(task, "test")
+        right += int((model.predict(x) == y).sum())
+        total += len(y)
+    return right / total
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "pfedgrp", "fedali"])
+def test_the_stored_model_scores_as_the_record_says(
+    name: str, digits: Path, tmp_path: Path
+) -> None:
+    experiment = experiment_for((name, {}), schedule={"rounds": 2})
+    run_in_process(experiment, digits, tmp_path / "run")
+    view = make(name, **experiment.method.hyper_parameters()).local_view
+    scored = 0
+    for client, row in last_rows(tmp_path / "run").items():
+        views = row.get("views", {})
+        found = TrainedModel.load(tmp_path / "run" / "clients" / client / PERSONAL)
+        if view in views:  # else the client did not train in the last interaction
+            assert found.facts.view == view
+            data = ClientData(digits / client)
+            assert accuracy(found, data) == pytest.approx(views[view]["accuracy"])
+            scored += 1
+    assert scored
+
+
+def test_a_client_that_was_drawn_earlier_keeps_what_was_scored_then(
+    digits: Path, tmp_path: Path
+) -> None:
+    experiment = experiment_for(("fedavg", {}), schedule={"rounds": 3, "per_round": 1})
+    run_in_process(experiment, digits, tmp_path / "run")
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    last = {client: r for r in map(json.loads, lines) for client in r["cohort"]}
+    assert len({r["round"] for r in last.values()}) > 1, "all clients were drawn last together"
+    for client, record in last.items():
+        file = tmp_path / "run" / "clients" / str(client) / PERSONAL
+        facts = TrainedModel.load(file).facts
+        assert (facts.view, facts.round) == ("after_local", record["round"])
+
+
+def test_a_kept_model_that_is_damaged_leaves_the_one_after_the_downlink(
+    digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def damage(order: rpc.Order) -> None:
+        if order.kind == rpc.ORDER_FINISH and order.client_id == "0":
+            for kept in (tmp_path / "run" / "clients" / "0").glob("scored-*"):
+                kept.write_bytes(b"cut")
+
+    experiment = experiment_for(("fedavg", {}), schedule={"rounds": 1})
+    run_in_process(experiment, digits, tmp_path / "run", before=damage)
+    views = [
+        TrainedModel.load(tmp_path / "run" / "clients" / client / PERSONAL).facts.view
+        for client in ("0", "1")
+    ]
+    assert views == ["after_downlink", "after_local"]
+    assert "the model after the downlink is stored instead" in caplog.text
+
+
+def test_older_models_go_and_the_last_that_counts_stays(tmp_path: Path) -> None:
+    states = StateDirectory(tmp_path)
+    for interaction, base in ((0, -1), (1, 0), (2, 0), (3, 2)):
+        states.keep_scored(interaction, base, Bundle(), {"model": str(interaction)})
+    assert [states.scored(k) is not None for k in range(-1, 5)] == [
+        False, False, False, True, True, False,
+    ]  # fmt: skip

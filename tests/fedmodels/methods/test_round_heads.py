@@ -1,0 +1,53 @@
+"""``heads = "round"``: a head that everybody begins a round with, private only within it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedmodels.nets.split import weights_of
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.method import ClientContext
+from fedtide.inprocess import run_in_process
+from fedtide.trial import context_of, method_of, payload_of, tiny_experiment
+
+METHODS = ["fedrep"]
+
+
+def ready(name: str, digits: Path) -> tuple[Any, ClientContext, Bundle, Bundle]:
+    """Return a method, a client that has just trained in round 0, its payload and its state."""
+    experiment = tiny_experiment(method={"name": name, "heads": "round"})
+    ctx = context_of(experiment, digits)
+    method, (payload, state) = method_of(experiment), payload_of(experiment, ctx)
+    method.load(ctx, payload, state)
+    refs = method.prepare(ctx, payload, state)
+    with torch.no_grad():
+        for parameter in ctx.net.head.parameters():
+            parameter.add_(1.0)
+    return method, ctx, payload, method.after_local(ctx, payload, state, refs)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_head_is_its_clients_own_within_its_round_alone(name: str, digits: Path) -> None:
+    method, ctx, payload, state = ready(name, digits)
+    received = payload.weights["head/weight"]
+    for round_number, view, own in ((0, "", 1.0), (0, "after_downlink", 0.0), (1, "", 0.0)):
+        ctx.round, ctx.view = round_number, view
+        method.load(ctx, payload, state)
+        torch.testing.assert_close(weights_of(ctx.net)["head/weight"], received + own)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_heads_travel_and_make_everyones_model(name: str, digits: Path, tmp_path: Path) -> None:
+    """What clients hold after a round is everyone's model: A_loc as received is A_glo."""
+    tables: dict[str, Any] = {"schedule": {"order": "rounds_outer"}}
+    one = tiny_experiment(method={"name": name, "heads": "round"}, **tables)
+    other = tiny_experiment(method={"name": name}, **tables)
+    found = run_in_process(one, digits, tmp_path / "round")
+    private = run_in_process(other, digits, tmp_path / "private")
+    assert found["metrics"]["a_loc_received"] == found["metrics"]["a_glo"]
+    assert found["bytes"]["up"] > private["bytes"]["up"]
+    assert found["state_sha256"] != private["state_sha256"]

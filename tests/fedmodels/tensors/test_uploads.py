@@ -1,0 +1,87 @@
+"""What the server half of a method reads of the uploads, in memory or added up as they came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from fedmodels.errors import ConfigError
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.uploads import Reduction, Uploads
+from fedmodels.training.method import Run, ServerContext, ServerState
+from fedsrv.engine.reduction import reduced
+from tests.conftest import tiny_experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest(FedAvg):
+    """Takes the largest weights that came, and does not say that it reads them one by one."""
+
+    def aggregate(self, ctx, state, uploads):
+        values = torch.stack([u.weights["w"] for u in uploads.values()])
+        return ServerState(Bundle({"w": values.max(0).values}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared(Largest):
+    reduction: ClassVar[Reduction] = "each"
+
+
+def sent(*values: tuple[float, float]) -> dict[int, Bundle]:
+    """Uploads of one weight each, and what they count."""
+    return {
+        client: Bundle({"w": torch.tensor([value])}, scalars={"num_examples": count})
+        for client, (value, count) in enumerate(values)
+    }
+
+
+def count(upload: Bundle) -> float:
+    return upload.scalars["num_examples"]
+
+
+def reduce(method, uploads):
+    ctx = ServerContext(Run(tiny_experiment(), Problem((1, 8, 8), 10)), 0, 0, 0, (0, 1))
+    before = ServerState(Bundle({"w": torch.zeros(1)}))
+    return reduced(method, ctx, before, uploads, 1).state.common.weights["w"].tolist()
+
+
+def test_the_mean_weighs_by_count():
+    """(1 * 1 + 5 * 3) / 4 = 4."""
+    assert Uploads(sent((1.0, 1.0), (5.0, 3.0)), count).mean()["w"].tolist() == [4.0]
+
+
+def test_there_is_no_mean_of_what_counts_nothing():
+    assert Uploads({}, count).mean() is None
+    assert Uploads(sent((1.0, 0.0)), count).mean() is None
+
+
+@pytest.mark.parametrize("is_folded", [False, True])
+def test_a_mean_hides_single_weights_in_memory_or_not(is_folded):
+    """A method that runs below the limit on memory runs above the limit too."""
+    whole = sent((1.0, 1.0), (5.0, 3.0))
+    rests = {c: replace(u, weights={}) for c, u in whole.items()}
+    mean = {"w": torch.tensor([4.0])}
+    uploads = FedAvg().received(rests, mean) if is_folded else FedAvg().received(whole)
+    assert reduce(FedAvg(), uploads) == [4.0]
+    assert uploads[1].scalars == {"num_examples": 3.0}
+    for read in (len, list, lambda weights: weights["w"]):
+        with pytest.raises(ConfigError, match="declare reduction = 'each'"):
+            read(uploads[0].weights)
+
+
+def test_a_method_that_forgot_to_declare_is_told_at_once():
+    """No client is blamed for a fault of the method."""
+    values = (1.0, 1.0), (5.0, 3.0)
+    with pytest.raises(ConfigError, match="reads the weights of single uploads"):
+        reduce(Largest(), Largest().received(sent(*values)))
+    assert reduce(Declared(), Declared().received(sent(*values))) == [5.0]
+
+
+def test_some_of_them_have_a_mean_of_their_own():
+    some = Uploads(sent((1.0, 1.0), (5.0, 3.0), (9.0, 3.0)), count, "mean").of({1, 2})
+    assert list(some) == [1, 2]
+    assert some.mean()["w"].tolist() == [7.0]

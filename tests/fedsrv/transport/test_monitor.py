@@ -1,0 +1,162 @@
+"""Watching a run from outside: a real server, asked as ``fedsrv status`` asks it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fedsrv.cli
+from fedmodels.errors import LinkError
+from fedsrv.events import EventLog
+from fedsrv.transport import certificates
+from fedsrv.transport.monitor import watched
+from fedsrv.transport.server import start_server, stop_server
+from fedsrv.transport.service import Service
+from fedsrv.transport.tls import server_credentials
+
+
+def served(events: EventLog, authority: Path | None = None) -> tuple[Any, Service, int]:
+    """Start a coordinator that has nothing but its events."""
+    cohort: Any = SimpleNamespace(num_clients=2)
+    service = Service("run", "{}", cohort, events, requires_identity=authority is not None)
+    keys = None
+    if authority is not None:
+        pair = authority / "server.pem", authority / "server.key"
+        keys = server_credentials(*pair, authority / "ca.pem")
+    server, port = start_server(service, "127.0.0.1:0", keys)
+    return server, service, port
+
+
+@pytest.fixture
+def events() -> EventLog:
+    """Return what a run of two clients told until its second interaction."""
+    log = EventLog()
+    for client in (0, 1):
+        log.tell("joined", client)
+    log.tell("order", 0, interaction=0, round=0)
+    log.tell("failed", 1, interaction=0, round=0, reason="its disk\x1b[2J is full")
+    log.tell("commit", interaction=0, round=0, task=0, loss=0.5, of=4, failed={})
+    log.tell("scores", interaction=0, round=0, metrics={"a_loc": 0.75, "a_sel": 0.5})
+    log.tell("left", 1, reason="finished")
+    log.tell("waiting", line="waiting for client 1", clients=[1], seconds=3)
+    return log
+
+
+@pytest.fixture
+def address(events: EventLog) -> Iterator[str]:
+    """Return where a coordinator tells these events."""
+    server, service, port = served(events)
+    yield f"127.0.0.1:{port}"
+    events.close()
+    stop_server(server)
+    service.gate.close()
+    service.complaints.close()
+
+
+def typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
+) -> tuple[object, list[str], list[str]]:
+    """Return exit status, output and errors of ``fedsrv``, as a shell would see them."""
+    monkeypatch.setattr(sys, "argv", ["fedsrv", *map(str, words)])
+    status: object = 0
+    try:
+        fedsrv.cli.main()
+    except SystemExit as ended:
+        status = ended.code
+    said = capsys.readouterr()
+    return status, said.out.splitlines(), said.err.splitlines()
+
+
+def test_status_says_where_a_run_stands(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = typed(monkeypatch, capsys, "status", address, "--seconds", 0.5)
+    assert status == 0
+    assert out == [
+        "state: waiting",
+        "committed: interaction 1 of 4: round 0, task 0, loss 0.5",
+        "scores: a_loc 0.75, a_sel 0.5",
+        "clients seen lately: 1",
+        "waiting: waiting for client 1",
+        "failures of client 1: 1",
+    ]
+    _, out, _ = typed(monkeypatch, capsys, "status", address, "--seconds", 0.5, "--json")
+    found = json.loads(out[0])
+    assert (found["interaction"], found["present"], found["finished"]) == (0, ["0"], False)
+    assert found["metrics"] == {"a_loc": 0.75, "a_sel": 0.5}
+
+
+def test_watch_follows_to_the_end(
+    address: str,
+    events: EventLog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def end() -> None:
+        events.tell("finished", metrics={"a_loc": 0.9}, state_sha256="0")
+        events.close()
+
+    threading.Timer(0.2, end).start()
+    status, out, _ = typed(monkeypatch, capsys, "watch", address)
+    assert status == 0
+    assert out == [
+        "client 0 joined",
+        "client 1 joined",
+        "client 1 failed: its disk\\x1b[2J is full",
+        "round 0, task 0, interaction 0 (of 4) committed, loss 0.5",
+        "round 0, interaction 0 scored: a_loc 0.75, a_sel 0.5",
+        "client 1 left: reason finished",
+        "waiting for client 1",
+        "the run has finished: a_loc 0.9",
+    ]
+    _, out, _ = typed(monkeypatch, capsys, "watch", address, "--json")
+    kinds = [json.loads(line)["kind"] for line in out]
+    assert kinds[2:5] == ["order", "failed", "commit"]
+
+
+def test_only_a_monitor_may_watch_over_mutual_tls(
+    events: EventLog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    certificates.init_authority(tmp_path)
+    for identity in ("server", "monitor", "0"):
+        certificates.issue(tmp_path, identity)
+    server, service, port = served(events, tmp_path)
+
+    def asked(stem: str) -> tuple[object, list[str], list[str]]:
+        pair = ["--tls-cert", tmp_path / f"{stem}.pem", "--tls-key", tmp_path / f"{stem}.key"]
+        words = ["status", f"127.0.0.1:{port}", "--seconds", 1, "--tls-ca", tmp_path / "ca.pem"]
+        return typed(monkeypatch, capsys, *words, *pair)
+
+    try:
+        status, out, _ = asked("monitor")
+        assert (status, out[0]) == (0, "state: waiting")
+        status, out, errors = asked("client-0")
+        assert (status, out) == (1, [])
+        assert "fedtide:client:0 may not watch this run (PERMISSION_DENIED)" in errors[-1]
+        with pytest.raises(LinkError, match="TLS used on both sides"):
+            list(watched(f"127.0.0.1:{port}", connect_s=0.5))
+    finally:
+        events.close()
+        stop_server(server)
+        service.gate.close()
+        service.complaints.close()
+
+
+def test_mistakes_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LinkError, match=r"no coordinator answers at 127\.0\.0\.1:1"):
+        list(watched("127.0.0.1:1", connect_s=0.3))
+    status, _, errors = typed(monkeypatch, capsys, "watch", "127.0.0.1:1", "--tls-ca", "x")
+    assert (status, len(errors)) == (2, 1)
+    assert "belong together" in errors[0]

@@ -1,0 +1,82 @@
+"""What a new user types first: the version, completion, the list of presets and a copy of one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from typer.testing import CliRunner
+
+import fedcli.cli
+import fedsrv.cli
+from fedmodels.resolution import parse_experiment
+from fedsrv.presets import about, preset_directory, presets
+
+BOTH = pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
+
+
+@BOTH
+def test_the_version_is_printed(module: ModuleType) -> None:
+    found = CliRunner().invoke(module.app, ["--version"])
+    assert found.exit_code == 0
+    assert found.output == f"fedtide {version('fedtide')}\n"
+
+
+@BOTH
+def test_completion_can_be_installed(module: ModuleType) -> None:
+    found = CliRunner().invoke(module.app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert "--install-completion" in re.sub(r"\x1b\[[0-9;]*m", "", found.output)
+
+
+def test_every_preset_is_listed_with_a_sentence() -> None:
+    found = CliRunner().invoke(fedsrv.cli.app, ["init"])
+    assert found.exit_code == 0
+    lines = {line.split()[0]: line for line in found.output.splitlines()}
+    assert sorted(lines) == presets()
+    assert "quickstart" in lines
+    assert all(len(about(name)) > 20 for name in presets())
+
+
+def test_a_preset_is_copied_with_its_comments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(fedsrv.cli.app, ["init", "quickstart"])
+    assert found.exit_code == 0
+    assert "fedsrv launch quickstart.toml" in found.output
+    text = Path("quickstart.toml").read_text()
+    assert text == (preset_directory() / "quickstart.toml").read_text()
+    assert text.startswith("#")
+    parse_experiment(text, "quickstart.toml", ())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["quikstart"], "is no preset. Did you mean 'quickstart'?"),
+        (["../quickstart"], "is no preset."),
+        (["quickstart", "--out", "there.toml"], "there.toml exists; give another name"),
+        (["quickstart", "--out", "no/where.toml"], "cannot write no/where.toml: No such file"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    line: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there.toml").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["fedsrv", "init", *words])
+    with pytest.raises(SystemExit) as ended:
+        fedsrv.cli.main()
+    assert ended.value.code == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert line in errors[0]
+    assert Path("there.toml").read_text() == "mine"

@@ -1,0 +1,219 @@
+"""The trained model in hand: asked on the command line, and written for other programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fedcli.cli
+import fedsrv.cli
+import fedtide
+from fedmodels.nets import make_net
+from fedmodels.nets.trained import ModelFacts, TrainedModel
+from fedsrv.export import DESCRIPTION, export
+
+TINY = {
+    "seed": 3,
+    "data": {"name": "digits", "max_per_class": 20},
+    "scenario": {"kind": "per_class_shards", "shards": 5},
+    "net": {"name": "mlp", "hidden": [8]},
+    "method": {"name": "fedavg"},
+    "schedule": {"rounds": 1, "clients": 2},
+    "training": {"batch_size": 16, "lr": 0.05},
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> fedtide.Run:
+    """Return a run that has ended."""
+    return fedtide.run(TINY, backend="inprocess", out=tmp_path_factory.mktemp("hand") / "run")
+
+
+def typed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    module: ModuleType,
+    *words: object,
+) -> tuple[object, list[str], list[str]]:
+    """Return exit status, output and errors of a command, as a shell would see them."""
+    monkeypatch.setattr(sys, "argv", [module.__name__.partition(".")[0], *map(str, words)])
+    status: object = 0
+    try:
+        module.main()
+    except SystemExit as ended:
+        status = ended.code
+    said = capsys.readouterr()
+    return status, said.out.splitlines(), said.err.splitlines()
+
+
+def test_predict_says_what_the_model_says(
+    done: fedtide.Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x = np.repeat(done.example(1).numpy(), 2, axis=0)
+    np.save(tmp_path / "two.npy", x)
+    np.save(tmp_path / "one.npy", x[0])
+    Image.fromarray(x[0, 0].astype(np.uint8)).convert("RGB").save(tmp_path / "one.png")
+    files = [tmp_path / name for name in ("two.npy", "one.npy", "one.png")]
+    words = ["predict", "--run", done.path, "--client", 1, *files]
+    status, out, _ = typed(monkeypatch, capsys, fedcli.cli, *words, "--json", "--top", 10)
+    assert status == 0
+    facts = [json.loads(line) for line in out]
+    assert [f["input"] for f in facts] == [
+        f"{files[0]}[0]", f"{files[0]}[1]", str(files[1]), str(files[2]),
+    ]  # fmt: skip
+    expected = done.personal_model(1)(done.example(1)).softmax(1)[0].tolist()
+    for fact in facts:  # however the same input comes
+        found = [fact["classes"][str(k)] for k in range(10)]
+        assert found == pytest.approx(expected, abs=1e-6)
+    _, plain, _ = typed(monkeypatch, capsys, fedcli.cli, *words)
+    best = str(int(done.predict(1, x)[0]))
+    assert plain[2].startswith(f"{files[1]}: {best} {max(expected):.3f}  ")
+    assert len(plain[2].removeprefix(f"{files[1]}: ").split("  ")) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "line"),
+    [
+        ("small.npy", np.zeros((1, 4, 4)), "is [1, 4, 4]; the model takes [1, 8, 8]"),
+        ("text.npy", np.array(["a"]), "expected numbers"),
+        ("nan.npy", np.full((1, 8, 8), np.nan), "no finite numbers"),
+        ("large.npy", np.full((1, 8, 8), 255), "goes up to 255; the model was trained on values"),
+        ("no.npy", None, "no.npy"),
+        ("no.png", None, "no.png cannot be read"),
+    ],
+)
+def test_what_cannot_be_asked(
+    done: fedtide.Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    array: np.ndarray | None,  # type: ignore[type-arg]
+    line: str,
+) -> None:
+    if array is not None:
+        np.save(tmp_path / name, array)
+    words = ["predict", "--run", done.path, "--client", 0, tmp_path / name]
+    status, out, errors = typed(monkeypatch, capsys, fedcli.cli, *words)
+    assert (status, out, len(errors)) == (1, [], 1)
+    assert errors[0].startswith("error: ")
+    assert line in errors[0]
+
+
+def test_a_model_that_is_not_there(
+    done: fedtide.Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["predict", "--run", done.path, "--client", 9, "x.npy"]
+    status, _, errors = typed(monkeypatch, capsys, fedcli.cli, *words)
+    assert status == 1
+    assert "holds no model of client 9" in errors[0]
+    words = ["predict", "--run", done.path / "clients", "--client", 0, "x.npy"]
+    _, _, errors = typed(monkeypatch, capsys, fedcli.cli, *words)
+    assert "x.npy" in errors[0]  # a client's own --state-dir serves as well
+
+
+@pytest.mark.parametrize("client", [None, 1])
+@pytest.mark.parametrize("kind", ["safetensors", "torch.export", "onnx"])
+def test_an_exported_model_says_the_same_of_raw_inputs(
+    done: fedtide.Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    client: int | None,
+) -> None:
+    if kind == "onnx":
+        pytest.importorskip("onnxscript")
+    whose = [] if client is None else ["--client", client]
+    out = tmp_path / "model"
+    words = ["export", "--run", done.path, "--to", kind, "--out", out, *whose]
+    status, said, _ = typed(monkeypatch, capsys, fedsrv.cli, *words)
+    assert (status, said[-1]) == (0, f"written to {out}")
+    model = done.global_model() if client is None else done.personal_model(client)
+    x = torch.from_numpy(np.random.default_rng(0).uniform(0, 16, (3, 1, 8, 8)).astype(np.float32))
+    found, facts = read(kind, out, x)
+    assert torch.allclose(found, model(x), atol=1e-5)
+    assert facts["method"] == "fedavg"
+    assert facts["scale"] == 16.0
+    assert facts["view"] == model.facts.view
+
+
+def read(kind: str, path: Path, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, object]]:
+    """Return what an exported model answers, and what its file says of it."""
+    if kind == "safetensors":
+        again = TrainedModel.load(path)
+        return again(x), vars(again.facts)
+    if kind == "torch.export":
+        beside = {DESCRIPTION: ""}
+        with path.open("rb") as file:
+            program = torch.export.load(file, extra_files=beside)
+        return program.module()(x), json.loads(beside[DESCRIPTION])
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    described = json.loads(session.get_modelmeta().custom_metadata_map["fedtide"])
+    return torch.from_numpy(session.run(None, {"x": x.numpy()})[0]), described
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        ("resnet20", (3, 32, 32), {}),
+        ("vit-tiny", (3, 16, 16), {"blocks": 2, "alp": True, "prototypes": [8, 8]}),
+        ("hart", (128, 6), {}),
+    ],
+)
+def test_every_kind_of_net_is_written_for_any_batch(
+    tmp_path: Path, name: str, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    net = make_net(name, num_classes=4, input_shape=shape, **options)
+    model = TrainedModel(ModelFacts(name, options, shape, 4), net.tensors())
+    export(model, "torch.export", tmp_path / "m.pt2")
+    for batch in (1, 5):
+        x = torch.randn(batch, *shape)
+        found, _ = read("torch.export", tmp_path / "m.pt2", x)
+        assert torch.allclose(found, model(x), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (["--to", "keras"], 2, "is none of safetensors, torch.export, onnx"),
+        (["--to", "safetensors", "--client", 9], 1, "is not there: a client stores its model"),
+        (["--to", "torch.export", "--out", "{run}/no/where"], 1, "cannot write"),
+    ],
+)
+def test_mistakes_of_export(
+    done: fedtide.Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[object],
+    status: int,
+    line: str,
+) -> None:
+    given = ["export", "--run", done.path, *(str(w).format(run=done.path) for w in words)]
+    found, _, errors = typed(monkeypatch, capsys, fedsrv.cli, *given)
+    assert found == status
+    assert line in errors[-1]
+
+
+def test_a_missing_extra_is_named(
+    done: fedtide.Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    words = ["export", "--run", done.path, "--to", "onnx"]
+    status, _, errors = typed(monkeypatch, capsys, fedsrv.cli, *words)
+    assert status == 2
+    assert "pip install 'fedtide[onnx]'" in errors[-1]
