@@ -82,7 +82,7 @@ def launch(
     with beginning(out) as began:
         make_directory(out / "logs")
         made_before = data is not None
-        with Launch(experiment, out, root, device, display, held, began, made_before) as run:
+        with Launch(experiment, out, root, device, display, held, made_before, began) as run:
             run.partition()
             try:
                 with display:
@@ -144,10 +144,10 @@ class Launch:
     display: Display
     server_data: Path
     """The server's own examples; only where there are any."""
-    began: Event
-    """Set when clients can join: from then on nothing of the run is taken back."""
     made_before: bool = False
     """Whether the data have been dealt out to clients already."""
+    began: Event = field(default_factory=Event)
+    """Set when clients can join: from then on nothing of the run is taken back."""
     box: Box = field(default_factory=Box)
     address: str = "127.0.0.1:0"
     clients: list[str] = field(default_factory=list)
