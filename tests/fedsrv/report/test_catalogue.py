@@ -37,7 +37,7 @@ def test_every_hyper_parameter_has_default_and_meaning(name):
 def test_what_is_shown():
     shown = text_of(method_table("fedprox"))
     assert "Weight of the proximal term; 0 is FedAvg." in shown
-    assert "Aggregation weights: n_k / n over the clients" in shown
+    assert "Aggregation weights over the clients" in shown
     assert "Li et al., MLSys 2020" in shown
 
 
