@@ -384,6 +384,7 @@ def few_in(case: Case) -> Path:
             np.save(place / f"{part}_x.npy", x)
             np.save(place / f"{part}_y.npy", np.array(ys, dtype=np.int64))
         facts.pop("tasks")
+        facts.pop("partition", None)  # these were not dealt out by any config
         (root / str(client) / "client.json").write_text(json.dumps(facts))
     write_server_data(root)
     return root
