@@ -15,7 +15,6 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.stream import TaskStream
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.origin import dealt
 from fedmodels.methods import make
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle
@@ -49,11 +48,11 @@ def tiny_experiment(**overrides: Any) -> Experiment:
     return experiment_of(tables)
 
 
-def digits_in(root: Path) -> Path:
-    """Deal the digits out as :data:`TABLES` says; return the root of the partition."""
+def digits_in(root: Path, *, gather: bool = False) -> Path:
+    """Deal the digits out as :data:`TABLES` says, or pool them; return the partition's root."""
     made = tiny_experiment()
-    quiet = Console(quiet=True)
-    run_partition(*dealt(made), made.schedule.clients, made.seed, root, quiet)
+    clients, quiet = made.schedule.clients, Console(quiet=True)
+    run_partition(made.data, made.scenario, clients, made.seed, root, quiet, gather=gather)
     write_server_data(root)
     return root
 
@@ -64,6 +63,7 @@ def write_server_data(root: Path) -> None:
     place.mkdir()
     facts = json.loads((root / "0" / "client.json").read_text())
     facts.pop("tasks", None)
+    facts.pop("partition", None)  # noise was not dealt out by any config
     (place / "problem.json").write_text(json.dumps(facts))
     for name, count in (("x", 20), ("unlabelled_x", 16)):
         x = rng.uniform(0, 16, (count, *facts["input_shape"])).astype(np.float32)

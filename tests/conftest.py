@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +40,7 @@ __all__ = [
     "payload_of",
     "server_context",
     "tiny_experiment",
+    "undealt",
     "write_server_data",
 ]
 
@@ -57,6 +60,17 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def experiment() -> Callable[..., Experiment]:
     """A factory of tiny experiments: ``experiment(method={"name": "fedprox", "mu": 0.1})``."""
     return tiny_experiment
+
+
+def undealt(root: Path, to: Path) -> Path:
+    """Return a copy of a partition that says of no config what it was dealt out by."""
+    shutil.copytree(root, to)
+    for file in to.rglob("*.json"):
+        facts = json.loads(file.read_text())
+        facts.pop("partition", None)
+        file.write_text(json.dumps(facts))
+    (to / "partition.json").unlink(missing_ok=True)
+    return to
 
 
 def digest_of(path: Path) -> str:

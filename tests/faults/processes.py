@@ -51,7 +51,9 @@ class Site:
     server_data: Path | None = None
 
     def _resume(self) -> list[str]:
-        return ["--resume"] if self.out.exists() else []
+        """Begin or go on: clients that start beside the coordinator make the directory, too."""
+        (self.out / "clients").mkdir(parents=True, exist_ok=True)
+        return ["--resume"]
 
     def arguments(self, role: str) -> list[str]:
         """Return the command line of a process."""

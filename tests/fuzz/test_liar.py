@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedpb import coordinator_pb2 as rpc
-from tests.conftest import tiny_experiment
+from tests.conftest import tiny_experiment, undealt
 from tests.fuzz.liar import EXPECTED, REQUESTS, every_lie, takes_part
 from tests.fuzz.lies import Lie
 from tests.fuzz.live import Live, complaints_with_traceback
@@ -28,15 +28,16 @@ MOST_GROWTH = 300 << 20
 
 
 @pytest.fixture
-def living(digits: Path) -> Iterator[Living]:
-    """Return a maker of live runs."""
+def living(digits: Path, tmp_path: Path) -> Iterator[Living]:
+    """Return a maker of live runs of any number of clients."""
+    data = undealt(digits, tmp_path / "data")
     made: list[tuple[Live, Path]] = []
 
     def make(**overrides: Any) -> Live:
         root = Path(tempfile.mkdtemp(prefix="live-"))  # a socket's path must be short
         training = {"batch_size": 64, "lr": 0.05}
         tables = {"training": training, "evaluate": {"every": 4}, **overrides}
-        made.append((Live(tiny_experiment(**tables), digits, root), root))
+        made.append((Live(tiny_experiment(**tables), data, root), root))
         return made[-1][0]
 
     yield make

@@ -9,6 +9,7 @@ import pytest
 
 from fedmodels.methods import method_class
 from fedtide.inprocess import run_in_process
+from fedtide.trial import digits_in
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 from tests.integration.conftest import Sites, tables
 
@@ -29,7 +30,10 @@ def test_every_method_over_loopback_is_the_same_run(
     case: tuple[str, dict[str, Any]], loopback: Sites, digits: Path, tmp_path: Path
 ) -> None:
     """Over loopback uploads are folded into the mean as they come, where the method allows it."""
-    alone = run_in_process(experiment_for(case), digits, tmp_path / "in-process")
+    experiment = experiment_for(case)
+    if experiment.method.pools_data:
+        digits = digits_in(tmp_path / "pooled", gather=True)
+    alone = run_in_process(experiment, digits, tmp_path / "in-process")
     run = loopback(experiment_for(case, server={"upload_memory_mb": 0}), partition=digits)
     needs = method_class(case[0]).needs_server_data
     more = ["--server-data", str(digits / "server")] if needs else []

@@ -21,6 +21,8 @@ from fedsrv.transport.spool import Spool
 class Losing:
     """A link whose Join arrives, and whose answer does not."""
 
+    address = "nowhere:0"
+
     def __init__(self, cohort: RemoteCohort, lost: int) -> None:
         self.cohort, self.lost = cohort, lost
 

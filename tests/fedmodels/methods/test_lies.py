@@ -12,6 +12,7 @@ import torch
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import Bundle, check_finite
+from fedmodels.tensors.uploads import Uploads
 from fedsrv.engine.reduction import reduced
 from tests.conftest import server_context
 from tests.fedmodels.methods.test_conformance import EVERY_CASE, trained
@@ -160,7 +161,7 @@ def test_the_edge_of_what_is_possible_leaves_a_finite_state(case, honest):
     told = told_of(ctx, labels)
     for extreme in extremes_of(uploads[1]):
         method.check_upload(ctx, state, extreme, told)
-        both = {0: uploads[0], 1: extreme}
+        both = Uploads({0: uploads[0], 1: extreme}, method.count, method.reduction)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, on the way to a refusal
             found = reduced(method, ctx, state, both, needed=1)
