@@ -52,6 +52,8 @@ def digits_in(root: Path, *, gather: bool = False) -> Path:
     """Deal the digits out as :data:`TABLES` says, or pool them; return the partition's root."""
     made = tiny_experiment()
     clients, quiet = made.schedule.clients, Console(quiet=True)
+    assert made.data is not None
+    assert made.scenario is not None
     run_partition(made.data, made.scenario, clients, made.seed, root, quiet, gather=gather)
     write_server_data(root)
     return root
