@@ -44,8 +44,8 @@ from fedmodels.tensors.bundle import Bundle, BundleSpec
 from fedmodels.tensors.heap import keep_large_blocks
 from fedmodels.tensors.memory_blocks import lease
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
 from fedpb.frames import FRAME_BYTES
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.transport.certificates import init_authority, issue
 
@@ -191,7 +191,7 @@ def serve(clients: int, size: int, place: Path, tls: bool) -> None:
         number = 0
         with suppress(RunFailed):  # the end
             while True:
-                facts = {"kind": rpc.ORDER_TRAIN, "interaction": number}
+                facts = {"kind": rpc.ORDER_KIND_TRAIN, "interaction": number}
                 orders = {c: rpc.Order(client_id=str(c), **facts) for c in range(clients)}
                 bundle = bundles[number % 2]
                 cohort.exchange(Trip(orders, bundle, spec=BundleSpec.of(bundle)))

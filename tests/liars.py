@@ -19,8 +19,8 @@ from fedcli.runtime.worker import Worker, open_data
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode, merged
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
@@ -146,7 +146,7 @@ class Stage:
             client_id=str(client), token=token, kind=order.kind, interaction=order.interaction,
             trip=order.trip, report=report, bundle=encoded.header, failure=failure,
         )  # fmt: skip
-        head = rpc.PushChunk(header=header).SerializeToString()
+        head = rpc.PushRequest(header=header).SerializeToString()
         self.service.push(iter([head, *encoded.chunks()]), Caller())
 
 

@@ -75,7 +75,7 @@ ROOMS = {
         "errors", "printable", "own_code", "tensors", "numerics", "config", "nets", "training",
         "parts", "methods", "resolution",
     ),
-    "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
+    "fedpb": ("", "v1", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
         "presets", "events", "narration", "report", "state", "engine", "transport", "tracking",
         "coordinator", "catalogue", "trained_models", "export", "certs_commands",
@@ -313,7 +313,10 @@ def uncommented(schema: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGES["fedpb"].glob("*.proto")), ids=lambda p: p.name)
+SCHEMA = sorted(PACKAGES["fedpb"].rglob("*.proto"))
+
+
+@pytest.mark.parametrize("path", SCHEMA, ids=lambda p: p.name)
 def test_everything_in_the_schema_is_explained(path: Path) -> None:
     assert uncommented(path.read_text()) == []
 
@@ -337,7 +340,7 @@ def test_wheel_holds_the_packages(tmp_path: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
     assert len(tops) == len(PACKAGES) + 1
     assert {f"{package}/py.typed" for package in PACKAGES} <= held
-    assert {f"fedpb/{p.name}" for p in PACKAGES["fedpb"].glob("*.proto")} <= held
+    assert {name_of(path) for path in SCHEMA} <= held
     assert {name_of(path) for _, path in ALL} <= held
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in held)
     assert not {name for name in held if "__pycache__" in name or name.endswith(".pyc")}

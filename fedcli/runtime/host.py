@@ -28,7 +28,7 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId
 from fedmodels.tensors.heap import give_back_free_pages
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 
 KEEP_BYTES = 256 << 20
 """Uploads that one process keeps until they are committed, all its clients together."""
@@ -104,7 +104,7 @@ class Host:
                     keep_bytes=KEEP_BYTES // len(self.data),
                 )
 
-    def _join(self, client: ClientId) -> rpc.JoinReply:
+    def _join(self, client: ClientId) -> rpc.JoinResponse:
         states = self.states[client]
         session = states.session()
         if not session.token:  # its own, and kept: a Join whose answer was lost can be repeated
@@ -180,7 +180,7 @@ class Host:
         """Wait for an order, and for those that are to be trained together with it."""
         tasks = [self._next_task()]
         first = tasks[0].order
-        if first.kind == rpc.ORDER_TRAIN:
+        if first.kind == rpc.ORDER_KIND_TRAIN:
             while len(tasks) < self._together and tasks[-1].order.following:
                 task = self._next_task()
                 if task.order.issue != first.issue:  # nobody waits for the others any more
@@ -202,7 +202,7 @@ class Host:
     def _execute(self, tasks: list[Task]) -> list[Result]:
         """Do what orders say; those that were abandoned on the way have no result."""
         first = tasks[0]
-        if self._together > 1 and first.order.kind == rpc.ORDER_TRAIN:
+        if self._together > 1 and first.order.kind == rpc.ORDER_KIND_TRAIN:
             return execute_together(tasks)
         result = first.worker.execute(first.order, first.payload)
         return [] if result is None else [result]

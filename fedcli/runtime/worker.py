@@ -25,7 +25,7 @@ from fedmodels.nets.trained import ModelFacts, header_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
 from fedmodels.training.loop import ClientHalf, score, train_locally
 from fedmodels.training.method import ClientContext, LocalResult, Run
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
 
@@ -112,9 +112,9 @@ class Worker:
         What goes wrong here fails this client for this interaction, not the process.
         """
         try:
-            if order.kind == rpc.ORDER_TRAIN:
+            if order.kind == rpc.ORDER_KIND_TRAIN:
                 return self._train(order, payload)
-            if order.kind == rpc.ORDER_EVALUATE:
+            if order.kind == rpc.ORDER_KIND_EVALUATE:
                 return self._evaluate(order, payload)
             return self._finish(order, payload)
         except CAUGHT as error:

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 
 from fedmodels.errors import LinkError
-from fedpb import coordinator_pb2 as rpc
 from fedpb.pem import check_certificate, check_pair, read_pem
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
 from fedsrv.transport.service import SERVICE
 
@@ -61,11 +61,11 @@ def watched(
                 "on, and TLS used on both sides or on none?"
             ) from None
         watch: Any = channel.unary_stream(
-            f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.Event.FromString
+            f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString
         )
         try:
-            for event in watch(rpc.WatchRequest(from_start=True), timeout=seconds):
-                yield _read(event)
+            for answer in watch(rpc.WatchRequest(from_start=True), timeout=seconds):
+                yield _read(answer.event)
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED or seconds is None:
                 line = f"{error.details()} ({error.code().name})"

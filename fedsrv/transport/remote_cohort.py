@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import HoldsState, Result, Results, StateLost, Trip
 from fedsrv.events import EventLog
@@ -354,7 +354,7 @@ class RemoteCohort:
             order = trip.trip.orders.get(client) if trip else None
             if trip is None or order is None or not answers(header, order):
                 counted = min(self.committed, self._members[client].trained)
-                if header.kind == rpc.ORDER_TRAIN and header.interaction <= counted:
+                if header.kind == rpc.ORDER_KIND_TRAIN and header.interaction <= counted:
                     return None
                 raise Superseded(f"interaction {header.interaction} is no longer wanted")
             if trip.answered(client):
@@ -372,7 +372,7 @@ class RemoteCohort:
                 result.logical_down = trip.common.num_bytes + (encoded.num_bytes if encoded else 0)
                 trip.results[client] = result
                 trip.folding.came(result, trip.results, trip.failed)
-                if trip.trip.sample.kind == rpc.ORDER_TRAIN:
+                if trip.trip.sample.kind == rpc.ORDER_KIND_TRAIN:
                     member = self._members[client]
                     member.trained = trip.trip.sample.interaction
                     member.versions = (*member.versions, member.trained)

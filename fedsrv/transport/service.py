@@ -21,8 +21,8 @@ from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
 from fedsrv.engine.cohort import Result
 from fedsrv.events import EventLog
@@ -49,7 +49,7 @@ PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
 """Time limit of an upload: a fixed part, and its size at the rate of the slowest usable link."""
 MOST_WATCHERS = 16
 """Limit of monitors at a time; each holds a thread that clients could use."""
-SERVICE = rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
+SERVICE = rpc.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 log = logging.getLogger(__name__)
 
 
@@ -92,7 +92,7 @@ def _coded(call: F) -> F:
 
 
 class Service:
-    """The calls of ``service Coordinator``."""
+    """The calls of ``service CoordinatorService``."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Service:
     # --- calls ------------------------------------------------------------------------------------
 
     @_coded
-    def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinReply:
+    def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Admit a client to the run."""
         client = self._client(request.client_id, context)
         if request.protocol != PROTOCOL:
@@ -152,7 +152,7 @@ class Service:
         token = self.cohort.join(
             client, request.client_json, request.token, request.versions, request.start_over
         )
-        return rpc.JoinReply(
+        return rpc.JoinResponse(
             run_id=self.run_id,
             token=token,
             experiment_json=self.experiment_json,
@@ -195,7 +195,7 @@ class Service:
             if not part.held:
                 part.bundle.CopyFrom(encoded.header)
                 sent.append(encoded)
-        head = rpc.PullChunk(header=header).SerializeToString()
+        head = rpc.PullResponse(header=header).SerializeToString()
         crossed = 0
         for message in messages(head, (chunk for each in sent for chunk in each.chunks())):
             crossed += len(message)
@@ -204,7 +204,7 @@ class Service:
         held.clear()  # the caller keeps the last common part
         held.add(trip.common.digest)
 
-    def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushReply:
+    def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushResponse:
         """Take the result of one order."""
         try:
             data = next(stream, b"")
@@ -221,7 +221,7 @@ class Service:
                     self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S),
                 ):
                     self._receive(client, trip, header, frame, stream, len(data))
-            return rpc.PushReply(repeated_upload=trip is None)
+            return rpc.PushResponse(repeated_upload=trip is None)
         except tuple(_CODES) as error:
             self.refuse(context, error)
             raise AssertionError("abort raises") from error
@@ -263,25 +263,25 @@ class Service:
             raise Superseded(f"interaction {header.interaction} closed without client {client}")
 
     @_coded
-    def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatReply:
+    def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:
         """Record a client's progress as a sign of life."""
         client, member = self._session(request.client_id, request.token, context)
         member.durable = max(member.durable, request.durable)
         if request.epoch >= 0 and member.is_news(time.monotonic()):
             facts = {"epoch": request.epoch, "batch": request.batch, "loss": request.loss}
             self.events.tell("beat", client, interaction=request.interaction, **facts)
-        return rpc.BeatReply(superseded=self.cohort.is_superseded(request.interaction))
+        return rpc.BeatResponse(superseded=self.cohort.is_superseded(request.interaction))
 
     @_coded
-    def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveReply:
+    def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
         """End a session at the client's wish."""
         client, _ = self._session(request.client_id, request.token, context)
         self.cohort.leave(client, printable(request.reason))
-        return rpc.LeaveReply()
+        return rpc.LeaveResponse()
 
     def watch(
         self, request: rpc.WatchRequest, context: grpc.ServicerContext
-    ) -> Iterator[rpc.Event]:
+    ) -> Iterator[rpc.WatchResponse]:
         """Stream the run's events; over mutual TLS this takes the certificate of a monitor."""
         identity = peer_identity(context)
         if self.requires_identity and identity != MONITOR_URI:
@@ -295,11 +295,11 @@ class Service:
 
     def _watched(
         self, request: rpc.WatchRequest, context: grpc.ServicerContext
-    ) -> Iterator[rpc.Event]:
+    ) -> Iterator[rpc.WatchResponse]:
         for event in self.events.listen(from_start=request.from_start):
             if not context.is_active():
                 return
-            yield rpc.Event(
+            message = rpc.Event(
                 kind=event.kind,
                 client_id=event.client,
                 interaction=event.interaction,
@@ -307,6 +307,7 @@ class Service:
                 unix_time=event.unix_time,
                 detail_json=json.dumps(event.detail),
             )
+            yield rpc.WatchResponse(event=message)
 
 
 def _feed(receiver: Receiver, stream: Iterator[bytes]) -> int:

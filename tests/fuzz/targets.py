@@ -34,10 +34,10 @@ from fedmodels.tensors.bundle import (
     TensorSpec,
     prototype_spec,
 )
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, read_chunk
 from fedpb.headers import checked_places
 from fedpb.plans import plan_of
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.transport.sessions import client_id_of
 

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import tiny_experiment, undealt
 from tests.fuzz.liar import EXPECTED, REQUESTS, every_lie, takes_part
 from tests.fuzz.lies import Lie
@@ -57,14 +57,18 @@ def fields_of(descriptor: Descriptor) -> set[str]:
 
 
 def test_every_field_of_every_request_is_lied_about() -> None:
-    service = rpc.DESCRIPTOR.services_by_name["Coordinator"]
+    service = rpc.DESCRIPTOR.services_by_name["CoordinatorService"]
     assert {m.name: m.input_type.full_name for m in service.methods} == {
         name: kind.DESCRIPTOR.full_name for name, kind in REQUESTS.items()
     }
     fields = {f for m in service.methods for f in fields_of(m.input_type)}
     lies = every_lie()
     assert {lie.field for _, lie in lies} == fields
-    assert {"fedpb.Counts.test_set", "fedpb.TensorHeader.shape", "fedpb.Frame.crc32"} <= fields
+    assert {
+        "fedpb.v1.Counts.test_set",
+        "fedpb.v1.TensorHeader.shape",
+        "fedpb.v1.Frame.crc32",
+    } <= fields
     assert len({repr(lie) for _, lie in lies}) > 400
 
 
@@ -148,9 +152,9 @@ def test_a_liar_whose_uploads_are_refused_is_as_good_as_absent(living: Living) -
     """The run has the bits of one in which that client never brings anything."""
     refused = [
         one for one in every_lie("Push") if repr(one[1]) in (
-            "fedpb.TensorHeader.dtype = 99", "fedpb.Frame.crc32 = 1",
-            "fedpb.Counts.view = '../../0'", "fedpb.BundleHeader.payload_bytes = 10737418240",
-            "fedpb.BundleHeader.scalars = {num_examples: nan}",
+            "fedpb.v1.TensorHeader.dtype = 99", "fedpb.v1.Frame.crc32 = 1",
+            "fedpb.v1.Counts.view = '../../0'", "fedpb.v1.BundleHeader.payload_bytes = 10737418240",
+            "fedpb.v1.BundleHeader.scalars = {num_examples: nan}",
         )
     ]  # fmt: skip
     assert len({repr(lie) for _, lie in refused}) == 5

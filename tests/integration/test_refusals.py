@@ -15,9 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from fedmodels.tensors.bundle import Bundle
-from fedpb import PROTOCOL, coordinator_pb2_grpc
-from fedpb import coordinator_pb2 as rpc
+from fedpb import PROTOCOL
 from fedpb.codec import encode
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2_grpc
 from tests.integration.conftest import Loopback, Sites, tables
 from tests.integration.harness import Coordinator, write_config
 
@@ -31,18 +32,18 @@ class PlainClient:
 
     def __init__(self, run: Loopback, client: str = "2") -> None:
         self.channel = grpc.insecure_channel(f"127.0.0.1:{run.port}")
-        self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel)
+        self.stub = coordinator_pb2_grpc.CoordinatorServiceStub(self.channel)
         self.client = client
         self.description = (run.partition / client / "client.json").read_text()
         self.token = b""
 
-    def join(self, **more: Any) -> rpc.JoinReply:
+    def join(self, **more: Any) -> rpc.JoinResponse:
         request = {"client_id": self.client, "client_json": self.description, "protocol": PROTOCOL}
         reply = self.stub.Join(rpc.JoinRequest(**{**request, **more}), timeout=10)
         self.token = reply.token
         return reply
 
-    def pull(self) -> tuple[rpc.PullHeader, list[rpc.PullChunk]]:
+    def pull(self) -> tuple[rpc.PullHeader, list[rpc.PullResponse]]:
         """Return the header and the messages of the next order."""
         waiting = rpc.Waiting(client_id=self.client, token=self.token, durable=-1)
         call = self.stub.Pull(rpc.PullRequest(waiting=[waiting]), timeout=30)
@@ -54,10 +55,10 @@ class PlainClient:
         call.cancel()
         return header, chunks
 
-    def push(self, order: rpc.Order, bundle: Bundle, **more: Any) -> rpc.PushReply:
+    def push(self, order: rpc.Order, bundle: Bundle, **more: Any) -> rpc.PushResponse:
         return self.stub.Push(iter(self.chunks(order, bundle, **more)), timeout=10)
 
-    def chunks(self, order: rpc.Order, bundle: Bundle, **more: Any) -> list[rpc.PushChunk]:
+    def chunks(self, order: rpc.Order, bundle: Bundle, **more: Any) -> list[rpc.PushRequest]:
         encoded = encode(bundle)
         facts = {
             "client_id": self.client,
@@ -67,8 +68,8 @@ class PlainClient:
             "trip": order.trip,
             "bundle": encoded.header,
         }
-        frames = [rpc.PushChunk.FromString(chunk) for chunk in encoded.chunks()]
-        return [rpc.PushChunk(header=rpc.PushHeader(**{**facts, **more})), *frames]
+        frames = [rpc.PushRequest.FromString(chunk) for chunk in encoded.chunks()]
+        return [rpc.PushRequest(header=rpc.PushHeader(**{**facts, **more})), *frames]
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_a_bad_upload_fails_its_client_and_the_run_goes_on(
     bad = plain(run)
     bad.join()
     order = bad.pull()[0].order
-    assert (order.kind, order.interaction) == (rpc.ORDER_TRAIN, 0)
+    assert (order.kind, order.interaction) == (rpc.ORDER_KIND_TRAIN, 0)
     good = upload_of(run)
     chunks = bad.chunks(order, poisoned(good) if spoil == "nan" else good)
     if spoil == "claim":
@@ -190,7 +191,7 @@ def test_repeated_and_superseded_uploads(
         ({"client_id": "3"}, "INVALID_ARGUMENT", "'3' is none of this run's: 0 to 2"),
         ({"client_id": "../0"}, "INVALID_ARGUMENT", "is none of this run's"),
         ({"run_id": "feed"}, "FAILED_PRECONDITION", "belongs to run feed"),
-        ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 3, the client 9"),
+        ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 4, the client 9"),
         ({"client_json": "{"}, "INVALID_ARGUMENT", "client.json is malformed"),
         ({"client_json": '{"format": 2}'}, "INVALID_ARGUMENT", "client.json has format 2"),
     ],
@@ -208,6 +209,19 @@ def test_joining_is_refused_with_a_line(
         plain(run).join(**change)
     assert refused.value.code().name == code
     assert line in refused.value.details()
+
+
+def test_a_client_of_protocol_3_is_refused_with_the_line_about_its_protocol(
+    loopback: Sites, plain: Callable[..., PlainClient]
+) -> None:
+    """It calls the service by its former name, and describes its data in a string, field 2."""
+    run = loopback(tables("fedavg"))
+    run.serve()
+    former = b"\x0a\x010\x12\x02{}\x30\x03"  # client_id "0", client_json "{}", protocol 3
+    with pytest.raises(grpc.RpcError) as refused:
+        plain(run).channel.unary_unary("/fedpb.Coordinator/Join")(former, timeout=10)
+    assert refused.value.code().name == "FAILED_PRECONDITION"
+    assert refused.value.details() == "this server speaks protocol 4, the client 3"
 
 
 def test_another_problem_and_a_wrong_token(
@@ -308,10 +322,10 @@ def test_more_listeners_than_threads_do_not_stop_the_run(
     monitor = plain(run)
     first = monitor.stub.Watch(rpc.WatchRequest(from_start=True))
     clients = [run.join("0")]
-    assert next(first).kind == "joined"  # it has its place
+    assert next(first).event.kind == "joined"  # it has its place
     others = [monitor.stub.Watch(rpc.WatchRequest()) for _ in range(60)]
     clients += [run.join("1"), run.join("2")]
-    events = [event.kind for event in first]
+    events = [told.event.kind for told in first]
     run.finish(server, *clients)
     assert {"joined", "order", "upload", "commit", "scores"} <= set(events)
     for watch in others:
@@ -324,14 +338,14 @@ def test_health_and_reflection(loopback: Sites, plain: Callable[..., PlainClient
     run = loopback(tables("fedavg"))
     run.serve()
     channel = plain(run).channel
-    request = health_pb2.HealthCheckRequest(service="fedpb.Coordinator")
+    request = health_pb2.HealthCheckRequest(service="fedpb.v1.CoordinatorService")
     answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     answers = stub.ServerReflectionInfo(iter([asked]), timeout=10)
     names = [s.name for s in next(iter(answers)).list_services_response.service]
-    assert "fedpb.Coordinator" in names
+    assert "fedpb.v1.CoordinatorService" in names
 
 
 def test_the_address_must_be_free(loopback: Sites) -> None:
@@ -380,7 +394,7 @@ def test_a_liar_among_honest_clients(loopback: Sites, plain: Callable[..., Plain
         while True:
             order = third.pull()[0].order
             answer(run, third, order)
-            if order.kind == rpc.ORDER_FINISH:
+            if order.kind == rpc.ORDER_KIND_FINISH:
                 break
         digest = run.finish(server, *clients)["state_sha256"]
         text = (run.out / "rounds.jsonl").read_text()
@@ -396,7 +410,7 @@ def test_a_liar_among_honest_clients(loopback: Sites, plain: Callable[..., Plain
             support=zeros, predicted=zeros, correct=zeros,
         )  # fmt: skip
         report, upload = rpc.Report(counts=[far], extra={"views": 1.0}), Bundle()
-        if order.kind == rpc.ORDER_TRAIN:
+        if order.kind == rpc.ORDER_KIND_TRAIN:
             weights = {
                 k: torch.full_like(t, 1e30) if t.is_floating_point() else t
                 for k, t in upload_of(run).weights.items()

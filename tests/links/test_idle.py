@@ -15,7 +15,7 @@ from fedcli.runtime import link as link_module
 from fedcli.runtime.link import Link, Member
 from fedmodels.errors import LinkError
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
 from fedsrv.transport import service

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
 from fedsrv.transport.complaints import EVERY_S, Complaints
@@ -178,7 +178,7 @@ def test_controls_of_clients_are_escaped_wherever_they_go(
     assert isinstance(error, grpc.RpcError)
     assert error.details().isprintable()
     request.run_id = ""
-    reply = rpc.JoinReply.FromString(served.call("Join", request.SerializeToString()))
+    reply = rpc.JoinResponse.FromString(served.call("Join", request.SerializeToString()))
     leave = rpc.LeaveRequest(client_id="0", token=reply.token, reason=wild)
     assert served.call("Leave", leave.SerializeToString()) == b""
     served.events.close()

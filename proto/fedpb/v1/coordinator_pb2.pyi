@@ -1,4 +1,4 @@
-from fedpb import bundle_pb2 as _bundle_pb2
+from fedpb.v1 import bundle_pb2 as _bundle_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -10,14 +10,14 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 class OrderKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    ORDER_UNSPECIFIED: _ClassVar[OrderKind]
-    ORDER_TRAIN: _ClassVar[OrderKind]
-    ORDER_EVALUATE: _ClassVar[OrderKind]
-    ORDER_FINISH: _ClassVar[OrderKind]
-ORDER_UNSPECIFIED: OrderKind
-ORDER_TRAIN: OrderKind
-ORDER_EVALUATE: OrderKind
-ORDER_FINISH: OrderKind
+    ORDER_KIND_UNSPECIFIED: _ClassVar[OrderKind]
+    ORDER_KIND_TRAIN: _ClassVar[OrderKind]
+    ORDER_KIND_EVALUATE: _ClassVar[OrderKind]
+    ORDER_KIND_FINISH: _ClassVar[OrderKind]
+ORDER_KIND_UNSPECIFIED: OrderKind
+ORDER_KIND_TRAIN: OrderKind
+ORDER_KIND_EVALUATE: OrderKind
+ORDER_KIND_FINISH: OrderKind
 
 class JoinRequest(_message.Message):
     __slots__ = ("client_id", "client_json", "run_id", "token", "versions", "protocol", "start_over")
@@ -37,7 +37,7 @@ class JoinRequest(_message.Message):
     start_over: bool
     def __init__(self, client_id: _Optional[str] = ..., client_json: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ...) -> None: ...
 
-class JoinReply(_message.Message):
+class JoinResponse(_message.Message):
     __slots__ = ("run_id", "token", "experiment_json", "committed", "beat_every_s")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -123,7 +123,7 @@ class PullHeader(_message.Message):
     parts: _containers.RepeatedCompositeFieldContainer[PartHeader]
     def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartHeader, _Mapping]]] = ...) -> None: ...
 
-class PullChunk(_message.Message):
+class PullResponse(_message.Message):
     __slots__ = ("header", "frame")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -196,7 +196,7 @@ class PushHeader(_message.Message):
     failure: str
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...
 
-class PushChunk(_message.Message):
+class PushRequest(_message.Message):
     __slots__ = ("header", "frame")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -204,7 +204,7 @@ class PushChunk(_message.Message):
     frame: _bundle_pb2.Frame
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_bundle_pb2.Frame, _Mapping]] = ...) -> None: ...
 
-class PushReply(_message.Message):
+class PushResponse(_message.Message):
     __slots__ = ("repeated_upload",)
     REPEATED_UPLOAD_FIELD_NUMBER: _ClassVar[int]
     repeated_upload: bool
@@ -228,7 +228,7 @@ class BeatRequest(_message.Message):
     interaction: int
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., loss: _Optional[float] = ..., durable: _Optional[int] = ..., interaction: _Optional[int] = ...) -> None: ...
 
-class BeatReply(_message.Message):
+class BeatResponse(_message.Message):
     __slots__ = ("superseded",)
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
     superseded: bool
@@ -244,7 +244,7 @@ class LeaveRequest(_message.Message):
     reason: str
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class LeaveReply(_message.Message):
+class LeaveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -253,6 +253,12 @@ class WatchRequest(_message.Message):
     FROM_START_FIELD_NUMBER: _ClassVar[int]
     from_start: bool
     def __init__(self, from_start: _Optional[bool] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: Event
+    def __init__(self, event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("kind", "client_id", "interaction", "round", "unix_time", "detail_json")
