@@ -27,6 +27,7 @@ from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.method import Run
 from fedpb import PROTOCOL
 from fedpb.codec import encode
+from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import coordinator_pb2_grpc
 
@@ -67,7 +68,7 @@ class Light:
 
     async def _join(self, stub: Any) -> None:
         self.token = self.token or hashlib.sha256(str(self.client).encode()).digest()[:16]
-        request = {"client_id": str(self.client), "client_json": self.description}
+        request = {"client_id": str(self.client), "description": description_of(self.description)}
         request |= {"token": self.token, "protocol": PROTOCOL}
         self.token = (await stub.Join(rpc.JoinRequest(**request))).token
 

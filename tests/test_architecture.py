@@ -75,7 +75,9 @@ ROOMS = {
         "errors", "printable", "own_code", "tensors", "numerics", "config", "nets", "training",
         "parts", "methods", "resolution",
     ),
-    "fedpb": ("", "v1", "pem", "frames", "headers", "plans", "codec"),
+    "fedpb": (
+        "", "v1", "pem", "tables", "descriptions", "frames", "headers", "plans", "codec",
+    ),
     "fedsrv": (
         "presets", "events", "narration", "report", "state", "engine", "transport", "tracking",
         "coordinator", "catalogue", "trained_models", "export", "certs_commands",

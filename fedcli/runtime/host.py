@@ -7,14 +7,12 @@ together, as many results as they are.
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,6 +26,8 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId
 from fedmodels.tensors.heap import give_back_free_pages
 from fedpb import PROTOCOL
+from fedpb.descriptions import description_of
+from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
 KEEP_BYTES = 256 << 20
@@ -90,7 +90,7 @@ class Host:
             self.beat_every_s = reply.beat_every_s
             if client not in self.workers:
                 experiment = experiment_of(
-                    _tables(reply.experiment_json), "the server's experiment", self.code
+                    values_of(reply.experiment), "the server's experiment", self.code
                 )
                 torch.set_num_threads(experiment.training.threads)
                 self._together = experiment.training.together
@@ -113,7 +113,7 @@ class Host:
         reply = self.link.join(
             rpc.JoinRequest(
                 client_id=str(client),
-                client_json=self.data[client].announcement(),
+                description=description_of(self.data[client].announcement()),
                 run_id=session.run_id,
                 token=session.token,
                 versions=states.versions(),
@@ -295,8 +295,3 @@ class Host:
 def client_of(order: rpc.Order) -> ClientId:
     """Return the client an order is for."""
     return EVALUATOR if order.client_id == EVALUATOR else int(order.client_id)
-
-
-def _tables(text: str) -> dict[str, Any]:
-    tables: dict[str, Any] = json.loads(text)
-    return tables

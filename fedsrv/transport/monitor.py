@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from fedmodels.errors import LinkError
 from fedpb.pem import check_certificate, check_pair, read_pem
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
+from fedsrv.transport.event_messages import event_of
 from fedsrv.transport.service import SERVICE
 
 CONNECT_S = 10.0
@@ -65,23 +65,8 @@ def watched(
         )
         try:
             for answer in watch(rpc.WatchRequest(from_start=True), timeout=seconds):
-                yield _read(answer.event)
+                yield event_of(answer.event)
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED or seconds is None:
                 line = f"{error.details()} ({error.code().name})"
                 raise LinkError(f"watching {address}: {line}") from None
-
-
-def _read(event: rpc.Event) -> Event:
-    try:
-        found = json.loads(event.detail_json or "{}")
-    except ValueError:
-        found = {}
-    return Event(
-        event.kind,
-        event.client_id,
-        event.interaction,
-        event.round,
-        found if isinstance(found, dict) else {},
-        event.unix_time,
-    )

@@ -8,11 +8,10 @@ and writes them without a copy through protobuf.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import grpc
@@ -22,6 +21,8 @@ from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
+from fedpb.descriptions import client_json_of
+from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
 from fedsrv.engine.cohort import Result
@@ -29,6 +30,7 @@ from fedsrv.events import EventLog
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.certificates import MONITOR_URI, covers
 from fedsrv.transport.complaints import Complaints
+from fedsrv.transport.event_messages import message_of
 from fedsrv.transport.gate import Gate
 from fedsrv.transport.open_trip import OpenTrip
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -97,13 +99,13 @@ class Service:
     def __init__(
         self,
         run_id: str,
-        experiment_json: str,
+        experiment: Mapping[str, Any],
         cohort: RemoteCohort,
         events: EventLog,
         *,
         requires_identity: bool = False,
     ) -> None:
-        self.run_id, self.experiment_json = run_id, experiment_json
+        self.run_id, self.experiment = run_id, table_of(experiment)
         self.cohort, self.events = cohort, events
         self.requires_identity = requires_identity
         self.complaints = Complaints(log)
@@ -149,13 +151,14 @@ class Service:
                 f"client {client}'s state directory belongs to run {request.run_id[:8]}, this is "
                 f"run {self.run_id[:8]}; give it another --state-dir"
             )
+        description = client_json_of(request.description)
         token = self.cohort.join(
-            client, request.client_json, request.token, request.versions, request.start_over
+            client, description, request.token, request.versions, request.start_over
         )
         return rpc.JoinResponse(
             run_id=self.run_id,
             token=token,
-            experiment_json=self.experiment_json,
+            experiment=self.experiment,
             committed=self.cohort.committed,
             beat_every_s=BEAT_EVERY_S,
         )
@@ -299,15 +302,7 @@ class Service:
         for event in self.events.listen(from_start=request.from_start):
             if not context.is_active():
                 return
-            message = rpc.Event(
-                kind=event.kind,
-                client_id=event.client,
-                interaction=event.interaction,
-                round=event.round,
-                unix_time=event.unix_time,
-                detail_json=json.dumps(event.detail),
-            )
-            yield rpc.WatchResponse(event=message)
+            yield rpc.WatchResponse(event=message_of(event))
 
 
 def _feed(receiver: Receiver, stream: Iterator[bytes]) -> int:

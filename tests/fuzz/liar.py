@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb.codec import encode
+from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.fuzz.lies import Lie, lies_about
 
@@ -56,7 +57,9 @@ class Liar:
         who = {"client_id": self.client, "token": self.token}
         waiting = rpc.Waiting(**who, durable=-1)
         requests = {
-            "Join": rpc.JoinRequest(**who, client_json=self.description, protocol=PROTOCOL),
+            "Join": rpc.JoinRequest(
+                **who, description=description_of(self.description), protocol=PROTOCOL
+            ),
             "Pull": rpc.PullRequest(waiting=[waiting]),
             "Beat": rpc.BeatRequest(**who, loss=0.5, durable=-1, interaction=order.interaction),
             "Leave": rpc.LeaveRequest(**who, reason="done"),

@@ -15,6 +15,7 @@ from fedmodels.tensors.archive import save, save_named
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb.codec import encode
+from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import TABLES
 from tests.fuzz.targets import CLASSES, SPLIT, rich_bundle
@@ -57,7 +58,11 @@ def codec() -> list[bytes]:
 
 def headers() -> list[bytes]:
     join = rpc.JoinRequest(
-        client_id="2", client_json=PROFILE, token=b"0" * 16, versions=[0, 1], protocol=PROTOCOL
+        client_id="2",
+        description=description_of(PROFILE),
+        token=b"0" * 16,
+        versions=[0, 1],
+        protocol=PROTOCOL,
     )
     return [push_header(rich_bundle()).SerializeToString(), join.SerializeToString()]
 

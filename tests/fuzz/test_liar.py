@@ -46,13 +46,13 @@ def living(digits: Path, tmp_path: Path) -> Iterator[Living]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def fields_of(descriptor: Descriptor) -> set[str]:
+def fields_of(descriptor: Descriptor, known: frozenset[str] = frozenset()) -> set[str]:
     """Return the full names of all fields of a message and of those it holds."""
-    found = set()
+    found = {field.full_name for field in descriptor.fields}
     for field in descriptor.fields:
-        found.add(field.full_name)
-        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
-            found |= fields_of(field.message_type)
+        held = field.message_type
+        if held is not None and not held.GetOptions().map_entry and field.full_name not in known:
+            found |= fields_of(held, known | found)
     return found
 
 

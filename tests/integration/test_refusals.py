@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,13 +18,19 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb.codec import encode
+from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import coordinator_pb2_grpc
+from fedpb.v1.description_pb2 import ClientDescription
+from fedpb.v1.table_pb2 import Entry, Table, Value
 from tests.integration.conftest import Loopback, Sites, tables
 from tests.integration.harness import Coordinator, write_config
 
 pytestmark = pytest.mark.loopback
 
+NO_SCALE = ClientDescription(format=1, input_shape=[4], num_classes=2, scale=math.nan)
+_SEED = Entry(key="seed", value=Value(integer=1))
+TWICE = ClientDescription(format=1, partition=Table(entries=[_SEED, _SEED]))
 TOLERANT = tables("fedavg", server={"min_clients": 2})
 
 
@@ -38,7 +45,8 @@ class PlainClient:
         self.token = b""
 
     def join(self, **more: Any) -> rpc.JoinResponse:
-        request = {"client_id": self.client, "client_json": self.description, "protocol": PROTOCOL}
+        request = {"client_id": self.client, "protocol": PROTOCOL}
+        request["description"] = description_of(self.description)
         reply = self.stub.Join(rpc.JoinRequest(**{**request, **more}), timeout=10)
         self.token = reply.token
         return reply
@@ -192,8 +200,9 @@ def test_repeated_and_superseded_uploads(
         ({"client_id": "../0"}, "INVALID_ARGUMENT", "is none of this run's"),
         ({"run_id": "feed"}, "FAILED_PRECONDITION", "belongs to run feed"),
         ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 4, the client 9"),
-        ({"client_json": "{"}, "INVALID_ARGUMENT", "client.json is malformed"),
-        ({"client_json": '{"format": 2}'}, "INVALID_ARGUMENT", "client.json has format 2"),
+        ({"description": None}, "INVALID_ARGUMENT", "client.json has format 0, expected 1"),
+        ({"description": NO_SCALE}, "INVALID_ARGUMENT", "client.json is malformed: scale is nan"),
+        ({"description": TWICE}, "INVALID_ARGUMENT", "key 'seed' comes twice in a table"),
     ],
 )
 def test_joining_is_refused_with_a_line(
@@ -234,7 +243,7 @@ def test_another_problem_and_a_wrong_token(
     other = plain(run, "1")
     facts = {**json.loads(other.description), "input_shape": [3, 9, 9]}
     with pytest.raises(grpc.RpcError) as refused:
-        other.join(client_json=json.dumps(facts))
+        other.join(description=description_of(json.dumps(facts)))
     assert "client 1 has inputs [3, 9, 9]" in refused.value.details()
     other.join()
     other.token = b"guessed"
@@ -322,10 +331,10 @@ def test_more_listeners_than_threads_do_not_stop_the_run(
     monitor = plain(run)
     first = monitor.stub.Watch(rpc.WatchRequest(from_start=True))
     clients = [run.join("0")]
-    assert next(first).event.kind == "joined"  # it has its place
+    assert next(first).event.WhichOneof("what") == "joined"  # it has its place
     others = [monitor.stub.Watch(rpc.WatchRequest()) for _ in range(60)]
     clients += [run.join("1"), run.join("2")]
-    events = [told.event.kind for told in first]
+    events = [told.event.WhichOneof("what") for told in first]
     run.finish(server, *clients)
     assert {"joined", "order", "upload", "commit", "scores"} <= set(events)
     for watch in others:
@@ -367,7 +376,8 @@ def test_the_first_to_join_does_not_say_what_the_problem_is(
     first = plain(run)
     facts = {**json.loads(first.description), "class_names": []}
     facts["tasks"] = [{part: row[:3] for part, row in task.items()} for task in facts["tasks"]]
-    first.join(client_json=json.dumps({**facts, "input_shape": [3, 9, 9], "num_classes": 3}))
+    other = {**facts, "input_shape": [3, 9, 9], "num_classes": 3}
+    first.join(description=description_of(json.dumps(other)))
     clients = [run.join("0"), run.join("1")]
     turned = server.wait_kind("failed")
     assert turned["client"] == "2"

@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2_grpc
 from fedmodels.tensors.bundle import Bundle, BundleSpec
 from fedpb import PROTOCOL
 from fedpb.codec import encode
+from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import coordinator_pb2_grpc
 from fedsrv.engine.admission import Admission
@@ -56,7 +57,7 @@ class Served:
         self.cohort = RemoteCohort(
             1, Spool(directory, 1 << 26), self.events, admission=Admission({})
         )
-        self.service = Service("run", "{}", self.cohort, self.events)
+        self.service = Service("run", {}, self.cohort, self.events)
         self.server, port = start_server(self.service, "127.0.0.1:0", None, keepalive_s)
         self.address = f"127.0.0.1:{port}"
         self.engine = ThreadPoolExecutor(1)
@@ -69,7 +70,9 @@ class Served:
         return self.channels[-1]
 
     def join(self) -> bytes:
-        request = rpc.JoinRequest(client_id="0", client_json=PROFILE, protocol=PROTOCOL)
+        request = rpc.JoinRequest(
+            client_id="0", description=description_of(PROFILE), protocol=PROTOCOL
+        )
         self.token: bytes = self.stub.Join(request, timeout=10).token
         return self.token
 

@@ -66,12 +66,16 @@ def test_only_a_monitor_may_watch(loopback: Sites, certs: Path) -> None:
             assert "may not watch this run" in refused.value.details()
     channel, events = watch(run, certs, "monitor")
     with channel:
-        assert next(events).event.kind == "joined"
+        assert next(events).event.WhichOneof("what") == "joined"
         stranger = run.join("2", *client_options(certs, "monitor"), states=run.root / "stranger")
         assert stranger.wait() == 1
         assert "fedtide:monitor does not cover 2 (PERMISSION_DENIED)" in stranger.output()
         run.finish(server, first, run.join("2", *client_options(certs, "client-2")))
-        assert {told.event.kind for told in events} >= {"upload", "commit", "finished"}
+        assert {told.event.WhichOneof("what") for told in events} >= {
+            "upload",
+            "commit",
+            "finished",
+        }
 
 
 def test_tls_without_an_authority_of_clients_is_warned_of(loopback: Sites, certs: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from fedcli.runtime.host import Host
 from fedmodels.errors import LinkError
+from fedpb.descriptions import client_json_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
@@ -28,7 +29,9 @@ class Losing:
 
     def join(self, request: rpc.JoinRequest) -> rpc.JoinResponse:
         client = int(request.client_id)
-        token = self.cohort.join(client, request.client_json, request.token, request.versions)
+        token = self.cohort.join(
+            client, client_json_of(request.description), request.token, request.versions
+        )
         self.lost -= 1
         if self.lost >= 0:
             raise LinkError("the process was killed, or the link was cut")

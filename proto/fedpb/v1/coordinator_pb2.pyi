@@ -1,4 +1,6 @@
 from fedpb.v1 import bundle_pb2 as _bundle_pb2
+from fedpb.v1 import description_pb2 as _description_pb2
+from fedpb.v1 import table_pb2 as _table_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -20,36 +22,36 @@ ORDER_KIND_EVALUATE: OrderKind
 ORDER_KIND_FINISH: OrderKind
 
 class JoinRequest(_message.Message):
-    __slots__ = ("client_id", "client_json", "run_id", "token", "versions", "protocol", "start_over")
+    __slots__ = ("client_id", "run_id", "token", "versions", "protocol", "start_over", "description")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_JSON_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     START_OVER_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     client_id: str
-    client_json: str
     run_id: str
     token: bytes
     versions: _containers.RepeatedScalarFieldContainer[int]
     protocol: int
     start_over: bool
-    def __init__(self, client_id: _Optional[str] = ..., client_json: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ...) -> None: ...
+    description: _description_pb2.ClientDescription
+    def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("run_id", "token", "experiment_json", "committed", "beat_every_s")
+    __slots__ = ("run_id", "token", "committed", "beat_every_s", "experiment")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
-    EXPERIMENT_JSON_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     BEAT_EVERY_S_FIELD_NUMBER: _ClassVar[int]
+    EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     token: bytes
-    experiment_json: str
     committed: int
     beat_every_s: float
-    def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., experiment_json: _Optional[str] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ...) -> None: ...
+    experiment: _table_pb2.Table
+    def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("client_id", "token", "durable", "issue")
@@ -261,17 +263,162 @@ class WatchResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("kind", "client_id", "interaction", "round", "unix_time", "detail_json")
-    KIND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("client_id", "interaction", "round", "unix_time", "joined", "left", "order", "beat", "upload", "failed", "commit", "scores", "finished", "waiting", "server", "rollback", "started_over", "missed")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
-    kind: str
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    STARTED_OVER_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     interaction: int
     round: int
     unix_time: float
-    detail_json: str
-    def __init__(self, kind: _Optional[str] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., unix_time: _Optional[float] = ..., detail_json: _Optional[str] = ...) -> None: ...
+    joined: Joined
+    left: Left
+    order: OrderSent
+    beat: Progress
+    upload: Uploaded
+    failed: Failed
+    commit: Committed
+    scores: Scored
+    finished: Finished
+    waiting: WaitingFor
+    server: ServerWork
+    rollback: RolledBack
+    started_over: StartedOver
+    missed: Missed
+    def __init__(self, client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., unix_time: _Optional[float] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., order: _Optional[_Union[OrderSent, _Mapping]] = ..., beat: _Optional[_Union[Progress, _Mapping]] = ..., upload: _Optional[_Union[Uploaded, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., commit: _Optional[_Union[Committed, _Mapping]] = ..., scores: _Optional[_Union[Scored, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[WaitingFor, _Mapping]] = ..., server: _Optional[_Union[ServerWork, _Mapping]] = ..., rollback: _Optional[_Union[RolledBack, _Mapping]] = ..., started_over: _Optional[_Union[StartedOver, _Mapping]] = ..., missed: _Optional[_Union[Missed, _Mapping]] = ...) -> None: ...
+
+class Joined(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Left(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class OrderSent(_message.Message):
+    __slots__ = ("order",)
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    order: OrderKind
+    def __init__(self, order: _Optional[_Union[OrderKind, str]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("epoch", "batch", "loss")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    batch: int
+    loss: float
+    def __init__(self, epoch: _Optional[int] = ..., batch: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class Uploaded(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("task", "loss", "of", "failed")
+    class FailedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    loss: float
+    of: int
+    failed: _containers.ScalarMap[str, str]
+    def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., of: _Optional[int] = ..., failed: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Scored(_message.Message):
+    __slots__ = ("metrics",)
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("metrics", "state_sha256")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    STATE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    metrics: _containers.ScalarMap[str, float]
+    state_sha256: str
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., state_sha256: _Optional[str] = ...) -> None: ...
+
+class WaitingFor(_message.Message):
+    __slots__ = ("line", "clients", "seconds")
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    line: str
+    clients: _containers.RepeatedScalarFieldContainer[str]
+    seconds: int
+    def __init__(self, line: _Optional[str] = ..., clients: _Optional[_Iterable[str]] = ..., seconds: _Optional[int] = ...) -> None: ...
+
+class ServerWork(_message.Message):
+    __slots__ = ("work", "step", "of", "loss")
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    work: str
+    step: int
+    of: int
+    loss: float
+    def __init__(self, work: _Optional[str] = ..., step: _Optional[int] = ..., of: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class RolledBack(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class StartedOver(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Missed(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: int
+    def __init__(self, events: _Optional[int] = ...) -> None: ...

@@ -74,7 +74,7 @@ class World:
         self.cohort = RemoteCohort(
             1, Spool(directory, 1 << 24), self.events, admission=Admission({})
         )
-        self.service = Service("run", "{}", self.cohort, self.events)
+        self.service = Service("run", {}, self.cohort, self.events)
         self.token = self.cohort.join(0, PROFILE, b"", ())
         self.engine = ThreadPoolExecutor(1)
 
