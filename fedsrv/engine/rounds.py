@@ -108,7 +108,7 @@ class Engine:
             check_fits(self.server_data, self.run_facts.problem)
         if self.stateful:  # a client that lost too much must join again, and learns what to do
             self._remember(self.store.committed)
-            self.cohort.require(self._holds_state, self.last_trained)
+            self.cohort.require(self._holds_state, self.last_trained, self.store.watermark)
             self.cohort.gather()
 
     def _present(self, step: Step) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ class Engine:
         self._remember(target)
         self.cohort.commit(target, -1)
         if self.stateful:
-            self.cohort.require(self._holds_state, self.last_trained)
+            self.cohort.require(self._holds_state, self.last_trained, self.store.watermark)
 
     def _remember(self, interaction: int) -> None:
         """Look up who trained when, as far as an interaction."""

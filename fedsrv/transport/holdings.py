@@ -18,13 +18,14 @@ class Holdings:
         self._required: HoldsState = lambda client, versions: True
         self._stateful = False
         self._last_trained: Mapping[ClientId, int] = {}
+        self._safe = -1
         self.lost: int | None = None
         """A client that came back without the state it must hold."""
         self._starting_over: set[int] = set()
 
-    def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
         """Set the required states; a client that lost too much has to join again."""
-        self._required, self._stateful = holds, True
+        self._required, self._stateful, self._safe = holds, True, safe
         self._last_trained = dict(last_trained.items())
         for client, member in list(self._members.items()):
             member.trained = self.trained(client)
@@ -64,7 +65,10 @@ class Holdings:
         return {c: m.versions for c, m in self._members.items() if isinstance(c, int)}
 
     def durable(self, committed: int) -> int | None:
-        """Return the interaction up to which every client's state is safe; None: all are safe."""
+        """Return the interaction up to which every client's state is safe; None: all are safe.
+
+        A client that has not joined since the coordinator began cannot say what it has synced.
+        """
         if not self._stateful:
             return None
         late = [
@@ -72,4 +76,7 @@ class Holdings:
             for c, m in self._members.items()
             if isinstance(c, int) and m.durable < min(m.trained, committed)
         ]
+        absent = self._last_trained.keys() - self._members.keys()
+        if any(min(self.trained(client), committed) > self._safe for client in absent):
+            late.append(self._safe)
         return min(late, default=None)

@@ -83,9 +83,9 @@ class RemoteCohort:
 
     # --- for the engine ---------------------------------------------------------------------------
 
-    def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
         with self._changed:
-            self._holdings.require(holds, last_trained)
+            self._holdings.require(holds, last_trained, safe)
             self.wake()
 
     def starting_over(self) -> Sequence[int]:
