@@ -43,8 +43,16 @@ class Holdings:
         found, self._starting_over = sorted(self._starting_over), set()
         return found
 
-    def lacks(self, client: ClientId, versions: Sequence[int], start_over: bool) -> bool:
+    def lacks(
+        self, client: ClientId, versions: Sequence[int], start_over: bool, uploaded: int = -1
+    ) -> bool:
         """Tell whether a client's states fall short; note a client that may start over.
+
+        Args:
+            client: who holds the states.
+            versions: the interactions after which it holds one.
+            start_over: whether it may go on from its initial state.
+            uploaded: the interaction of its last upload that was taken, which may not be committed.
 
         Raises:
             LossTooLarge: the run may not go back to any state of the client.
@@ -52,7 +60,8 @@ class Holdings:
         if not isinstance(client, int):
             return False
         try:
-            return not self._required(client, versions)
+            held = self._required(client, versions)
+            return not held or (self._stateful and uploaded not in (-1, *versions))
         except LossTooLarge:
             if not start_over:
                 raise

@@ -219,13 +219,14 @@ class RemoteCohort:
             takes_over = known is not None and secrets.compare_digest(token, known.token)
             if known and not takes_over and self._is_connected(known):
                 raise AlreadyConnected(f"client {client} is connected already")
-            lost = self._holdings.lacks(client, versions, start_over)
+            trained = known.trained if known else self._holdings.trained(client)
+            lost = self._holdings.lacks(client, versions, start_over, trained)
             member = Member(
                 token or secrets.token_bytes(16),
                 client_json,
                 tuple(versions),
                 self._clock(),
-                trained=known.trained if known else self._holdings.trained(client),
+                trained=trained,
                 start_over=start_over,
             )
             self._members[client] = member

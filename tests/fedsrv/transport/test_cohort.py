@@ -546,6 +546,18 @@ def test_a_client_without_its_state(world):
     assert world.pull(0) is not None, "the run goes on"
 
 
+def test_a_client_that_loses_the_state_behind_an_upload_that_was_taken(world):
+    """Client 0's upload is in, the trip is open; its machine fails before the state is synced."""
+    world.cohort.require(lambda client, versions: True, {0: 4, 1: 4}, -1)
+    future = world.exchange(trip_to(0, 1, interaction=5))
+    assert world.push(0, world.pull(0)) is True
+    world.join(0, world.tokens[0], versions=(4, 5))
+    assert not future.done()
+    world.join(0, world.tokens[0], versions=(3, 4))
+    with pytest.raises(StateLost, match=r"client 0 holds private states \[3, 4\] only"):
+        future.result(5)
+
+
 def test_a_state_lost_between_trips_shows_at_the_next(world):
     world.cohort.require(holds_four, {1: 4}, -1)
     world.join(1, world.tokens[1], versions=())
