@@ -77,7 +77,7 @@ ROOMS = {
     ),
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
-        "presets", "events", "narration", "report", "state", "engine", "transport", "tracking",
+        "presets", "events", "narration", "state", "report", "engine", "transport", "tracking",
         "coordinator", "catalogue", "trained_models", "export", "certs_commands",
         "launch", "cli", "__main__",
     ),

@@ -36,7 +36,7 @@ from fedsrv.engine.taking_up import take_up
 from fedsrv.engine.terms import Terms
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
-from fedsrv.state.ledger import Record
+from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
 

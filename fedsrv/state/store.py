@@ -17,13 +17,15 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedmodels.config.experiment import Experiment, difference
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.method import ServerState
 from fedsrv.state.history import History
-from fedsrv.state.ledger import Ledger, Record
+from fedsrv.state.ledger import Ledger
+from fedsrv.state.record import Record
 from fedsrv.state.run_directory import (
     holds_commits,
     lock,
@@ -253,7 +255,7 @@ class Store:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def end(self, summary: Record) -> None:
+    def end(self, summary: Mapping[str, Any]) -> None:
         """Commit the end of the run, and sync it: clients leave when they hear of it."""
         end = {"rounds": self.experiment.schedule.rounds, "after": self.committed}
         value = json.dumps({**end, "summary": summary})
@@ -261,7 +263,7 @@ class Store:
             self._ledger.set_facts(end=value)
             self.sync(self.committed)
 
-    def ended(self) -> Record | None:
+    def ended(self) -> dict[str, Any] | None:
         """Return the summary of an ended run; None if the run may go on."""
         end = json.loads(self._ledger.facts().get("end", "{}"))
         same = (end.get("rounds"), end.get("after")) == (
