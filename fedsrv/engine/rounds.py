@@ -127,9 +127,7 @@ class Engine:
         """Return the context of the server half at a step."""
         return ServerContext(
             self.run_facts,
-            step.interaction,
-            step.round,
-            step.task,
+            step,
             cohort,
             server_data=self.server_data,
             minority=tuple(self.groups["minority"]),

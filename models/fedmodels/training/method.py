@@ -25,6 +25,7 @@ from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.pictures import Picture, PrototypeMap
+from fedmodels.training.position import Located, Position
 from fedmodels.training.run import Run as Run
 
 Metrics = dict[str, float]
@@ -67,13 +68,11 @@ class ServerData:
 
 
 @dataclass(frozen=True)
-class ServerContext:
+class ServerContext(Located):
     """Where the server half is in the run."""
 
     run: Run
-    interaction: int
-    round: int
-    task: int
+    at: Position
     cohort: tuple[int, ...]
     """The clients of this interaction, ascending."""
     series: dict[str, Any] = field(default_factory=dict)
@@ -114,14 +113,12 @@ class Stream(Protocol):
 
 
 @dataclass
-class ClientContext:
+class ClientContext(Located):
     """Where the client half is in the run, and the net it works on."""
 
     run: Run
     client: ClientId
-    interaction: int
-    round: int
-    task: int
+    at: Position
     net: SplitNet
     stream: Stream
     device: torch.device

@@ -22,6 +22,7 @@ from fedmodels.training.loop import (
     train_locally,
 )
 from fedmodels.training.method import ClientContext, Phase, Run
+from fedmodels.training.position import Position
 from tests.conftest import OneTask, tiny_experiment
 
 
@@ -54,8 +55,8 @@ def context(net=None, client=0, interaction=0, tick=None, **training):
     run = Run(experiment, Problem((4,), 3))
     options = {} if tick is None else {"tick": tick}
     return ClientContext(
-        run, client, interaction, 0, 0, net or small_net(), OneTask(X.tolist(), Y.tolist()),
-        torch.device("cpu"), **options,
+        run, client, Position(interaction, 0, 0), net or small_net(),
+        OneTask(X.tolist(), Y.tolist()), torch.device("cpu"), **options,
     )  # fmt: skip
 
 
