@@ -72,8 +72,8 @@ ROOMS = {
         "trial", "case", "testing",
     ),
     "fedmodels": (
-        "errors", "printable", "own_code", "tensors", "numerics", "config", "nets", "training",
-        "parts", "methods", "resolution",
+        "errors", "printable", "files", "own_code", "tensors", "numerics", "config", "nets",
+        "training", "parts", "methods", "resolution",
     ),
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (

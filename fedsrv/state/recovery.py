@@ -14,12 +14,13 @@ from typing import cast
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError
+from fedmodels.files import sync_path
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.client_parts import Parts
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record
-from fedsrv.state.run_directory import lock, state_numbers, sync_path, writing
+from fedsrv.state.run_directory import lock, state_numbers, writing
 
 ASIDE = "set-aside"
 _DATABASE = ("run.db", "run.db-wal", "run.db-shm")

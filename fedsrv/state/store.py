@@ -12,6 +12,7 @@ if everybody still has the states.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 from fedmodels.config.experiment import Experiment, difference
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
+from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.method import ServerState
 from fedsrv.state.history import History
@@ -31,8 +33,6 @@ from fedsrv.state.run_directory import (
     lock,
     may_hold_a_run,
     refuse_existing,
-    sync_path,
-    write_atomically,
     writing,
 )
 from fedsrv.state.state_files import StateFiles
@@ -306,7 +306,8 @@ class Store:
                 f"it ends with interaction {self.newest}, and the states begin with {oldest}"
             )
         last, unusable = self._last_usable()
-        for leftover in self.states.glob(".*.safetensors.*"):  # a write that a crash cut short
+        cut_short = (*self.path.glob(LEFTOVER), *self.states.glob(".*.safetensors.*"))
+        for leftover in cut_short:  # by a crash
             leftover.unlink()
         undone = self._ledger.undone().keys()
         unusable |= {number for number in undone if files.why_unusable(number)}
@@ -356,7 +357,8 @@ class Store:
     def _sync_log(self) -> None:
         """Sync the database's log and its name in the directory; SQLite does not sync the name."""
         for path in (self.path / "run.db-wal", self.path):
-            sync_path(path)
+            with contextlib.suppress(FileNotFoundError):  # the log is written back meanwhile
+                sync_path(path)
 
     def close(self) -> None:
         """Close the database and unlock the directory."""
