@@ -62,8 +62,7 @@ class Course:
             payload = self.payload(server, client)
             self.results[client] = train_locally(self.method, ctx, payload, Bundle())
         uploads = self.method.received({c: r.upload for c, r in self.results.items()})
-        reduced = self.method.aggregate(server, self.state, uploads)
-        self.state, self.metrics = self.method.finish(server, reduced, uploads)
+        self.state, self.metrics = self.method.reduce(server, self.state, uploads)
 
     def refs(self, number: int, task: int = 0, client: int = 0) -> Any:
         """Return what a client's loss would refer to in the next interaction."""

@@ -87,6 +87,8 @@ class ServerContext(Located):
     """Black and white of each channel after normalisation, (C,) or (1,) each, as announced."""
     ends_task: bool = False
     """Whether the next interaction is on another task; false for the last interaction."""
+    before: ServerState = field(default_factory=lambda: ServerState(Bundle()))
+    """The state before ``aggregate``, for ``finish``; empty outside of the two."""
     tell: Callable[[str, int, int, float], None] = lambda what, step, of, loss: None
     """Reports the progress of long work on the server: what, step, number of steps, loss."""
 
@@ -309,7 +311,17 @@ class Method(ABC):
     def finish(
         self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
-        """Optimise on the server after ``aggregate``; return the state to commit, and metrics."""
+        """Optimise on the server after ``aggregate``; return the state to commit, and metrics.
+
+        ``ctx.before`` is the state that ``aggregate`` was given.
+        """
+
+    def reduce(
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
+    ) -> tuple[ServerState, Metrics]:
+        """Aggregate and finish."""
+        ctx = dataclasses.replace(ctx, before=state)
+        return self.finish(ctx, self.aggregate(ctx, state, uploads), uploads)
 
     # --- client half ---------------------------------------------------------------------------
 
