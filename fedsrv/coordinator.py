@@ -20,12 +20,13 @@ import torch
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
 from fedmodels.errors import ConfigError
+from fedmodels.files import write_atomically
 from fedmodels.training.initial_weights import pinned
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
-from fedsrv.state.run_directory import beginning, write_atomically, writing
+from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking import check_extras, track
 from fedsrv.transport.remote_cohort import RemoteCohort

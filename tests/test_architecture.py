@@ -72,12 +72,12 @@ ROOMS = {
         "trial", "case", "testing",
     ),
     "fedmodels": (
-        "errors", "printable", "own_code", "tensors", "numerics", "config", "nets", "training",
-        "parts", "methods", "resolution",
+        "errors", "printable", "files", "own_code", "tensors", "numerics", "config", "nets",
+        "training", "parts", "methods", "resolution",
     ),
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
-        "presets", "events", "narration", "report", "state", "engine", "transport", "tracking",
+        "presets", "events", "narration", "state", "report", "engine", "transport", "tracking",
         "coordinator", "catalogue", "trained_models", "export", "certs_commands",
         "launch", "cli", "__main__",
     ),

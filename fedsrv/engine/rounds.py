@@ -36,7 +36,7 @@ from fedsrv.engine.taking_up import take_up
 from fedsrv.engine.terms import Terms
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
-from fedsrv.state.ledger import Record
+from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
 
@@ -127,9 +127,7 @@ class Engine:
         """Return the context of the server half at a step."""
         return ServerContext(
             self.run_facts,
-            step.interaction,
-            step.round,
-            step.task,
+            step,
             cohort,
             server_data=self.server_data,
             minority=tuple(self.groups["minority"]),

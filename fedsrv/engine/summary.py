@@ -18,8 +18,8 @@ from fedmodels.numerics.metrics import (
     best_round,
     forgetting,
 )
+from fedsrv.state.record import ClientRow, Record
 
-Record = Mapping[str, Any]
 _OF_CLIENTS = ("personalization", "generalization")
 _OF_SERVER = ("global_f1", "global_acc")
 
@@ -133,7 +133,7 @@ def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, 
     return matrix
 
 
-def _task_series(row: Mapping[str, Any], local_view: str) -> list[float | None]:
+def _task_series(row: ClientRow, local_view: str) -> list[float | None]:
     views = row.get("views", {})
     found = views.get(local_view, {}).get("tasks") or views.get("global", {}).get("tasks") or []
     return list(found)
