@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsrv.report.quantities import direction, is_percentage
+from fedmodels.numerics.metric_names import metric
 from fedsrv.report.run_record import RunRecord, SeedGroup, Spread
 
 SPENT = {
@@ -39,11 +39,11 @@ def comparison(groups: Sequence[SeedGroup]) -> Comparison:
     best: dict[str, int] = {}
     merged = [group.merge(RunRecord.metrics) for group in groups]
     for name in dict.fromkeys(name for values in merged for name in values):
-        label = metric_label(name)
+        label = metric(name).label
         spreads = [values.get(name) for values in merged]
         lines[label] = [metric_text(name, spread) for spread in spreads]
-        if direction(name) and sum(spread is not None for spread in spreads) > 1:
-            best[label] = _best(spreads, direction(name))
+        if metric(name).better and sum(spread is not None for spread in spreads) > 1:
+            best[label] = _best(spreads, metric(name).better)
     for part, names in SPENT.items():
         totals = [group.merge(lambda run, part=part: run.totals(part)) for group in groups]  # type: ignore[misc]
         for name, label in names.items():
@@ -53,16 +53,11 @@ def comparison(groups: Sequence[SeedGroup]) -> Comparison:
     return Comparison([g.label for g in groups], [_note(g) for g in groups], lines, best)
 
 
-def metric_label(name: str) -> str:
-    """Return how a table calls a metric."""
-    return f"{name} %" if is_percentage(name) else name
-
-
 def metric_text(name: str, spread: Spread | None) -> str:
     """Return a metric's value: percentages with two decimals, ``±`` where seeds are merged."""
     if spread is None:
         return "–"
-    scale, form = (100, ".2f") if is_percentage(name) else (1, ".4g")
+    scale, form = (100, ".2f") if metric(name).unit else (1, ".4g")
     text = f"{scale * spread.mean:{form}}"
     return f"{text} ± {scale * spread.std:{form}}" if spread.n > 1 else text
 

@@ -18,11 +18,9 @@ from statistics import fmean, pstdev
 from typing import Any, TypeVar
 
 from fedmodels.errors import ArchiveError
+from fedmodels.numerics.metric_names import current
 
 K = TypeVar("K", bound=Hashable)
-
-VIEWS = ("global", "after_local", "after_downlink")
-"""The models of a client that are scored, in the order in which reports show them."""
 
 _NOT_COMPARED = ("seed", "evaluate.reference", "tracking.tensorboard", "data.root")
 """Config keys in which two runs may differ and still be the same experiment."""
@@ -137,9 +135,15 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(
         path,
         config,
-        {} if summary is None else _object(summary, str(path / "summary.json")),
-        list(_rows(texts["rounds.jsonl"] or "", path / "rounds.jsonl")),
+        {} if summary is None else _renamed(_object(summary, str(path / "summary.json"))),
+        [_renamed(row) for row in _rows(texts["rounds.jsonl"] or "", path / "rounds.jsonl")],
     )
+
+
+def _renamed(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary or a row with its metrics under their current names."""
+    found = record.get("metrics")
+    return {**record, "metrics": current(found)} if isinstance(found, dict) else record
 
 
 def _text(path: Path) -> str | None:

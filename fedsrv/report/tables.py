@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmodels.errors import ConfigError
-from fedsrv.report.comparison import SPENT, comparison, cost_text, metric_label, metric_text
+from fedmodels.numerics.metric_names import metric
+from fedsrv.report.comparison import SPENT, comparison, cost_text, metric_text
 from fedsrv.report.run_record import RunRecord, Spread, group_runs, read_run
 
 MOST_COLUMNS = 4
@@ -48,7 +49,7 @@ def final_table(run: RunRecord | Path) -> Table:
     out.add_column("metric")
     out.add_column("value", justify="right")
     for name, value in run.metrics().items():
-        out.add_row(Text(metric_label(name)), metric_text(name, Spread(value, 0.0, 1)))
+        out.add_row(Text(metric(name).label), metric_text(name, Spread(value, 0.0, 1)))
     out.add_section()
     for part, names in SPENT.items():
         totals = run.totals(part)

@@ -210,29 +210,6 @@ def test_many_groups_turn_the_table(tmp_path: Path) -> None:
     assert len(report.compare(runs[:2]).columns) == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a_glo", True),
-        ("a_loc_minority", True),
-        ("personalization_std", True),
-        ("afm_paper", True),
-        ("global_f1", True),
-        ("personalization_round", False),
-        ("loss", False),
-        ("fid", False),
-        ("generator_trainings", False),
-    ],
-)
-def test_which_metrics_are_percentages(name: str, expected: bool) -> None:
-    assert quantities.is_percentage(name) is expected
-
-
-def test_which_way_is_better() -> None:
-    names = ("a_glo", "afm", "forgetting", "afm_paper", "personalization_std", "fid")
-    assert [quantities.direction(name) for name in names] == [1, -1, -1, 1, 0, 0]
-
-
 # -- quantities -----------------------------------------------------------------------------------
 
 
