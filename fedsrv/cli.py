@@ -335,11 +335,12 @@ def launch(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     html: Annotated[Path | None, typer.Option(help="Write a page with figures as well.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every figure, not six.")] = False,
 ) -> None:
     """Compare runs; those that differ in the seed alone are merged as mean ± std."""
     from fedsrv.report.tables import report_command
 
-    report_command(runs, html)
+    report_command(runs, html, everything)
 
 
 @app.command()

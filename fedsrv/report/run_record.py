@@ -61,6 +61,11 @@ class RunRecord:
         return self.summary.get("seed", self.config.get("seed"))
 
     @property
+    def kind(self) -> str:
+        """Return the kind of the scenario; empty where the run does not say."""
+        return str(self.summary.get("scenario") or self.setting("scenario.kind") or "")
+
+    @property
     def rounds(self) -> int:
         """Return how many rounds are committed."""
         stated = number(self.summary.get("rounds"))
@@ -76,9 +81,8 @@ class RunRecord:
     def title(self) -> str:
         """Return one line that says what this run is."""
         data = self.summary.get("data") or self.setting("data.name")
-        scenario = self.summary.get("scenario") or self.setting("scenario.kind")
         where = f"{self.method} on {data}" if data else self.method
-        return f"{where}, {scenario}" if scenario else where
+        return f"{where}, {self.kind}" if self.kind else where
 
     def metrics(self) -> dict[str, float]:
         """Return the summary's metrics, or the last value of each while the run is going on."""
