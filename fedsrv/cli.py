@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmodels.errors import ConfigError, FedtideError
+from fedsrv.catalogue_commands import methods, metrics
 from fedsrv.certs_commands import certs_app
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ app = typer.Typer(
 LAST_WORDS_S = 5.0
 """Time for what is left to say when a run has ended."""
 app.add_typer(certs_app, name="certs")
+app.command()(methods)
+app.command()(metrics)
 
 Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
 Sets = Annotated[
@@ -328,27 +331,16 @@ def launch(
     )
 
 
-@app.command()
-def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in detail.")] = None,
-) -> None:
-    """List every method; with NAME its hyper-parameters, defaults and paper."""
-    from rich.console import Console
-
-    from fedsrv.catalogue import method_table, methods_table
-
-    Console().print(method_table(name) if name else methods_table())
-
-
-@app.command()
+@app.command(epilog="fedsrv metrics says what each figure is.")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     html: Annotated[Path | None, typer.Option(help="Write a page with figures as well.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every figure, not six.")] = False,
 ) -> None:
     """Compare runs; those that differ in the seed alone are merged as mean ± std."""
     from fedsrv.report.tables import report_command
 
-    report_command(runs, html)
+    report_command(runs, html, everything)
 
 
 @app.command()

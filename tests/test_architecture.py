@@ -79,6 +79,7 @@ ROOMS = {
     "fedsrv": (
         "presets", "events", "narration", "state", "report", "engine", "transport", "tracking",
         "coordinator", "catalogue", "trained_models", "export", "certs_commands",
+        "catalogue_commands",
         "launch", "cli", "__main__",
     ),
     "fedcli": (
