@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import sys
-from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.log_lines import LogLevel, set_up_logging
 
 if TYPE_CHECKING:
     import torch
@@ -26,15 +25,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-
-class LogLevel(StrEnum):
-    """How much is said on standard error."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 def _print_version(given: bool) -> None:
@@ -95,13 +85,13 @@ def join(
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")] = False,
     log_level: Annotated[LogLevel, typer.Option(help="What is said at least.")] = LogLevel.INFO,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Say it as one object a line, on stdout.")
+    ] = False,
 ) -> None:
     """Take part in a run as one client, or as several hosted in this process."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    logging.basicConfig(
-        level=(LogLevel.WARNING if quiet else log_level).value.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    set_up_logging(LogLevel.WARNING if quiet else log_level, as_json=as_json)
     from fedmodels.config.places import check_address
     from fedmodels.tensors.heap import keep_large_blocks
 

@@ -125,7 +125,10 @@ def serve(
         stack.callback(events.close)  # first of all, so that monitors see the end
         stack.callback(cohort.stop, "the server is shutting down")
         began.set()
-        on_ready(f"{listen.address.rpartition(':')[0]}:{port}", events)
+        address = f"{listen.address.rpartition(':')[0]}:{port}"
+        clients, needed = experiment.schedule.clients, experiment.min_clients
+        events.tell("listening", address=address, clients=clients, needed=needed)
+        on_ready(address, events)
         before = store.ended()
         summary = before or Engine(experiment, cohort, store, events, held).run()
         if before is None:

@@ -12,13 +12,16 @@ import logging
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedcli.data.store.client_data import ClientData
+from fedcli.runtime.diary import tell
 from fedcli.runtime.link import Link, Member, RunOver, SessionGone, Superseded, UploadRefused
 from fedcli.runtime.state import Session, StateDirectory
 from fedcli.runtime.together import Task, execute_together
@@ -33,6 +36,8 @@ from fedpb import coordinator_pb2 as rpc
 KEEP_BYTES = 256 << 20
 """Uploads that one process keeps until they are committed, all its clients together."""
 TOKEN_BYTES = 16
+IDLE_TOLD_S = 60.0
+"""A process without an order says so at this interval."""
 log = logging.getLogger(__name__)
 
 
@@ -125,7 +130,8 @@ class Host:
         if joined != session:
             states.set_session(joined)
         self.members[client] = Member(client, reply.run_id, reply.token)
-        log.info("client %s joined run %s at %s", client, reply.run_id[:8], self.link.address)
+        line = f" joined run {reply.run_id[:8]} at {self.link.address}"
+        tell("joined", client, line, run_id=reply.run_id, server=self.link.address)
         return reply
 
     def _rejoin(self, gone: Mapping[ClientId, Member]) -> None:
@@ -148,6 +154,7 @@ class Host:
             LinkError: the server refused, or stayed away for longer than allowed.
         """
         self.join()
+        log.info("waiting for orders")
         give_back_free_pages()
         self._results = queue.Queue(self._together)
         threads = [
@@ -193,11 +200,20 @@ class Host:
         if self._ahead is not None:
             task, self._ahead = self._ahead, None
             return task
-        found = self._orders.get()
+        found = self._next_found()
         if isinstance(found, BaseException):
             raise found
         order, payload = found
         return Task(self.workers[client_of(order)], order, payload)
+
+    def _next_found(self) -> tuple[rpc.Order, Bundle] | BaseException:
+        """Wait for what the thread that pulls brings; say each minute that nothing came."""
+        begun = time.monotonic()
+        while True:
+            with suppress(queue.Empty):
+                return self._orders.get(timeout=IDLE_TOLD_S)
+            waited = time.monotonic() - begun
+            log.info("no order for %.0f s: the server waits for other clients, or is gone", waited)
 
     def _execute(self, tasks: list[Task]) -> list[Result]:
         """Do what orders say; those that were abandoned on the way have no result."""

@@ -6,10 +6,10 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 
 import psutil
 import tomli_w
@@ -18,9 +18,11 @@ import torch
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_device
 from fedmodels.errors import DataError, RunFailed
+from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.server_data import check_given
+from fedsrv.events import Event
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, fork_hosts, share_memory
 from fedsrv.launch.given_data import check_given_data, name_of
 from fedsrv.launch.processes import (
@@ -32,9 +34,9 @@ from fedsrv.launch.processes import (
     next_said,
     started,
 )
-from fedsrv.launch.progress import Display
+from fedsrv.launch.progress import Lines, display_of
 from fedsrv.report.run_record import read_run
-from fedsrv.report.tables import final_table, write_html
+from fedsrv.report.tables import write_html
 from fedsrv.state.run_directory import beginning, make_directory, refuse_existing, require_run
 from fedsrv.tracking import check_extras
 
@@ -58,6 +60,8 @@ def launch(
     data: Path | None = None,
     device: str = "auto",
     server_data: Path | None = None,
+    log_level: LogLevel = LogLevel.INFO,
+    as_json: bool = False,
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
 
@@ -69,6 +73,8 @@ def launch(
         data: a partition root made before.
         device: ``auto``, ``cpu`` or ``cuda:K``.
         server_data: the server's own examples; those of the partition, if any, unless given.
+        log_level: what is said at least, here and in the logs of the processes.
+        as_json: say it as one object a line.
 
     Raises:
         FedtideError: the run failed; says why.
@@ -78,11 +84,13 @@ def launch(
     held = server_data or root / "server"
     require_run(out) if resume else refuse_existing(out)
     _check_start(experiment, data, held, device)
-    display = Display(f"{experiment.method.name} on {name_of(experiment, data)}")
+    title = f"{experiment.method.name} on {name_of(experiment, data)}"
+    display = display_of(title, log_level.number, as_json=as_json)
+    logs = min(log_level, LogLevel.INFO, key=lambda level: level.number)
     with beginning(out) as began:
         make_directory(out / "logs")
         made_before = data is not None
-        with Launch(experiment, out, root, device, display, held, made_before, began) as run:
+        with Launch(experiment, out, root, device, display, held, made_before, began, logs) as run:
             run.partition()
             try:
                 with display:
@@ -90,12 +98,13 @@ def launch(
                     run.watch()
             except KeyboardInterrupt:
                 began.set()
-                display.say(f"stopped; add --resume to go on with the run in {out}")
+                display.say(
+                    f"stopped; add --resume to go on with the run in {out}", logging.WARNING
+                )
                 raise
     record = read_run(out)
     write_html([record], out / "report.html")
-    display.console.print(final_table(record))
-    display.say(f"report: {out / 'report.html'}")
+    display.end(record, out / "report.html")
 
 
 def _check_start(experiment: Experiment, data: Path | None, held: Path, device: str) -> None:
@@ -141,13 +150,15 @@ class Launch:
     out: Path
     data: Path
     device: str
-    display: Display
+    display: Lines
     server_data: Path
     """The server's own examples; only where there are any."""
     made_before: bool = False
     """Whether the data have been dealt out to clients already."""
-    began: Event = field(default_factory=Event)
+    began: threading.Event = field(default_factory=threading.Event)
     """Set when clients can join: from then on nothing of the run is taken back."""
+    log_level: LogLevel = LogLevel.INFO
+    """What the processes say in their logs at least."""
     box: Box = field(default_factory=Box)
     address: str = "127.0.0.1:0"
     clients: list[str] = field(default_factory=list)
@@ -190,6 +201,7 @@ class Launch:
             DataError: the data set is missing, or the partition is not there.
         """
         if self.dealing is not None:
+            self.display.say(f"dealing out data to {self.experiment.schedule.clients} clients")
             status = self.dealing.wait()
             if status:
                 log = self._log("partition")
@@ -205,12 +217,13 @@ class Launch:
     def _arguments(self) -> list[str]:
         held = self.server_data if self.server_data.is_dir() else None
         evaluator = EVALUATOR in self.clients
-        return coordinator_arguments(self.config, self.out, self.address, evaluator, held)
+        found = coordinator_arguments(self.config, self.out, self.address, evaluator, held)
+        return [*found, "--log-level", self.log_level]
 
     def _start_client(self, client: str) -> None:
         argv = ["join", "--client-id", client, "--server", self.address]
         argv += ["--data", str(self.data), "--state-dir", str(self.out / "clients")]
-        argv += ["--device", self._device_of(client)]
+        argv += ["--device", self._device_of(client), "--log-level", self.log_level]
         for name in (self.experiment.method.name, self.experiment.net.name):
             argv += ["--code", name.rpartition(":")[0]] if is_own(name) else []
         log = self._log(f"client-{client}")
@@ -259,8 +272,8 @@ class Launch:
                 for client in self.clients:
                     self._start_client(client)
         elif said.line.startswith("{"):
-            event = json.loads(said.line)
-            if event["kind"] == "commit":
+            event = Event.from_json(said.line)
+            if event.kind == "commit":
                 self.restarts.clear()
             self.display.take(event)
         elif said.status == 0:
@@ -288,4 +301,4 @@ class Launch:
         why = error_in(self._log(source)) if status > 0 else f"killed by signal {-status}"
         if self.restarts[source] > MAX_RESTARTS:
             raise RunFailed(f"{source} died {MAX_RESTARTS + 1} times without progress: {why}")
-        self.display.say(f"{source} died ({why}); starting it again")
+        self.display.say(f"{source} died ({why}); starting it again", logging.WARNING)
