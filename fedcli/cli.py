@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -103,6 +104,7 @@ def join(
     from fedcli.runtime.host import Host
     from fedcli.runtime.link import Link
 
+    signal.signal(signal.SIGTERM, _end)
     credentials = None
     if tls_ca:
         from fedcli.runtime.tls import channel_credentials
@@ -111,6 +113,10 @@ def join(
     link = Link(server, credentials, give_up_after)
     where = _device(device)
     Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ()).run()
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def clients_of(text: str) -> list[ClientId]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 from importlib.metadata import version
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedsrv.certs_commands import certs_app
 from fedsrv.monitor_commands import monitor_app
@@ -65,6 +66,9 @@ def main() -> None:
     """Run the command; a user's mistake is one line, never a traceback."""
     try:
         app()
+    except RunStopped as stopped:
+        typer.echo(str(stopped), err=True)
+        sys.exit(stopped.exit_code)
     except FedtideError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
@@ -150,6 +154,8 @@ def serve(
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
 
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     tellers = list[threading.Thread]()
 
     def ready(address: str, log: EventLog) -> None:
@@ -167,6 +173,7 @@ def serve(
         expects_evaluator=evaluator,
         server_data=server_data,
         on_ready=ready,
+        stop=stop,
     )
     tellers[0].join(LAST_WORDS_S)
     if not (events or quiet or as_json):

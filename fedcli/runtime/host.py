@@ -22,7 +22,15 @@ import torch
 
 from fedcli.data.store.client_data import ClientData
 from fedcli.runtime.diary import tell
-from fedcli.runtime.link import Link, Member, RunOver, SessionGone, Superseded, UploadRefused
+from fedcli.runtime.link import (
+    Dismissed,
+    Link,
+    Member,
+    RunOver,
+    SessionGone,
+    Superseded,
+    UploadRefused,
+)
 from fedcli.runtime.state import Session, StateDirectory
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Result, Worker, open_data
@@ -151,37 +159,46 @@ class Host:
         committed the end wants everybody again.
 
         Raises:
-            LinkError: the server refused, or stayed away for longer than allowed.
+            LinkError: the server refused, stayed away for longer than allowed, or the run failed.
         """
-        self.join()
-        log.info("waiting for orders")
-        give_back_free_pages()
-        self._results = queue.Queue(self._together)
-        threads = [
-            threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True)
-            for work in (self._pull_forever, self._push_forever, self._beat_forever)
-        ]
-        for thread in threads:
-            thread.start()
-        is_over = False
+        leaving = ""
         try:
-            while not is_over:
-                try:
-                    tasks = self._next_tasks()
-                except RunOver:
-                    is_over = True
-                    continue
-                for result in self._execute(tasks):
-                    self._results.put(result)
+            self.join()
+            log.info("waiting for orders")
+            give_back_free_pages()
+            self._work()
+            leaving = "finished"
             self._results.put(None)
-            threads[1].join()
+            self._pushing.join()
             if self._failure is not None:
                 raise self._failure
+        except Dismissed:
+            leaving = "told that the run has failed"
+            raise
+        except (KeyboardInterrupt, SystemExit):
+            leaving = "stopped"
+            log.warning("stopped as asked: leaves the run; the same command takes part again")
+            raise
         finally:
             self._closed.set()
-            for member in self.members.values() if is_over else ():
-                self.link.leave(member, "finished")
+            for member in self.members.values() if leaving else ():
+                self.link.leave(member, leaving)
             self.link.close()
+
+    def _work(self) -> None:
+        """Do what orders say until the run is over."""
+        self._results = queue.Queue(self._together)
+        self._pushing = threading.Thread(target=self._push_forever, name="push", daemon=True)
+        self._pushing.start()
+        for work in (self._pull_forever, self._beat_forever):
+            threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
+        while True:
+            try:
+                tasks = self._next_tasks()
+            except RunOver:
+                return
+            for result in self._execute(tasks):
+                self._results.put(result)
 
     def _next_tasks(self) -> list[Task]:
         """Wait for an order, and for those that are to be trained together with it."""
@@ -234,14 +251,20 @@ class Host:
                 if not self._renew(self._pulling_as):
                     return
             except RunOver as over:
-                for worker in self.workers.values():
-                    worker.progress.superseded = True
+                self._abandon()
                 self._orders.put(over)
                 return
             except FedtideError as error:
+                if isinstance(error, Dismissed):
+                    self._abandon()
                 if not self._closed.is_set():
                     self._orders.put(error)
                 return
+
+    def _abandon(self) -> None:
+        """End what is trained: nobody waits for it any more."""
+        for worker in self.workers.values():
+            worker.progress.superseded = True
 
     def _waiting(self) -> list[rpc.Waiting]:
         """Say for whom a Pull waits, and remember with which sessions."""

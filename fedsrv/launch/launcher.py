@@ -6,8 +6,11 @@ import json
 import logging
 import math
 import os
+import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +20,7 @@ import torch
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_device
-from fedmodels.errors import DataError, RunFailed
+from fedmodels.errors import DataError, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
@@ -78,6 +81,7 @@ def launch(
 
     Raises:
         FedtideError: the run failed; says why.
+        RunStopped: SIGTERM came; the run can be resumed.
         KeyboardInterrupt: the user stopped it; the run can be resumed.
     """
     root = data or out / "data"
@@ -93,7 +97,7 @@ def launch(
         with Launch(experiment, out, root, device, display, held, made_before, began, logs) as run:
             run.partition()
             try:
-                with display:
+                with display, draining(run):
                     run.start(hosts or affordable_hosts(experiment.schedule.clients))
                     run.watch()
             except KeyboardInterrupt:
@@ -142,6 +146,19 @@ def host_ranges(clients: int, hosts: int) -> list[str]:
     return [f"{r[0]}-{r[-1]}{step}" if len(r) > 1 else str(r[0]) for r in ranges]
 
 
+@contextmanager
+def draining(run: Launch) -> Iterator[None]:
+    """Let SIGTERM drain a run; what is begun as a fork must not inherit that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: run.drain())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @dataclass
 class Launch:
     """The processes of one launched run."""
@@ -166,6 +183,7 @@ class Launch:
     ended: set[str] = field(default_factory=set)
     restarts: dict[str, int] = field(default_factory=dict)
     finished: bool = False
+    is_draining: bool = False
 
     def __enter__(self) -> Launch:
         """Start dealing out the data; meanwhile the fork server and a coordinator get ready."""
@@ -243,6 +261,7 @@ class Launch:
 
         Raises:
             RunFailed: the run failed, or a process died again and again without progress.
+            RunStopped: :meth:`drain` was called.
         """
         until = math.inf
         while not (self.finished and self.ended >= set(self.clients)):
@@ -253,6 +272,8 @@ class Launch:
                 return
             if said.source == "server":
                 self._server_said(said)
+            elif said.status is not None and self.is_draining:
+                log.info("the clients have ended with %d", said.status)
             elif said.status is not None:
                 self._restart("hosts", said.status)
                 process = started(["-m", "fedcli.hosts"], self._log("hosts"))
@@ -262,6 +283,11 @@ class Launch:
                         self._start_client(client)
             else:
                 self._client_said(json.loads(said.line))
+
+    def drain(self) -> None:
+        """Tell the coordinator to stop; its end ends :meth:`watch`."""
+        self.is_draining = True
+        self.coordinator.terminate()
 
     def _server_said(self, said: Said) -> None:
         if said.line.startswith("listening on "):
@@ -278,6 +304,8 @@ class Launch:
             self.display.take(event)
         elif said.status == 0:
             self.finished = True
+        elif said.status is not None and self.is_draining:
+            raise RunStopped(f"stopped as asked; add --resume to go on with the run in {self.out}")
         elif said.status is not None and said.status > 0:
             raise RunFailed(error_in(self._log("server")))
         elif said.status is not None:
@@ -289,7 +317,7 @@ class Launch:
         client = str(fact.get("id", ""))
         if "status" not in fact:
             return
-        if fact["status"] == 0 or self.finished:
+        if fact["status"] == 0 or self.finished or self.is_draining:
             self.ended.add(client)
             return
         self._restart(f"client-{client}", int(str(fact["status"])))

@@ -59,6 +59,9 @@ class Launched:
         output, _ = self.process.communicate(timeout=timeout_s)
         return int(self.process.returncode or 0), output
 
+    def log(self, name: str) -> str:
+        return (self.out / "logs" / f"{name}.log").read_text()
+
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
@@ -288,3 +291,28 @@ def test_the_record_of_a_run(launch: Any) -> None:
     assert records[0]["bytes"]["wire_up"] > records[0]["bytes"]["up"]
     assert records[-1]["seconds"]["wall"] < time.time() - begun
     assert {"a_glo", "a_loc", "a_sel", "global_f1"} <= set(records[-1]["metrics"])
+
+
+def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path) -> None:
+    (steer / "aggregate-3").touch()
+    run = launch(LONG, "--json", "--log-level", "debug")
+    reached(steer / "aggregate-3.reached")
+    family = run.family()
+    server = next(p for p in family if p.name() == "fedsrv serve")
+    run.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + TIMEOUT_S / 2
+    while "stopping: the interaction" not in (said := run.log("server")):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
+    server.kill()  # it hangs in the method: what a supervisor does when its patience is over
+    status, output = run.end()
+    assert status == 128 + signal.SIGTERM, output
+    *objects, last = output.splitlines()
+    assert last == f"stopped as asked; add --resume to go on with the run in {run.out}"
+    kinds = {json.loads(line)["kind"] for line in objects}
+    assert {"listening", "joined", "order", "commit", "draining", "launcher"} <= kinds
+    assert gone(family)
+    status, output = launch(LONG, "--resume", "--quiet").end()
+    assert (status, output) == (0, "")
+    alone = run_in_process(LONG, run.out / "data", tmp_path / "alone", evaluator=True)
+    assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
