@@ -27,7 +27,7 @@ from fedsrv.engine.client_profile import common_limits
 from fedsrv.engine.cohort import Cohort, Results, StateLost, Trip
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
-from fedsrv.engine.rows import record_of
+from fedsrv.engine.rows import commit_facts, record_of
 from fedsrv.engine.schedule import Step, steps
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.engine.server_data import check_fits, check_given
@@ -241,11 +241,7 @@ class Engine:
         """Commit an interaction, and report it."""
         self.store.commit(record, state, counts)
         self._advance_watermark(record, syncer)
-        self.events.tell(
-            "commit", interaction=step.interaction, round=step.round, task=step.task,
-            loss=record["metrics"].get("loss"), of=len(self.steps),
-            failed=record.get("failed", {}),
-        )  # fmt: skip
+        self.events.tell("commit", **commit_facts(record), of=len(self.steps))
 
     def _settle(self) -> None:
         """Wait until the last interaction is committed; raise the error of its commit."""

@@ -141,7 +141,7 @@ def read_run(path: Path) -> RunRecord:
         path,
         config,
         {} if summary is None else _renamed(_object(summary, str(path / "summary.json"))),
-        [_renamed(row) for row in _rows(texts["rounds.jsonl"] or "", path / "rounds.jsonl")],
+        list(_rows(texts["rounds.jsonl"] or "", path / "rounds.jsonl")),
     )
 
 
@@ -176,7 +176,7 @@ def _rows(text: str, path: Path) -> Iterator[Record]:
     lines = text.split("\n")
     for index, line in enumerate(lines[:-1], start=1):
         if line.strip():
-            yield cast(Record, _object(line, f"{path} line {index}"))
+            yield cast(Record, _renamed(_object(line, f"{path} line {index}")))
 
 
 def table(value: object) -> Mapping[str, Any]:
