@@ -263,7 +263,7 @@ class WatchResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("client_id", "interaction", "round", "unix_time", "joined", "left", "order", "beat", "upload", "failed", "commit", "scores", "finished", "waiting", "server", "rollback", "started_over", "missed")
+    __slots__ = ("client_id", "interaction", "round", "unix_time", "joined", "left", "order", "beat", "upload", "failed", "commit", "scores", "finished", "waiting", "server", "rollback", "started_over", "missed", "listening", "draining")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +282,8 @@ class Event(_message.Message):
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     STARTED_OVER_FIELD_NUMBER: _ClassVar[int]
     MISSED_FIELD_NUMBER: _ClassVar[int]
+    LISTENING_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     interaction: int
     round: int
@@ -300,7 +302,9 @@ class Event(_message.Message):
     rollback: RolledBack
     started_over: StartedOver
     missed: Missed
-    def __init__(self, client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., unix_time: _Optional[float] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., order: _Optional[_Union[OrderSent, _Mapping]] = ..., beat: _Optional[_Union[Progress, _Mapping]] = ..., upload: _Optional[_Union[Uploaded, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., commit: _Optional[_Union[Committed, _Mapping]] = ..., scores: _Optional[_Union[Scored, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[WaitingFor, _Mapping]] = ..., server: _Optional[_Union[ServerWork, _Mapping]] = ..., rollback: _Optional[_Union[RolledBack, _Mapping]] = ..., started_over: _Optional[_Union[StartedOver, _Mapping]] = ..., missed: _Optional[_Union[Missed, _Mapping]] = ...) -> None: ...
+    listening: Listening
+    draining: Draining
+    def __init__(self, client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., unix_time: _Optional[float] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., order: _Optional[_Union[OrderSent, _Mapping]] = ..., beat: _Optional[_Union[Progress, _Mapping]] = ..., upload: _Optional[_Union[Uploaded, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., commit: _Optional[_Union[Committed, _Mapping]] = ..., scores: _Optional[_Union[Scored, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[WaitingFor, _Mapping]] = ..., server: _Optional[_Union[ServerWork, _Mapping]] = ..., rollback: _Optional[_Union[RolledBack, _Mapping]] = ..., started_over: _Optional[_Union[StartedOver, _Mapping]] = ..., missed: _Optional[_Union[Missed, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ()
@@ -422,3 +426,19 @@ class Missed(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     events: int
     def __init__(self, events: _Optional[int] = ...) -> None: ...
+
+class Listening(_message.Message):
+    __slots__ = ("address", "clients", "needed")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    clients: int
+    needed: int
+    def __init__(self, address: _Optional[str] = ..., clients: _Optional[int] = ..., needed: _Optional[int] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ("line",)
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    line: str
+    def __init__(self, line: _Optional[str] = ...) -> None: ...

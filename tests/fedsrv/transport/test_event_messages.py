@@ -27,6 +27,8 @@ FACTS: dict[str, dict[str, Any]] = {
     "rollback": {"reason": "a state is gone"},
     "started-over": {},
     "missed": {"events": 7},
+    "listening": {"address": "127.0.0.1:5055", "clients": 3, "needed": 2},
+    "draining": {"line": "asked to stop"},
 }
 
 
