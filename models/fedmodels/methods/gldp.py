@@ -83,7 +83,8 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     # With "running" the loss keeps embeddings.
     trains_alone_with: ClassVar[Mapping[str, object]] = {"proto_pass": "running"}
 
-    weighting: Literal["examples", "uniform"] = "uniform"
+    # --- the paper's numbers and parts ---------------------------------------------------------
+
     lam: float = 0.5
     """Weight of the local prototype loss; the global one has 1 - lam."""
     beta: float = 0.5
@@ -94,14 +95,18 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     """Epochs of the representation; ``training.local_epochs`` is not used."""
     s: int = 20
     """Epochs of the head."""
-    order: Literal["base_first", "head_first"] = "base_first"
-    """Which phase comes first (card item 4)."""
-    wd_head: float = 0.0
-    """Weight decay of the head, in place of the run's."""
     use_lp: bool = True
     """Whether the local prototype relation (eq. 8) is part of the loss."""
     use_gp: bool = True
     """Whether the global-local relation (eq. 10) is part of the loss."""
+
+    # --- readings of what the paper leaves open ------------------------------------------------
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    order: Literal["base_first", "head_first"] = "base_first"
+    """Which phase comes first."""
+    wd_head: float = 0.0
+    """Weight decay of the head, in place of the run's."""
     kl_space: Literal["embedding", "head"] = "embedding"
     """Where eq. 8 compares: softmax over the embedding's coordinates, or over the head's logits."""
     kl_reduction: Literal["batchmean", "mean", "sum"] = "batchmean"
@@ -168,7 +173,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         common, own = super().payload_spec(run)
         if self.eval_model == "stage_mean":
             sent = Bundle(weights=self.shared(run.forms))
-            own = own | heads.evaluation_spec(self._stage_weights(sent))
+            own = own | heads.evaluation_spec(heads.for_scores(heads.trained_part(sent).weights))
         known = prototype_spec("class", run.width, run.problem.num_classes, counted=False)
         return common | known, own
 
@@ -186,7 +191,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         stages = state.own.scalars.get("stages", 0.0) if self._in_round(ctx, state) else 0.0
         weights: Weights = {}
         if self.eval_model == "stage_mean":
-            weights = self._stage_weights(common)
+            weights = heads.for_scores(heads.trained_part(common).weights)
             if stages:
                 share = stages / (stages + 1)
                 weights = weighted_mean([state.own.weights, weights], [share, 1 - share])
@@ -201,10 +206,6 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     def _in_round(self, ctx: ServerContext, state: ServerState) -> bool:
         """Tell whether the server's memory is of the round that goes on."""
         return state.own.scalars.get("round") == ctx.round
-
-    def _stage_weights(self, common: Bundle) -> Weights:
-        """Return the representation under the names it is sent with for evaluation."""
-        return {heads.PREFIX + k: v for k, v in heads.trained_part(common).weights.items()}
 
     # --- client half ---------------------------------------------------------------------------
 

@@ -13,21 +13,19 @@ Deviations and what the paper leaves open: docs/methods/pfedgrp.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.bases.replay import Replaying
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.parts.class_replay import ALL, ClassReplay, Judge, Rehearsal, Replayed, published
+from fedmodels.parts.class_replay import ClassReplay, Rehearsal, published
 from fedmodels.parts.collaboration import (
     collaboration_graph,
     distances,
@@ -36,15 +34,21 @@ from fedmodels.parts.collaboration import (
     parameter_keys,
     shares_of,
 )
-from fedmodels.parts.mixing import Examples, Mixer, Problem, Search, find_all
-from fedmodels.tensors.announced import Announced, check_versions
+from fedmodels.parts.mixing import Mixer, Problem, Search, find_all
+from fedmodels.parts.server_replay import (
+    as_examples,
+    check_generators,
+    drawing_metrics,
+    drawn_by,
+    generators_spec,
+)
+from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
     ClientId,
     GeneratorState,
     Histogram,
-    TensorSpec,
     Weights,
 )
 from fedmodels.tensors.roles import part_of, under, without
@@ -62,8 +66,6 @@ from fedmodels.training.method import (
 
 PERSONAL = "personal"
 PARTS = 10**6
-_DRAWING = Lock()
-"""Held while examples are drawn: building a generator's net touches torch's global generator."""
 
 
 @register("pfedgrp")
@@ -74,28 +76,33 @@ class PFedGRP(Replaying):
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
     reduction: ClassVar[Reduction] = "each"
 
-    weighting: Literal["examples", "uniform"] = "uniform"
-    """Of the mean model C_g."""
+    # --- the paper's numbers and ablations -----------------------------------------------------
+
     lam: float = 0.3
     """lambda: how much replayed outputs are held to the personal model's; 0 is ablation ASG."""
-    loss_norm: Literal["joint", "separate", "sum"] = "joint"
-    """Eq. 6: both sums over b, means over each set, or plain sums."""
-    align: Literal["logits", "probs"] = "logits"
-    """The outputs that are held."""
-    init_from: Literal["global", "personal"] = "global"
-    """Where local training starts; ``personal`` with lam = 0 is ablation ASP."""
+    server_volume: int = 200
+    """V: generated examples of the client's most frequent class on the server."""
     aggregate_by: Literal["learned", "fedavg", "pfedgraph"] = "learned"
     """Personal aggregation weights: eq. 8, training set sizes, or the collaboration graph."""
     graph_alpha: float = 0.8
     """pFedGraph's alpha."""
+    init_from: Literal["global", "personal"] = "global"
+    """Where local training starts; ``personal`` with lam = 0 is ablation ASP."""
     replay_labels: Literal["hard", "soft"] = "hard"
     """A replayed example's class, or the classifier's probabilities."""
     generator_decouple: bool = True
     """One generator for each class, or one for all, trained every round (ablation AS3)."""
     generator_width_mult: int = 1
     """Factor of it; 2 in ablation AS3."""
-    server_volume: int = 200
-    """V: generated examples of the client's most frequent class on the server."""
+
+    # --- readings of what the paper leaves open ------------------------------------------------
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    """Of the mean model C_g."""
+    loss_norm: Literal["joint", "separate", "sum"] = "joint"
+    """Eq. 6: both sums over b, means over each set, or plain sums."""
+    align: Literal["logits", "probs"] = "logits"
+    """The outputs that are held."""
     label_dist: Literal["counts", "freq"] = "counts"
     """Send S, or S over its sum in parts per million."""
     w_param: Literal["softmax", "quad", "pgd", "affine"] = "softmax"
@@ -150,16 +157,11 @@ class PFedGRP(Replaying):
         return {c: Bundle(weights=weights) for c, weights in held.items()}
 
     def upload_spec(self, run: Run) -> BundleSpec:
-        classes, optional = run.problem.num_classes, dict[str, TensorSpec]()
-        if self.aggregate_by == "learned":
-            shapes = self.replay(run).family.public_shapes()
-            keys = map(str, range(classes)) if self.generator_decouple else ("all",)
-            generators = {key: GeneratorState(0, shapes) for key in keys}
-            optional = dict(BundleSpec.of(Bundle(generators=generators)).required)
-        told = Histogram(*(torch.zeros(n, dtype=torch.int32) for n in (0, classes)))
-        return super().upload_spec(run) | BundleSpec(
-            BundleSpec.of(Bundle(histogram=told)).required, optional
-        )
+        told = Histogram(*(torch.zeros(n, dtype=torch.int32) for n in (0, run.problem.num_classes)))
+        spec = super().upload_spec(run) | BundleSpec.of(Bundle(histogram=told))
+        if self.aggregate_by != "learned":
+            return spec
+        return spec | generators_spec(self.replay(run), run.problem.num_classes)
 
     def check_upload(
         self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
@@ -167,13 +169,8 @@ class PFedGRP(Replaying):
         in_parts = self.label_dist == "freq"  # S over its sum
         most = torch.full_like(told.trained, PARTS) if in_parts else told.trained
         super().check_upload(ctx, state, upload, replace(told, trained=most))
-        held = state.clients.get(told.client, Bundle()).generators
-        before = {key: generator.version for key, generator in held.items()}
-        new = {key: generator.version for key, generator in upload.generators.items()}
-        check_versions(new, before, ctx.interaction + 1)
-        for key in new:
-            if key != ALL and not told.now[int(key)]:
-                raise PayloadError(f"generator {key!r} is of a class that was not announced")
+        held = state.clients.get(told.client, Bundle())
+        check_generators(upload.generators, held, told, ctx.interaction)
 
     def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
         personal = under(PERSONAL, run.initial_weights)
@@ -223,53 +220,18 @@ class PFedGRP(Replaying):
         on_gpu = self.w_device == "auto" and torch.cuda.is_available()
         device, threads = ("cuda", 1) if on_gpu else ("cpu", len(os.sched_getaffinity(0)))
         mixer = Mixer(ctx.run.make_net().to(device), models, bn=self.bn)
-        problems, drawn = [], []
-        for position, (client, upload) in enumerate(uploads.items()):
-            examples = self._examples(ctx, state.clients[client], client, upload.weights)
-            drawn.append(first := examples(0))
-            seed = derive_seed(
-                ctx.run.experiment.seed, f"server/{client}", ctx.interaction, "method"
-            )
-            problems.append(Problem(self._data(first, examples, device), position, seed))
-        found = find_all(mixer, problems, self._search(), threads)
+        replay, run_seed = self.replay(ctx.run), ctx.run.experiment.seed
+        searches, drawn = [], []
+        for own, (client, upload) in enumerate(uploads.items()):
+            held, volume = state.clients[client], self.server_volume
+            draw = drawn_by(ctx, replay, held, client, upload.weights, volume)
+            drawn.append(first := draw(0))  # D_i
+            data = as_examples(first, draw, device, renewed=not self.generator_decouple)
+            seed = derive_seed(run_seed, f"server/{client}", ctx.interaction, "method")
+            searches.append(Problem(data, own, seed))
+        found = find_all(mixer, searches, self._search(), threads)  # eq. 8
         ctx.series["mixing_loss"] = [[f.uniform, f.loss] for f in found if f.loss == f.loss]
-        looked, asked = sum(r.drawn for r in drawn), sum(r.asked for r in drawn)
-        metrics: Metrics = {}
-        if looked:
-            metrics["server_acceptance"] = sum(r.accepted for r in drawn) / looked
-            metrics["server_shortage"] = sum(r.shortage for r in drawn) / asked
-        return torch.stack([f.w for f in found]), metrics
-
-    def _examples(
-        self, ctx: ServerContext, held: Bundle, client: int, weights: Weights
-    ) -> Callable[[int], Replayed]:
-        """Return the function that draws D_i of an epoch; the client's own model is the judge."""
-        assert held.histogram is not None
-        total = held.histogram.total.double().clamp_min(0)  # whatever a client says
-        volumes = (self.server_volume * total / total.max().clamp_min(1)).round().long()
-        net = ctx.run.make_net()
-        load_weights(net, weights)
-        replay, judge = self.replay(ctx.run), Judge(net)
-        seed, at = ctx.run.experiment.seed, ctx.interaction
-        return lambda epoch: replay.replayed(
-            held.generators,
-            volumes,
-            judge,
-            lambda word: derive_seed(seed, f"server/{client}/{epoch}/{word}", at, "method"),
-        )
-
-    def _data(
-        self, first: Replayed, examples: Callable[[int], Replayed], device: str
-    ) -> Examples | Callable[[int], Examples]:
-        """Return D_i as eq. 8 takes it: the same in all epochs, or drawn anew in each (AS3)."""
-
-        def of(epoch: int) -> Examples:
-            with _DRAWING:
-                now = examples(epoch) if epoch else first
-            targets = now.y if now.soft is None else now.soft
-            return now.x.to(device), targets.to(device)
-
-        return of(0) if self.generator_decouple else of
+        return torch.stack([f.w for f in found]), drawing_metrics(drawn)
 
     def _search(self) -> Search:
         """Return how eq. 8 is minimised."""

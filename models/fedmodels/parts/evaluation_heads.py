@@ -37,6 +37,11 @@ def evaluation_part(bundle: Bundle) -> Bundle:
     return Bundle({k: v for k, v in bundle.weights.items() if k.startswith(PREFIX)})
 
 
+def for_scores(weights: Weights) -> Weights:
+    """Return weights under the names by which they travel for scores alone."""
+    return {PREFIX + name: tensor for name, tensor in weights.items()}
+
+
 def sent_to_everyone(run: Run, bundle: Bundle) -> Mapping[ClientId, Bundle]:
     """Return one bundle as the own part of every client and the evaluator; none if it is empty."""
     if not bundle.flat():

@@ -18,11 +18,12 @@ from fedcli.data.cuts.long_tail import long_tail_counts
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.methods.fedmlp import CLUSTER, MINORITY, Levels, divergence, smooth_l1
+from fedmodels.methods.fedmlp import Levels, divergence, smooth_l1
 from fedmodels.numerics.algebra import cluster, nearest
 from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import Table
+from fedmodels.parts.levels import CLUSTER, MINORITY
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
