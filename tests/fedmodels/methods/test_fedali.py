@@ -277,8 +277,10 @@ def test_a_round_without_influence_is_fedavg(digits):
 
 def test_one_moving_average_a_step(digits, monkeypatch):
     steps = []
-    follow = ALP._follow
-    monkeypatch.setattr(ALP, "_follow", lambda self, *a: (steps.append(self), follow(self, *a)))
+    update = ALP._update_local
+    monkeypatch.setattr(
+        ALP, "_update_local", lambda self, *a: (steps.append(self), update(self, *a))
+    )
     experiment = aligned(training={"local_epochs": 2, "batch_size": 16})
     ctx = context_of(experiment, digits)
     result = train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx))
