@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from fedmodels.training.method import Metrics
 from fedsrv.engine.cohort import Results
@@ -56,6 +57,19 @@ def record_of(step: Step, results: Results, metrics: Metrics) -> Record:
     if results.failed:
         record["failed"] = {str(c): why for c, why in results.failed.items()}
     return record
+
+
+def commit_facts(record: Record) -> dict[str, Any]:
+    """Return what listeners are told of a committed record."""
+    return {
+        "interaction": record["interaction"],
+        "round": record["round"],
+        "task": record["task"],
+        "loss": record["metrics"].get("loss"),
+        "bytes": {way: record["bytes"][way] for way in ("down", "up")},
+        "seconds": record["seconds"]["wall"],
+        "failed": record.get("failed", {}),
+    }
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float]:

@@ -67,9 +67,18 @@ def holds_commits(path: Path) -> bool:
 
 
 def may_hold_a_run(path: Path) -> bool:
-    """Tell a run directory, or what the launcher lays out for one, from a stranger's directory."""
+    """Tell a run directory from a stranger's; a start that was killed leaves at least the lock."""
     return holds_commits(path) or any(
-        (path / name).exists() for name in ("run.db", "logs", "clients")
+        (path / name).exists() for name in (".lock", "run.db", "logs", "clients")
+    )
+
+
+def is_vacant(path: Path) -> bool:
+    """Tell whether a path is free, or a directory with no files in it, at any depth."""
+    if not path.is_dir():
+        return not path.exists()
+    return all(
+        not inner.is_symlink() and inner.is_dir() and is_vacant(inner) for inner in path.iterdir()
     )
 
 
@@ -128,11 +137,11 @@ def require_run(path: Path) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuse an output directory that is not empty.
+    """Refuse an output directory that holds files.
 
     Raises:
         ConfigError: says how to go on.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if not is_vacant(path):
         what = "already holds a run" if (path / "run.db").exists() else "exists and is not empty"
         raise ConfigError(f"{path} {what}; give --resume to go on with it, or another --out")

@@ -30,6 +30,7 @@ from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record
 from fedsrv.state.run_directory import (
     holds_commits,
+    is_vacant,
     lock,
     may_hold_a_run,
     refuse_existing,
@@ -57,17 +58,19 @@ class Store:
         self.strict = experiment.server.durability == "strict"
         if not resume:
             refuse_existing(path)
-        elif path.is_dir() and any(path.iterdir()) and not may_hold_a_run(path):
+        elif path.is_dir() and not is_vacant(path) and not may_hold_a_run(path):
             raise ConfigError(
                 f"{path} holds no run to resume; leave --resume out, or name its --out"
             )
         self.states = path / "server"
         try:
-            self.states.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock_file = lock(path)  # the first file: a start killed after it can be resumed
         except OSError as error:
             raise ConfigError(f"--out {path} cannot be used: {error.strerror}") from None
-        self._lock_file = lock(path)
         try:
+            with writing(path):
+                self.states.mkdir(exist_ok=True)
             self._ledger = Ledger(path / "run.db", strict=self.strict, new=not holds_commits(path))
         except BaseException:
             os.close(self._lock_file)
