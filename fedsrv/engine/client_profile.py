@@ -83,15 +83,15 @@ def _source(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
     """Return what the data are called, and what they were dealt out by."""
     dataset, origin = facts.get("dataset", "own"), facts.get("partition")
     if not isinstance(dataset, str) or not (origin is None or isinstance(origin, dict)):
-        raise ValueError("a data set or a partition that is none")
+        raise ValueError("dataset must be a text, and partition a table")
     return printable(dataset[:MOST_LETTERS]), origin
 
 
 def _names(facts: Mapping[str, Any], problem: Problem) -> tuple[str, ...]:
-    """Return the names of the classes, if they are said."""
+    """Return the names of the classes; nothing if the client states none."""
     names = tuple(facts.get("class_names", ()))
     if len(names) not in (0, problem.num_classes) or not all(isinstance(n, str) for n in names):
-        raise ValueError("class_names that are none")
+        raise ValueError("class_names must be one text for each class")
     return names
 
 

@@ -27,13 +27,13 @@ Positive = Annotated[int, Field(ge=1)]
 Concentration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Table(BaseModel):
-    """One table of the config: unknown keys and wrong types are errors, values never change."""
+class StrictTable(BaseModel):
+    """A TOML table that knows all its keys; values are of their type, and never converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Data(Table):
+class Data(StrictTable):
     """``[data]``: which data set, and where it lies."""
 
     name: str
@@ -69,7 +69,7 @@ class Data(Table):
         return self
 
 
-class ScenarioTable(Table):
+class ScenarioTable(StrictTable):
     """What every kind of scenario has in common."""
 
     fixes_tasks: ClassVar[bool] = False

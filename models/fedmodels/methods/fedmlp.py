@@ -36,7 +36,7 @@ from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.distances import divergence, smooth_l1
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import (
-    Table,
+    PrototypeTable,
     class_prototypes,
     mean_prototypes,
     moved,
@@ -66,7 +66,7 @@ from fedmodels.training.method import (
     ClientContext,
     Metrics,
     Output,
-    Run,
+    RunFacts,
     ServerContext,
     ServerState,
 )
@@ -76,9 +76,9 @@ from fedmodels.training.method import (
 class Levels:
     """What the regularisers refer to: constants, by class where they are tables."""
 
-    global_class: Table  # G
-    global_semantic: Table  # P[a(k)]; known for k in J alone
-    local_class: Table  # C_m
+    global_class: PrototypeTable  # G
+    global_semantic: PrototypeTable  # P[a(k)]; known for k in J alone
+    local_class: PrototypeTable  # C_m
     local_semantic: Tensor  # O_m (u, d), maybe without a row
 
 
@@ -116,7 +116,7 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
     clustering: Literal["kmeans", "finch"] = "kmeans"
     """How semantic prototypes are found; ``finch`` finds their number itself."""
     smooth_l1_threshold: float = 1.0
-    """Where smooth-L1 goes from a square to a line."""
+    """Distance at which smooth-L1 turns from a square into a line."""
     sl1_reduction: Literal["mean", "sum"] = "mean"
     """Over the coordinates of an embedding."""
     ls_norm: Literal["minority_mean", "class_sum", "batch_mean"] = "minority_mean"
@@ -141,7 +141,7 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
     """Extractor of a client's scored model: the received one, or the one it just trained."""
 
     def __post_init__(self) -> None:
-        """Check what a type cannot say."""
+        """Check what types leave open."""
         check_share(self.share)
         if min(self.u, self.v) < 0 or min(self.tau, self.smooth_l1_threshold) <= 0:
             raise ConfigError("method.u and v must be 0 or more, tau and the threshold above 0")
@@ -173,18 +173,18 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         levels = levels_of(torch.zeros(0), (), run.problem.num_classes)
         nothing = Prototypes.by_position(torch.zeros(0, run.width))
         prototypes = {"class": nothing, "semantic": nothing}
         return ServerState(Bundle({**self.shared(run.initial_weights), **levels}, prototypes))
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         return super().upload_spec(run) | prototype_spec(
             "class", run.width, run.problem.num_classes
         )
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         common, own = super().payload_spec(run)
         return common | levels_spec(run), own
 
@@ -224,7 +224,7 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         balanced = len(set(totals[totals > 0].tolist())) <= 1
         return minority_classes(totals) if self.minority_when_balanced or not balanced else []
 
-    def _clustered(self, points: Tensor, size: int, run: Run) -> tuple[Tensor, Tensor]:
+    def _clustered(self, points: Tensor, size: int, run: RunFacts) -> tuple[Tensor, Tensor]:
         """Return up to ``size`` centres (v, d) of points (n, d), and the centre of each (n,)."""
         if len(points) == 0:
             return points, torch.zeros(0, dtype=torch.int64)
@@ -234,10 +234,10 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return True
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         memory = {"class": Prototypes.of({}, run.width)}
         return Bundle(self.private(run.initial_weights), memory)
 
@@ -249,13 +249,13 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         size = self.u or math.ceil(math.sqrt(len(memory.labels)))
         return Levels(
             self._table(ctx, g),
-            Table(semantic.vectors, semantic.known & rare),
+            PrototypeTable(semantic.vectors, semantic.known & rare),
             self._table(ctx, memory),
             self._clustered(memory.vectors, size, ctx.run)[0].to(ctx.device),
         )
 
-    def _table(self, ctx: ClientContext, rows: Prototypes) -> Table:
-        return Table.of(rows, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+    def _table(self, ctx: ClientContext, rows: Prototypes) -> PrototypeTable:
+        return PrototypeTable.of(rows, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Levels) -> Tensor:
         total = super().loss(ctx, batch, out, refs)  # eq. 10

@@ -30,7 +30,7 @@ from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.algebra import weighted_mean
 from fedmodels.numerics.prototypes import (
-    Table,
+    PrototypeTable,
     class_prototypes,
     distance_per_example,
     mean_prototypes,
@@ -56,18 +56,18 @@ from fedmodels.training.method import (
     ClientContext,
     Output,
     Phase,
-    Run,
+    RunFacts,
     ServerContext,
     ServerState,
 )
 
 
 @dataclass
-class Refs:
-    """What one interaction refers to."""
+class GldpReferences:
+    """References of the loss in one interaction."""
 
-    own: Table  # C-hat_i, as it was before this stage
-    everyone: Table  # C-tilde
+    own: PrototypeTable  # C-hat_i, as it was before this stage
+    everyone: PrototypeTable  # C-tilde
     latest: Tensor  # (n, d) each example's embedding when it was last trained on, if kept
     visited: Tensor  # (n,) bool
     fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
@@ -149,7 +149,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         nothing = uncounted(Prototypes.of({}, run.width))
         return ServerState(Bundle(self.shared(run.initial_weights), {"class": nothing}))
 
@@ -164,12 +164,12 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     def scored(self, state: ServerState) -> Weights:
         return {**super().scored(state), **state.own.weights}
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         sent = BundleSpec.of(Bundle(weights=self.shared(run.forms)))
         counts = scalar_spec("num_examples") if self.weighting == "examples" else BundleSpec()
         return sent | counts | prototype_spec("class", run.width, run.problem.num_classes)
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         common, own = super().payload_spec(run)
         if self.eval_model == "stage_mean":
             sent = Bundle(weights=self.shared(run.forms))
@@ -217,19 +217,23 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, self.net_weights(payload), strict=False)
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> GldpReferences:
         own, everyone = self.tables(ctx, payload, state)
         kept = len(ctx.stream.train(ctx.task)[1]) if self.proto_pass == "running" else 0
         latest = torch.zeros(kept, ctx.net.width, device=ctx.device)
-        return Refs(own, everyone, latest, torch.zeros(kept, dtype=torch.bool, device=ctx.device))
+        return GldpReferences(
+            own, everyone, latest, torch.zeros(kept, dtype=torch.bool, device=ctx.device)
+        )
 
-    def tables(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> tuple[Table, Table]:
+    def tables(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle
+    ) -> tuple[PrototypeTable, PrototypeTable]:
         """Return the client's and everyone's prototypes, laid out by class."""
         classes, width = ctx.run.problem.num_classes, ctx.net.width
         held = state.prototypes.get("class"), payload.prototypes.get("class")
         return (
-            Table.of(held[0], classes, width, ctx.device),
-            Table.of(held[1], classes, width, ctx.device),
+            PrototypeTable.of(held[0], classes, width, ctx.device),
+            PrototypeTable.of(held[1], classes, width, ctx.device),
         )
 
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
@@ -238,7 +242,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         head = Phase(self.s, ("head/",), weight_decay=decay, bn_of_frozen="eval")  # line 13
         return [base, head] if self.order == "base_first" else [head, base]
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Refs) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: GldpReferences) -> Tensor:
         total = super().loss(ctx, batch, out, refs)  # eq. 2
         if self.use_lp:
             total = total + self.lam * self.local_loss(ctx, batch, out, refs.own)
@@ -249,7 +253,9 @@ class Gldp(PrivateParts, ReleasedPrototypes):
             refs.visited[batch.index] = True
         return total  # eq. 12
 
-    def local_loss(self, ctx: ClientContext, batch: Batch, out: Output, own: Table) -> Tensor:
+    def local_loss(
+        self, ctx: ClientContext, batch: Batch, out: Output, own: PrototypeTable
+    ) -> Tensor:
         """Return eq. 8: KL of the client's own old prototype of y and the embedding of x."""
         target, z = own.vectors[batch.y], out.features  # (B, d)
         if self.kl_space == "head":
@@ -262,7 +268,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         parts = {"sum": 1, "batchmean": len(z), "mean": z.numel()}
         return total / parts[self.kl_reduction]
 
-    def global_loss(self, batch: Batch, out: Output, everyone: Table) -> Tensor:
+    def global_loss(self, batch: Batch, out: Output, everyone: PrototypeTable) -> Tensor:
         """Return eq. 10: squared distances to the global prototypes, weighed by b_n / b."""
         z = out.features.float()
         if self.gp_mode == "per_sample":
@@ -273,7 +279,9 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         squared = (means - everyone.vectors).square().mean(1)  # (K,)
         return (squared * everyone.known * counts).sum() / len(z)
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: GldpReferences
+    ) -> Bundle:
         x, y = self.training_data(ctx, refs)
         classes = ctx.run.problem.num_classes
         if self.proto_pass == "running":
@@ -285,7 +293,9 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         weights = {k: v for k, v in weights_of(ctx.net).items() if everything or not self.shares(k)}
         return Bundle(weights, {"class": kept})
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: GldpReferences, num_examples: int
+    ) -> Bundle:
         ema = self.uplink_proto == "ema"
         found = only(state.prototypes["class"], like=refs.fresh) if ema else refs.fresh
         sent = self.released(ctx, found)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedmodels.methods import register
-from fedmodels.methods.bases.replay import Replaying
+from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.parts.class_replay import ClassReplay, Rehearsal, published
@@ -32,9 +32,9 @@ from fedmodels.parts.collaboration import (
     graph_metrics,
     mixed,
     parameter_keys,
-    shares_of,
+    proportions,
 )
-from fedmodels.parts.mixing import Mixer, Problem, Search, find_all
+from fedmodels.parts.mixing import Mixer, Search, WeightSearch, find_all
 from fedmodels.parts.server_replay import (
     as_examples,
     check_generators,
@@ -59,7 +59,7 @@ from fedmodels.training.method import (
     ClientContext,
     Metrics,
     Output,
-    Run,
+    RunFacts,
     ServerContext,
     ServerState,
 )
@@ -70,7 +70,7 @@ PARTS = 10**6
 
 @register("pfedgrp")
 @dataclass(frozen=True, kw_only=True)
-class PFedGRP(Replaying):
+class PFedGRP(GenerativeReplay):
     """Replay of past classes on clients, aggregation weights learned on generated data."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
@@ -128,9 +128,9 @@ class PFedGRP(Replaying):
     def views(self) -> tuple[str, ...]:
         return ("global", "after_local", "after_downlink")
 
-    def replay(self, run: Run) -> ClassReplay:
+    def class_replay(self, run: RunFacts) -> ClassReplay:
         """Return how replay is done, on both sides."""
-        plain = super().replay(run)
+        plain = super().class_replay(run)
         width = self.generator_width_mult * plain.family.usual()[0]
         return replace(
             plain,
@@ -156,23 +156,25 @@ class PFedGRP(Replaying):
         held = {c: state.clients[c].weights for c in clients if c in state.clients}
         return {c: Bundle(weights=weights) for c, weights in held.items()}
 
-    def upload_spec(self, run: Run) -> BundleSpec:
-        told = Histogram(*(torch.zeros(n, dtype=torch.int32) for n in (0, run.problem.num_classes)))
-        spec = super().upload_spec(run) | BundleSpec.of(Bundle(histogram=told))
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
+        label_counts = Histogram(
+            *(torch.zeros(n, dtype=torch.int32) for n in (0, run.problem.num_classes))
+        )
+        spec = super().upload_spec(run) | BundleSpec.of(Bundle(histogram=label_counts))
         if self.aggregate_by != "learned":
             return spec
-        return spec | generators_spec(self.replay(run), run.problem.num_classes)
+        return spec | generators_spec(self.class_replay(run), run.problem.num_classes)
 
     def check_upload(
-        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
     ) -> None:
         in_parts = self.label_dist == "freq"  # S over its sum
-        most = torch.full_like(told.trained, PARTS) if in_parts else told.trained
-        super().check_upload(ctx, state, upload, replace(told, trained=most))
-        held = state.clients.get(told.client, Bundle())
-        check_generators(upload.generators, held, told, ctx.interaction)
+        most = torch.full_like(announced.trained, PARTS) if in_parts else announced.trained
+        super().check_upload(ctx, state, upload, replace(announced, trained=most))
+        held = state.clients.get(announced.client, Bundle())
+        check_generators(upload.generators, held, announced, ctx.interaction)
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         personal = under(PERSONAL, run.initial_weights)
         return super().payload_spec(run)[0], BundleSpec.of(Bundle(weights=personal))
 
@@ -183,11 +185,13 @@ class PFedGRP(Replaying):
             before, sent = clients.get(client, Bundle()), upload.generators.items()
             new = {k: GeneratorState(g.version, _copied(g.tensors)) for k, g in sent}
             assert upload.histogram is not None
-            told = Histogram(*(t.clone() for t in (upload.histogram.round, upload.histogram.total)))
+            label_counts = Histogram(
+                *(t.clone() for t in (upload.histogram.round, upload.histogram.total))
+            )
             clients[client] = Bundle(
                 before.weights or under(PERSONAL, mean.common.weights),
                 generators={**before.generators, **new},
-                histogram=told,
+                histogram=label_counts,
             )
         return ServerState(mean.common, state.own, clients)
 
@@ -210,7 +214,7 @@ class PFedGRP(Replaying):
     ) -> tuple[Tensor, Metrics]:
         """Return W (n, n), the aggregation weights of every client of the cohort."""
         models = [u.weights for u in uploads.values()]
-        shares = shares_of([u.scalars["num_examples"] for u in uploads.values()])
+        shares = proportions([u.scalars["num_examples"] for u in uploads.values()])
         if self.aggregate_by == "fedavg":
             return shares.expand(len(shares), -1).clone(), {}
         if self.aggregate_by == "pfedgraph":
@@ -220,7 +224,7 @@ class PFedGRP(Replaying):
         on_gpu = self.w_device == "auto" and torch.cuda.is_available()
         device, threads = ("cuda", 1) if on_gpu else ("cpu", len(os.sched_getaffinity(0)))
         mixer = Mixer(ctx.run.make_net().to(device), models, bn=self.bn)
-        replay, run_seed = self.replay(ctx.run), ctx.run.experiment.seed
+        replay, run_seed = self.class_replay(ctx.run), ctx.run.experiment.seed
         searches, drawn = [], []
         for own, (client, upload) in enumerate(uploads.items()):
             held, volume = state.clients[client], self.server_volume
@@ -228,7 +232,7 @@ class PFedGRP(Replaying):
             drawn.append(first := draw(0))  # D_i
             data = as_examples(first, draw, device, renewed=not self.generator_decouple)
             seed = derive_seed(run_seed, f"server/{client}", ctx.interaction, "method")
-            searches.append(Problem(data, own, seed))
+            searches.append(WeightSearch(data, own, seed))
         found = find_all(mixer, searches, self._search(), threads)  # eq. 8
         ctx.series["mixing_loss"] = [[f.uniform, f.loss] for f in found if f.loss == f.loss]
         return torch.stack([f.w for f in found]), drawing_metrics(drawn)

@@ -21,7 +21,7 @@ from fedmodels.tensors.bundle import (
     Weights,
     prototype_spec,
 )
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 
 CLUSTER, MINORITY = "levels/cluster", "levels/minority"
 
@@ -39,7 +39,7 @@ def minority_of(weights: Weights, num_classes: int) -> Tensor:
     return torch.from_numpy(bits.astype(bool))
 
 
-def levels_spec(run: Run) -> BundleSpec:
+def levels_spec(run: RunFacts) -> BundleSpec:
     """Return the specification of prototypes on both levels, and of what relates the two."""
     classes, nothing = run.problem.num_classes, TensorSpec(torch.int32, (0,))
     levels = {

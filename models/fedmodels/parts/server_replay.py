@@ -31,14 +31,14 @@ def generators_spec(replay: ClassReplay, num_classes: int) -> BundleSpec:
 
 
 def check_generators(
-    sent: Mapping[str, GeneratorState], held: Bundle, told: Announced, interaction: int
+    sent: Mapping[str, GeneratorState], held: Bundle, announced: Announced, interaction: int
 ) -> None:
     """Check versions and classes of the generators that a client sent.
 
     Args:
         sent: the generators by key.
         held: what the server holds of the client.
-        told: what the client announced.
+        announced: what the client said of its data.
         interaction: the present one, which bounds how often a generator was trained.
 
     Raises:
@@ -48,7 +48,7 @@ def check_generators(
     new = {key: generator.version for key, generator in sent.items()}
     check_versions(new, before, interaction + 1)
     for key in new:
-        if key != ALL and not told.now[int(key)]:
+        if key != ALL and not announced.now[int(key)]:
             raise PayloadError(f"generator {key!r} is of a class that was not announced")
 
 
