@@ -125,7 +125,7 @@ def _kept(
 
 
 def _cut(scenario: ScenarioTable, given: CutInput) -> Partition:
-    """Call the function that cuts this kind of scenario."""
+    """Cut by the function of this kind of scenario."""
     match scenario:
         case Iid():
             return _iid(given)

@@ -84,9 +84,9 @@ class ScenarioTable(StrictTable):
     imbalance_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """GLDP's IF, instead of ``gamma``."""
     if_reading: Literal["ratio", "percent"] = "ratio"
-    """``ratio``: gamma = 1 / IF; ``percent``: gamma = IF / 100 (GLDP card, item 10)."""
+    """``ratio``: gamma = 1 / IF; ``percent``: gamma = IF / 100 (GLDP)."""
     test_long_tail: bool = False
-    """Cut the same tail into the test set, which otherwise stays as it is (GLDP card, item 11)."""
+    """Cut the same tail into the test set, which otherwise stays as it is (GLDP)."""
 
     @model_validator(mode="after")
     def _check_tail(self) -> ScenarioTable:

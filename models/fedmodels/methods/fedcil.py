@@ -99,13 +99,13 @@ class FedCIL(FedAvg):
     replay_batch: int = 32
     """Replayed images of an iteration; real ones are [training] batch_size (FedCIL: 32)."""
     importance: float = 0.5
-    """Of the new task in the loss; 1 minus it is that of replay."""
+    """Weight of the new task in the loss; replay has the rest to 1."""
     consistency: float = 1.0
     """Weight of each of the three consistency terms."""
     consistency_on: Literal["before", "seen"] = "before"
-    """Their classes: those somebody has trained on before, or all that are announced."""
+    """Classes of the consistency terms: those trained on before, or all announced ones."""
     teacher: Literal["own", "received"] = "own"
-    """The critic that judges received images for them."""
+    """Critic that judges received images for the consistency terms."""
     lr: float = 1e-4
     """Adam's learning rate (CIFAR: 2e-4)."""
     beta1: float = 0.5
@@ -121,9 +121,9 @@ class FedCIL(FedAvg):
     md_iter: int = 100
     """Iterations of consolidation; 0 leaves the mean as it is."""
     md_batch: int = 32
-    """Images of current classes in one of them, and of past ones."""
+    """Images of current classes, and as many of past ones, in one iteration."""
     device: Literal["cpu", "auto"] = "cpu"
-    """Where it runs: on the coordinator's cores, or on its GPU where it has one."""
+    """Where consolidation runs: on the coordinator's cores, or on its GPU if it has one."""
 
     # --- both halves ---------------------------------------------------------------------------
 

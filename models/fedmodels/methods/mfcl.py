@@ -99,11 +99,11 @@ class MFCL(Remembering):
     generator_steps: int = 100
     """Steps of one training of the generator."""
     generator_batch: int = 128
-    """Images of a step."""
+    """Images in one step."""
     generator_lr: float = 1e-3
     """Adam's learning rate; its moments begin afresh, the generator goes on."""
     t_c: float = 1e3
-    """Temperature of L_CE, whose gradient it makes small."""
+    """Temperature of L_CE; a high one makes its gradient small."""
     w_ie: float = 1.0
     """Weight of L_IE, which spreads images over the known classes."""
     w_bn: float = 50.0

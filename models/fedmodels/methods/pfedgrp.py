@@ -93,32 +93,32 @@ class PFedGRP(GenerativeReplay):
     generator_decouple: bool = True
     """One generator for each class, or one for all, trained every round (ablation AS3)."""
     generator_width_mult: int = 1
-    """Factor of it; 2 in ablation AS3."""
+    """Factor of the generators' width; 2 in ablation AS3."""
 
     # --- readings of what the paper leaves open ------------------------------------------------
 
     weighting: Literal["examples", "uniform"] = "uniform"
-    """Of the mean model C_g."""
+    """Aggregation weights of the mean model C_g."""
     loss_norm: Literal["joint", "separate", "sum"] = "joint"
-    """Eq. 6: both sums over b, means over each set, or plain sums."""
+    """Normalisation of eq. 6: both sums over b, means over each set, or plain sums."""
     align: Literal["logits", "probs"] = "logits"
-    """The outputs that are held."""
+    """Outputs that eq. 6 compares."""
     label_dist: Literal["counts", "freq"] = "counts"
-    """Send S, or S over its sum in parts per million."""
+    """What clients send of S: the counts, or shares in parts per million."""
     w_param: Literal["softmax", "quad", "pgd", "affine"] = "softmax"
-    """How the simplex is parametrised; ``affine`` allows negative weights."""
+    """Parametrisation of the simplex in eq. 8; ``affine`` allows negative weights."""
     w_init: Literal["uniform", "self"] = "uniform"
-    """Initial weights."""
+    """Weights that the search of eq. 8 begins with."""
     w_optimizer: Literal["adam", "sgd"] = "adam"
-    """Of eq. 8."""
+    """Optimiser of eq. 8."""
     w_lr: float = 0.01
-    """Its learning rate."""
+    """Learning rate of eq. 8."""
     w_epochs: int = 20
-    """Its epochs."""
+    """Epochs of eq. 8."""
     w_batch: int = 64
-    """Its batch size."""
+    """Batch size of eq. 8."""
     w_entropy_floor: float = 0.0
-    """Least entropy of a row over log n."""
+    """Lower bound of a row's entropy over log n."""
     w_device: Literal["cpu", "auto"] = "cpu"
     """Where eq. 8 is minimised: on the coordinator's cores, or on its GPU where it has one."""
     bn: Literal["weighted", "batch"] = "weighted"
@@ -129,7 +129,7 @@ class PFedGRP(GenerativeReplay):
         return ("global", "after_local", "after_downlink")
 
     def class_replay(self, run: RunFacts) -> ClassReplay:
-        """Return how replay is done, on both sides."""
+        """Return the settings of the replay, for both halves."""
         plain = super().class_replay(run)
         width = self.generator_width_mult * plain.family.usual()[0]
         return replace(
@@ -238,7 +238,7 @@ class PFedGRP(GenerativeReplay):
         return torch.stack([f.w for f in found]), drawing_metrics(drawn)
 
     def _search(self) -> Search:
-        """Return how eq. 8 is minimised."""
+        """Return the settings of eq. 8's minimisation."""
         return Search(
             epochs=self.w_epochs,
             lr=self.w_lr,
@@ -322,5 +322,5 @@ class PFedGRP(GenerativeReplay):
 
 
 def _copied(weights: Weights) -> Weights:
-    """Return tensors that do not live in a receive buffer."""
+    """Return copies: uploads lie in receive buffers."""
     return {name: tensor.clone() for name, tensor in weights.items()}

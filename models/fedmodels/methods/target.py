@@ -127,7 +127,7 @@ class TARGET(Remembering):
     kd: float = 25.0
     """Weight of the distillation on clients."""
     kd_temperature: float = 2.0
-    """Its temperature."""
+    """Temperature of the distillation."""
     sends: Literal["images", "generator"] = "images"
     """What clients get: the synthetic images, or the generator, to draw as many themselves."""
     num_images: int = 8000
@@ -135,7 +135,7 @@ class TARGET(Remembering):
     batches: int = 10
     """Batches that are synthesised after a task."""
     synthesis_batch: int = 256
-    """Images of each."""
+    """Images of each batch."""
     g_steps: int = 10
     """Steps on the noise and the generator's copy for each."""
     lr_g: float = 2e-3
@@ -145,7 +145,7 @@ class TARGET(Remembering):
     bn: float = 10.0
     """Weight of L_BN."""
     bn_momentum: float = 0.9
-    """Of the moving averages that L_BN compares."""
+    """Momentum of the moving averages that L_BN compares."""
     oh: float = 0.5
     """Weight of the cross-entropy with the wanted classes."""
     adv: float = 1.0
@@ -155,7 +155,7 @@ class TARGET(Remembering):
     student_temperature: float = 20.0
     """Of its distillation."""
     student_lr: float = 0.1
-    """Its learning rate, with momentum 0.9."""
+    """Learning rate of the student, with momentum 0.9."""
     latent: int = 256
     """Coordinates of the noise."""
     generator_width: int = 64

@@ -134,7 +134,7 @@ def released(
     noise_std: float = 0.0,
     min_count: int = 1,
 ) -> Prototypes:
-    """Return what a client lets out of its prototypes.
+    """Return the prototypes that may leave a client.
 
     Args:
         prototypes: the client's, counted.

@@ -596,7 +596,7 @@ def same_models(one, other):
 
 
 def test_experiment_keeps_its_switches():
-    """Defaults of the card; a wrong value is an error that names the key."""
+    """The documented defaults; a wrong value is an error that names the key."""
     method = make("fedmlp")
     assert (method.alpha, method.tau, method.u, method.v, method.share) == (1, 1, 0, 0, "extractor")
     assert method.views == ("after_local", "after_downlink")

@@ -1,4 +1,4 @@
-"""pFedGRP: the card's anchors and properties (its sections 12 and 13)."""
+"""pFedGRP: hand-computed anchors, and properties that every setting keeps."""
 
 import json
 import weakref

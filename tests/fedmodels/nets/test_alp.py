@@ -177,7 +177,7 @@ def test_skip_cls():
 
 
 def test_topk_of_the_paper():
-    # 512 tokens over 2048 … 64 prototypes; fedali.md, 13-3
+    # 512 tokens over 2048 … 64 prototypes
     assert [ALP(2, g)._top_k(512, 64, g) for g in (2048, 1024, 512, 256, 128, 64)] == [
         1,
         1,

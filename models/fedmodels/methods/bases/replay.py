@@ -61,7 +61,7 @@ class GenerativeReplay(FedAvg):
     """Keep Adam's moments in the private state, which triples it."""
 
     def class_replay(self, run: RunFacts) -> ClassReplay:
-        """Return how replay is done."""
+        """Return the settings of the replay."""
         family = Family(
             input_shape=run.problem.input_shape,
             arch=self.generator_arch,
