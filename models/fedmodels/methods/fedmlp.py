@@ -36,7 +36,7 @@ from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.distances import divergence, smooth_l1
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import (
-    PrototypeTable,
+    ByClass,
     class_prototypes,
     mean_prototypes,
     moved,
@@ -76,9 +76,9 @@ from fedmodels.training.method import (
 class Levels:
     """What the regularisers refer to: constants, by class where they are tables."""
 
-    global_class: PrototypeTable  # G
-    global_semantic: PrototypeTable  # P[a(k)]; known for k in J alone
-    local_class: PrototypeTable  # C_m
+    global_class: ByClass  # G
+    global_semantic: ByClass  # P[a(k)]; known for k in J alone
+    local_class: ByClass  # C_m
     local_semantic: Tensor  # O_m (u, d), maybe without a row
 
 
@@ -249,13 +249,13 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         size = self.u or math.ceil(math.sqrt(len(memory.labels)))
         return Levels(
             self._table(ctx, g),
-            PrototypeTable(semantic.vectors, semantic.known & rare),
+            ByClass(semantic.vectors, semantic.known & rare),
             self._table(ctx, memory),
             self._clustered(memory.vectors, size, ctx.run)[0].to(ctx.device),
         )
 
-    def _table(self, ctx: ClientContext, rows: Prototypes) -> PrototypeTable:
-        return PrototypeTable.of(rows, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+    def _table(self, ctx: ClientContext, rows: Prototypes) -> ByClass:
+        return ByClass.of(rows, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Levels) -> Tensor:
         total = super().loss(ctx, batch, out, refs)  # eq. 10

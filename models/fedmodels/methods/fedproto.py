@@ -26,7 +26,7 @@ from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.prototypes import (
-    PrototypeTable,
+    ByClass,
     class_prototypes,
     distance_per_example,
     mean_prototypes,
@@ -50,7 +50,7 @@ from fedmodels.training.method import (
 class FedProtoReferences:
     """References of the loss in one interaction."""
 
-    everyone: PrototypeTable
+    everyone: ByClass
     fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
     """Class means after local training."""
 
@@ -107,9 +107,9 @@ class FedProto(ReleasedPrototypes):
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedProtoReferences:
         return FedProtoReferences(self.table(ctx, payload.prototypes.get("class")))
 
-    def table(self, ctx: ClientContext, prototypes: Prototypes | None) -> PrototypeTable:
+    def table(self, ctx: ClientContext, prototypes: Prototypes | None) -> ByClass:
         """Return prototypes laid out by class."""
-        return PrototypeTable.of(prototypes, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+        return ByClass.of(prototypes, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
 
     def loss(
         self, ctx: ClientContext, batch: Batch, out: Output, refs: FedProtoReferences

@@ -30,7 +30,7 @@ from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.algebra import weighted_mean
 from fedmodels.numerics.prototypes import (
-    PrototypeTable,
+    ByClass,
     class_prototypes,
     distance_per_example,
     mean_prototypes,
@@ -63,11 +63,11 @@ from fedmodels.training.method import (
 
 
 @dataclass
-class GldpReferences:
-    """References of the loss in one interaction."""
+class Stage:
+    """What the loss of one stage refers to, and the class means that follow it."""
 
-    own: PrototypeTable  # C-hat_i, as it was before this stage
-    everyone: PrototypeTable  # C-tilde
+    own: ByClass  # C-hat_i, as it was before this stage
+    everyone: ByClass  # C-tilde
     latest: Tensor  # (n, d) each example's embedding when it was last trained on, if kept
     visited: Tensor  # (n,) bool
     fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
@@ -217,24 +217,18 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, self.net_weights(payload), strict=False)
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> GldpReferences:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Stage:
         own, everyone = self.tables(ctx, payload, state)
         kept = len(ctx.stream.train(ctx.task)[1]) if self.proto_pass == "running" else 0
         latest = torch.zeros(kept, ctx.net.width, device=ctx.device)
-        return GldpReferences(
-            own, everyone, latest, torch.zeros(kept, dtype=torch.bool, device=ctx.device)
-        )
+        return Stage(own, everyone, latest, torch.zeros(kept, dtype=torch.bool, device=ctx.device))
 
-    def tables(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle
-    ) -> tuple[PrototypeTable, PrototypeTable]:
+    def tables(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> tuple[ByClass, ByClass]:
         """Return the client's and everyone's prototypes, laid out by class."""
         classes, width = ctx.run.problem.num_classes, ctx.net.width
         held = state.prototypes.get("class"), payload.prototypes.get("class")
-        return (
-            PrototypeTable.of(held[0], classes, width, ctx.device),
-            PrototypeTable.of(held[1], classes, width, ctx.device),
-        )
+        own, everyone = (ByClass.of(rows, classes, width, ctx.device) for rows in held)
+        return own, everyone
 
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
         base = Phase(self.t, ("base/",), bn_of_frozen="eval")  # line 12
@@ -242,7 +236,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         head = Phase(self.s, ("head/",), weight_decay=decay, bn_of_frozen="eval")  # line 13
         return [base, head] if self.order == "base_first" else [head, base]
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: GldpReferences) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Stage) -> Tensor:
         total = super().loss(ctx, batch, out, refs)  # eq. 2
         if self.use_lp:
             total = total + self.lam * self.local_loss(ctx, batch, out, refs.own)
@@ -253,9 +247,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
             refs.visited[batch.index] = True
         return total  # eq. 12
 
-    def local_loss(
-        self, ctx: ClientContext, batch: Batch, out: Output, own: PrototypeTable
-    ) -> Tensor:
+    def local_loss(self, ctx: ClientContext, batch: Batch, out: Output, own: ByClass) -> Tensor:
         """Return eq. 8: KL of the client's own old prototype of y and the embedding of x."""
         target, z = own.vectors[batch.y], out.features  # (B, d)
         if self.kl_space == "head":
@@ -268,7 +260,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         parts = {"sum": 1, "batchmean": len(z), "mean": z.numel()}
         return total / parts[self.kl_reduction]
 
-    def global_loss(self, batch: Batch, out: Output, everyone: PrototypeTable) -> Tensor:
+    def global_loss(self, batch: Batch, out: Output, everyone: ByClass) -> Tensor:
         """Return eq. 10: squared distances to the global prototypes, weighed by b_n / b."""
         z = out.features.float()
         if self.gp_mode == "per_sample":
@@ -280,7 +272,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         return (squared * everyone.known * counts).sum() / len(z)
 
     def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: GldpReferences
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Stage
     ) -> Bundle:
         x, y = self.training_data(ctx, refs)
         classes = ctx.run.problem.num_classes
@@ -293,9 +285,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         weights = {k: v for k, v in weights_of(ctx.net).items() if everything or not self.shares(k)}
         return Bundle(weights, {"class": kept})
 
-    def uplink(
-        self, ctx: ClientContext, state: Bundle, refs: GldpReferences, num_examples: int
-    ) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Stage, num_examples: int) -> Bundle:
         ema = self.uplink_proto == "ema"
         found = only(state.prototypes["class"], like=refs.fresh) if ema else refs.fresh
         sent = self.released(ctx, found)

@@ -22,7 +22,7 @@ from fedmodels.methods.fedmlp import Levels, divergence, smooth_l1
 from fedmodels.numerics.algebra import cluster, nearest
 from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.metrics import minority_classes
-from fedmodels.numerics.prototypes import PrototypeTable
+from fedmodels.numerics.prototypes import ByClass
 from fedmodels.parts.levels import CLUSTER, MINORITY
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
@@ -46,7 +46,7 @@ def rows(**vectors):
 
 
 def table(classes, width, found):
-    return PrototypeTable.of(Prototypes.of(found, width), classes, width, torch.device("cpu"))
+    return ByClass.of(Prototypes.of(found, width), classes, width, torch.device("cpu"))
 
 
 def levels(*, g=None, p=None, minority=(), memory=None, o=None, classes=4, width=2):
@@ -56,7 +56,7 @@ def levels(*, g=None, p=None, minority=(), memory=None, o=None, classes=4, width
     rare[list(minority)] = True
     return Levels(
         table(classes, width, g or {}),
-        PrototypeTable(semantic.vectors, rare & semantic.known),
+        ByClass(semantic.vectors, rare & semantic.known),
         table(classes, width, memory or {}),
         torch.tensor(o) if o else torch.zeros(0, width),
     )

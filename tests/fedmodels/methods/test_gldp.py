@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedmodels.methods import make
-from fedmodels.methods.gldp import GldpReferences
+from fedmodels.methods.gldp import Stage
 from fedmodels.nets.split import weights_of
-from fedmodels.numerics.prototypes import PrototypeTable, uncounted
+from fedmodels.numerics.prototypes import ByClass, uncounted
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Prototypes, tensor_bytes
 from fedmodels.training.loop import train_locally
@@ -38,11 +38,11 @@ def table(rows, classes=3):
     known = torch.zeros(classes, dtype=torch.bool)
     for k, row in rows.items():
         vectors[k], known[k] = torch.tensor(row), True
-    return PrototypeTable(vectors, known)
+    return ByClass(vectors, known)
 
 
 def nowhere(width, classes=3):
-    return PrototypeTable(torch.zeros(classes, width), torch.zeros(classes, dtype=torch.bool))
+    return ByClass(torch.zeros(classes, width), torch.zeros(classes, dtype=torch.bool))
 
 
 def batch_of(z, y):
@@ -168,7 +168,7 @@ def test_total():
     batch, out = Batch(z, torch.tensor([0]), torch.arange(1)), Output(z, logits)
     ctx = linear_context(gldp(), [[0.0] * 3], [0])
     away = (math.sqrt(3 * 1.375), 1.0, 0.0)
-    refs = GldpReferences(table({0: (1.0, 0.0, 0.0)}), table({0: away}), z, torch.ones(1))
+    refs = Stage(table({0: (1.0, 0.0, 0.0)}), table({0: away}), z, torch.ones(1))
     assert make("gldp").loss(ctx, batch, out, refs).item() == pytest.approx(1.569588, **CLOSE)
     quarter = make("gldp", lam=0.25).loss(ctx, batch, out, refs)
     assert quarter.item() == pytest.approx(1.822294, **CLOSE)
@@ -521,7 +521,7 @@ def test_bytes_of_resnet18():
     assert method.broadcast(ctx, ServerState(common))[0].num_bytes() == 44_734_408
     net = run.make_net()
     client = ClientContext(run, 0, START, net, OneTask([[0.0]], [0]), torch.device("cpu"))
-    refs = GldpReferences(nowhere(512), nowhere(512), torch.zeros(0), torch.zeros(0))
+    refs = Stage(nowhere(512), nowhere(512), torch.zeros(0), torch.zeros(0))
     refs.fresh = Prototypes.of({k: rows[k] for k in range(4)}, 512)
     upload = method.uplink(client, Bundle(), refs, 20)
     assert upload.num_bytes() == 44_713_888 + 4 * 2_056
