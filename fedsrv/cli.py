@@ -272,6 +272,27 @@ def launch(
 
 
 @app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Methods, seeds, settings.")],
+    out: Annotated[Path, typer.Option(help="The directory of the runs and the tables.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", min=0, help="In place of the file's.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A row to run; all unless given.")] = None,
+    sets: Sets = None,
+) -> None:
+    """Run methods with seeds in settings, and tabulate them; what is finished is not run again."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from fedsrv.sweep.plan import Sweep
+    from fedsrv.sweep.sweeping import run_sweep
+
+    rows, sets = only or (), sets or []
+    found, say = Sweep.read(file), typer.echo
+    run_sweep(found, out, only=rows, seeds=seeds or (), sets=sets, jobs=jobs, say=say)
+
+
+@app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="One method, in detail.")] = None,
 ) -> None:

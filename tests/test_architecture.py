@@ -77,8 +77,8 @@ ROOMS = {
     ),
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
-        "presets", "events", "report", "narration", "state", "engine", "transport", "tracking",
-        "coordinator", "catalogue", "trained_models", "export", "certs_commands",
+        "presets", "events", "report", "narration", "sweep", "state", "engine", "transport",
+        "tracking", "coordinator", "catalogue", "trained_models", "export", "certs_commands",
         "monitor_commands", "launch", "cli", "__main__",
     ),
     "fedcli": (
