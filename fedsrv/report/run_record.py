@@ -24,7 +24,10 @@ K = TypeVar("K", bound=Hashable)
 VIEWS = ("global", "after_local", "after_downlink")
 """The models of a client that are scored, in the order in which reports show them."""
 
-_NOT_COMPARED = ("seed", "evaluate.reference", "tracking.tensorboard", "data.root")
+_NOT_COMPARED = {
+    *("seed", "evaluate.reference", "data.root"),
+    *("tracking.tensorboard", "tracking.mlflow", "tracking.wandb"),
+}
 """Config keys in which two runs may differ and still be the same experiment."""
 
 
