@@ -78,8 +78,8 @@ ROOMS = {
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
         "presets", "events", "report", "narration", "sweep", "state", "engine", "transport",
-        "tracking", "coordinator", "catalogue", "trained_models", "export", "certs_commands",
-        "monitor_commands", "launch", "cli", "__main__",
+        "tracking", "dashboard", "coordinator", "catalogue", "trained_models", "export",
+        "certs_commands", "monitor_commands", "sweep_commands", "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.store", "runtime", "prediction", "pretrain", "cli",
