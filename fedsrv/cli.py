@@ -16,6 +16,7 @@ import typer
 
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.log_lines import LogLevel, set_up_logging
+from fedsrv.catalogue_commands import methods, metrics
 from fedsrv.certs_commands import certs_app
 from fedsrv.monitor_commands import monitor_app
 from fedsrv.sweep_commands import sweep_app
@@ -33,6 +34,8 @@ app = typer.Typer(
 LAST_WORDS_S = 5.0
 """Time for what is left to say when a run has ended."""
 app.add_typer(certs_app, name="certs")
+app.command()(methods)
+app.command()(metrics)
 app.add_typer(monitor_app)
 app.add_typer(sweep_app)
 
@@ -314,22 +317,11 @@ def _given(options: dict[str, str | None]) -> list[str]:
     return [word for name, value in options.items() if value is not None for word in (name, value)]
 
 
-@app.command()
-def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in detail.")] = None,
-) -> None:
-    """List every method; with NAME its hyper-parameters, defaults and paper."""
-    from rich.console import Console
-
-    from fedsrv.catalogue import method_table, methods_table
-
-    Console().print(method_table(name) if name else methods_table())
-
-
-@app.command()
+@app.command(epilog="fedsrv metrics says what each figure is.")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     html: Annotated[Path | None, typer.Option(help="Write a page with figures as well.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every figure, not six.")] = False,
     serve_at: Annotated[
         str | None,
         typer.Option("--serve", metavar="PORT", help="Show one run's live page until Ctrl-C."),
@@ -343,7 +335,7 @@ def report(
         return
     from fedsrv.report.tables import report_command
 
-    report_command(runs, html)
+    report_command(runs, html, everything)
 
 
 @app.command()

@@ -22,13 +22,14 @@ import torch
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
+from fedmodels.files import write_atomically
 from fedmodels.printable import printable
 from fedmodels.training.initial_weights import pinned
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
-from fedsrv.state.run_directory import beginning, write_atomically, writing
+from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking.trackers import Ending, check_extras, track, wanted
 from fedsrv.transport.remote_cohort import RemoteCohort

@@ -12,7 +12,7 @@ from fedmodels.printable import printable
 from fedsrv.events import Event
 from fedsrv.report.comparison import cost_text
 
-FIGURES = ("a_glo", "a_loc", "a_sel", "global_acc")
+FIGURES = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
 """The metrics that lines show, where a run has them."""
 DOING = {1: "trains", 2: "scores", 3: "finishes"}
 """What a client does with an order, by its kind."""

@@ -72,14 +72,16 @@ ROOMS = {
         "trial", "case", "testing",
     ),
     "fedmodels": (
-        "errors", "printable", "log_lines", "own_code", "tensors", "numerics", "config", "nets",
+        "errors", "printable", "log_lines", "files", "own_code", "tensors", "numerics", "config",
+        "nets",
         "training", "parts", "methods", "resolution",
     ),
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
-        "presets", "events", "report", "narration", "sweep", "state", "engine", "transport",
+        "presets", "events", "state", "report", "narration", "sweep", "engine", "transport",
         "tracking", "dashboard", "coordinator", "catalogue", "trained_models", "export",
-        "certs_commands", "monitor_commands", "sweep_commands", "launch", "cli", "__main__",
+        "certs_commands", "catalogue_commands", "monitor_commands", "sweep_commands", "launch",
+        "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.store", "runtime", "prediction", "pretrain", "cli",

@@ -26,6 +26,7 @@ from fedmodels.nets.trained import ModelFacts, header_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
 from fedmodels.training.loop import ClientHalf, score, train_locally
 from fedmodels.training.method import ClientContext, LocalResult, Run
+from fedmodels.training.position import Position
 from fedpb import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
@@ -142,9 +143,10 @@ class Worker:
 
     def _context(self, order: rpc.Order, net: SplitNet | None = None) -> ClientContext:
         self.progress = Progress(order.interaction)
+        at = Position(order.interaction, order.round, order.task)
         return ClientContext(
-            self.run, self.client, order.interaction, order.round, order.task,
-            net or self.net, self.stream, self.device, self._tick, secret=self.states.secret,
+            self.run, self.client, at, net or self.net, self.stream, self.device, self._tick,
+            secret=self.states.secret,
         )  # fmt: skip
 
     def _tick(self, epoch: int, batch: int, loss: Tensor) -> None:

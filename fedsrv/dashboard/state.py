@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmodels.numerics.metric_names import metric
 from fedsrv.dashboard.clients import ClientNow, rows_of
 from fedsrv.events import Event
 from fedsrv.narration import Pace, Standing
@@ -80,7 +81,7 @@ def committed(run: RunRecord) -> dict[str, Any]:
         "finished": run.is_finished,
         "interactions": len(run.rows),
         "metrics": {name: _curve(q.metric_curve(run, name)) for name in q.metric_names(run)},
-        "percentages": [name for name in q.metric_names(run) if q.is_percentage(name)],
+        "percentages": [name for name in q.metric_names(run) if metric(name).unit],
         "views": {view: _curve(q.view_curve(run, view)) for view in q.views_of(run)},
         "tasks": {view: _cells(q.task_accuracy(run, view)) for view in q.views_of(run)},
         "weights": None if last is None else {"at": last, "cells": _cells(matrices[last])},

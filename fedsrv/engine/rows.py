@@ -9,7 +9,7 @@ from typing import Any
 from fedmodels.training.method import Metrics
 from fedsrv.engine.cohort import Results
 from fedsrv.engine.schedule import Step
-from fedsrv.state.ledger import Record
+from fedsrv.state.record import Record
 
 
 def record_of(step: Step, results: Results, metrics: Metrics) -> Record:
@@ -27,7 +27,7 @@ def record_of(step: Step, results: Results, metrics: Metrics) -> Record:
         }
         for c, r in clients.items()
     }
-    return {
+    record: Record = {
         "round": step.round,
         "interaction": step.interaction,
         "task": step.task,
@@ -53,10 +53,10 @@ def record_of(step: Step, results: Results, metrics: Metrics) -> Record:
             )
             for c, r in reports.items()
         },
-        **(
-            {"failed": {str(c): why for c, why in results.failed.items()}} if results.failed else {}
-        ),
     }
+    if results.failed:
+        record["failed"] = {str(c): why for c, why in results.failed.items()}
+    return record
 
 
 def commit_facts(record: Record) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedsrv.report.quantities import is_percentage
+from fedmodels.numerics.metric_names import find, metric
 from fedsrv.sweep.plan import Cell, PlannedRun
 
 CONFIDENCE = 0.95
@@ -31,7 +31,7 @@ Values = Mapping[Cell, Mapping[int, float | None]]
 def unit_of(path: str) -> tuple[float, str]:
     """Return factor and format of a column."""
     table, _, name = path.partition(".")
-    if table == "metrics" and not is_percentage(name):
+    if table == "metrics" and not metric(name).unit:
         return 1, "{:.3f}"
     return UNITS.get(table, (1, "{:.3f}"))
 
@@ -42,9 +42,10 @@ def values_of(path: str, runs: Iterable[PlannedRun]) -> Values:
     factor, _ = unit_of(path)
     found: dict[Cell, dict[int, float | None]] = {}
     for run in runs:
-        value = summary_of(run.directory).get(table, {}).get(name)
-        known = isinstance(value, int | float)
-        found.setdefault(run.cell, {})[run.seed] = factor * value if known else None
+        held = summary_of(run.directory).get(table, {})
+        value = find(held, name) if table == "metrics" else held.get(name)
+        known = float(value) * factor if isinstance(value, int | float) else None
+        found.setdefault(run.cell, {})[run.seed] = known
     return found
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean, pstdev
 
+from fedmodels.numerics.metric_names import find
 from fedsrv.sweep.figures import Difference, Values, differences, rounds_of, unit_of, values_of
 from fedsrv.sweep.plan import Cell, PlannedRun
 
@@ -87,10 +88,11 @@ def markdown(
 
 def curves(headings: Mapping[str, str], outcome: Outcome) -> Iterator[str]:
     """Yield a table per metric: its means over seeds after each round, and over all rounds."""
-    for heading, metric in headings.items():
+    for heading, name in headings.items():
         series = {
-            cell: [[100 * r["metrics"][metric] for r in rounds_of(run.directory)
-                    if metric in r["metrics"]] for run in outcome.runs if run.cell == cell]
+            cell: [[100 * v for r in rounds_of(run.directory)
+                    if (v := find(r["metrics"], name)) is not None]
+                   for run in outcome.runs if run.cell == cell]
             for cell in outcome.cells
         }  # fmt: skip
         length = max((len(one) for found in series.values() for one in found), default=0)

@@ -86,9 +86,9 @@ class RemoteCohort:
 
     # --- for the engine ---------------------------------------------------------------------------
 
-    def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
         with self._changed:
-            self._holdings.require(holds, last_trained)
+            self._holdings.require(holds, last_trained, safe)
             self.wake()
 
     def starting_over(self) -> Sequence[int]:
@@ -224,13 +224,14 @@ class RemoteCohort:
             takes_over = known is not None and secrets.compare_digest(token, known.token)
             if known and not takes_over and self._is_connected(known):
                 raise AlreadyConnected(f"client {client} is connected already")
-            lost = self._holdings.lacks(client, versions, start_over)
+            trained = known.trained if known else self._holdings.trained(client)
+            lost = self._holdings.lacks(client, versions, start_over, trained)
             member = Member(
                 token or secrets.token_bytes(16),
                 client_json,
                 tuple(versions),
                 self._clock(),
-                trained=known.trained if known else self._holdings.trained(client),
+                trained=trained,
                 start_over=start_over,
             )
             self._members[client] = member
@@ -378,8 +379,7 @@ class RemoteCohort:
                     self._members[client].add_version(trip.trip.sample.interaction)
             if len(trip.results) >= trip.needed or isinstance(result, str):
                 self._changed.notify_all()
-            caller = self._members[client].caller
-            if caller is not None and caller.is_full:
+            if (caller := self._members[client].caller) and caller.is_full:
                 caller.told.notify()
         if first:
             kind = "failed" if isinstance(result, str) else "upload"
