@@ -65,8 +65,8 @@ def comparison(groups: Sequence[SeedGroup], everything: bool = False) -> Compari
     for name in shown:
         label = metric(name).label
         lines[label] = [metric_text(name, values.get(name)) for values in merged]
-        if (winner := _winner(groups, name)) is not None:
-            best[label] = winner
+        if (first := winner(groups, name)) is not None:
+            best[label] = first
     costs = dict(_costs(groups))
     kept = costs if everything else {k: v for k, v in costs.items() if k in HEADLINE_COSTS}
     hidden = len(names) + len(costs) - len(shown) - len(kept)
@@ -104,19 +104,7 @@ def cost_text(part: str, value: float) -> str:
     return f"{value:.4g} TB"
 
 
-def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the two-sided p of a paired t-test; pairs that differ by one number are certain."""
-    from scipy.stats import t  # half a second to import, and most tables have no pairs
-
-    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
-    mean, spread = fmean(differences), stdev(differences)
-    if not spread:
-        return 0.0 if mean else 1.0
-    size = len(differences)
-    return float(2 * t.sf(abs(mean) / (spread / size**0.5), size - 1))
-
-
-def _winner(groups: Sequence[SeedGroup], name: str) -> int | None:
+def winner(groups: Sequence[SeedGroup], name: str) -> int | None:
     """Return the group that beats every other one in a paired test, None without one."""
     values = [
         {str(run.seed): found[name] for run in group.runs if name in (found := run.metrics())}
@@ -128,6 +116,18 @@ def _winner(groups: Sequence[SeedGroup], name: str) -> int | None:
         return None
     first = max(having, key=lambda index: sign * fmean(values[index].values()))
     return first if all(_beats(values[first], values[i]) for i in having if i != first) else None
+
+
+def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the two-sided p of a paired t-test; pairs that differ by one number are certain."""
+    from scipy.stats import t  # half a second to import, and most tables have no pairs
+
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    mean, spread = fmean(differences), stdev(differences)
+    if not spread:
+        return 0.0 if mean else 1.0
+    size = len(differences)
+    return float(2 * t.sf(abs(mean) / (spread / size**0.5), size - 1))
 
 
 def _beats(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:

@@ -100,7 +100,7 @@ def write_html(runs: Sequence[RunRecord], path: Path) -> None:
     from fedsrv.report.page import page  # draws with matplotlib: only when a page is wanted
 
     groups = group_runs(runs)
-    text = page(groups, comparison(groups, everything=True))
+    text = page(groups)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
