@@ -20,11 +20,19 @@ SPENT = {
 }
 """What a run costs, and how a table calls it."""
 
+_AT_ONE_MOMENT = {
+    "a_loc": "a_loc_received",
+    "a_loc_minority": "a_loc_received_minority",
+    "forgetting": "forgetting_received",
+}
+"""Metrics of the model that each method's paper scores, and those that compare methods."""
+_LOST = ("forgetting_received", "forgetting", "forgetting_scored")
+_RARE = ("a_loc_received_minority", "a_loc_minority")
 HEADLINES = {
     "natural": ("personalization", "generalization", "global_f1", "a_loc", "a_glo"),
     "dirichlet_pooled": ("personalization", "generalization", "global_f1", "a_loc", "a_glo"),
-    "replay": ("aa", "aa_scored", "afm", "forgetting", "forgetting_scored", "a_loc", "a_glo"),
-    "": ("a_loc_received", "a_loc", "a_glo", "a_loc_minority", "forgetting", "forgetting_scored"),
+    "replay": ("aa", "aa_scored", "afm", *_LOST, "a_loc", "a_glo"),
+    "": ("a_loc_received", "a_loc", *_RARE, *_LOST, "a_glo"),
 }
 """Metrics that a table shows first, by the beginning of a scenario's kind; ``""`` is any other."""
 
@@ -79,9 +87,16 @@ def headline(groups: Sequence[SeedGroup], names: Sequence[str]) -> list[str]:
     kind = str(groups[0].runs[0].kind) if groups else ""
     wanted = next(HEADLINES[start] for start in HEADLINES if kind.startswith(start))
     found = [name for name in wanted if name in names]
-    if {"a_loc", "a_loc_received"} <= set(found):
-        found.remove("a_loc" if len(groups) > 1 else "a_loc_received")  # one view for all methods
+    for own, received in _AT_ONE_MOMENT.items():
+        if {own, received} <= set(found):
+            found.remove(own if len(groups) > 1 else received)
     return found[:MOST_METRICS] or list(names)[:MOST_METRICS]
+
+
+def main_metric(groups: Sequence[SeedGroup]) -> str:
+    """Return the metric that says how good the groups' runs are."""
+    names = dict.fromkeys(n for g in groups for run in g.runs for n in run.metrics())
+    return next(iter(headline(groups, [n for n in names if metric(n).better])), "loss")
 
 
 def metric_text(name: str, spread: Spread | None) -> str:

@@ -19,6 +19,9 @@ TEMPLATE = Path(__file__).with_name("page.html.j2")
 MOST_FIGURES = 6
 """Figures that are not folded away."""
 
+MOST_NAMED = 4
+"""Groups that a heading calls by name."""
+
 CONFUSION = (
     "Last accuracy on each class, by the model that was scored. A matrix of confusions is missing: "
     "clients report how often each class was right, not what it was taken for."
@@ -47,9 +50,8 @@ def page(groups: Sequence[SeedGroup]) -> str:
     """Return the whole page about groups of runs."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    heading = groups[0].runs[0].title() if len(groups) == 1 else f"{len(groups)} experiments"
     return template.render(
-        heading=heading,
+        heading=_heading(groups),
         sentences=story(groups),
         headline=comparison(groups),
         everything=comparison(groups, everything=True),
@@ -63,6 +65,16 @@ def page(groups: Sequence[SeedGroup]) -> str:
         rows=_rows,
         zipped=zip,
     )
+
+
+def _heading(groups: Sequence[SeedGroup]) -> str:
+    if len(groups) == 1:
+        return groups[0].runs[0].title()
+    labels = [group.label for group in groups]
+    last = {group.runs[0].title().partition(" on ")[2] for group in groups}
+    if len(groups) > MOST_NAMED or len(last) > 1:
+        return f"{len(groups)} experiments"
+    return f"{', '.join(labels[:-1])} and {labels[-1]} on {last.pop()}"
 
 
 def _rows(cells: Comparison) -> Iterator[tuple[str, list[tuple[str, bool]]]]:

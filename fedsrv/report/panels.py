@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import quote
 
-from fedmodels.numerics.metric_names import VIEWS, metric
+from fedmodels.numerics.metric_names import metric
 from fedsrv.report import quantities as q
-from fedsrv.report.comparison import headline
+from fedsrv.report.comparison import main_metric
 from fedsrv.report.figures import Unit, bars, curves, heat_map
+from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup, Spread
 
 MATRICES = 4
@@ -107,12 +108,6 @@ def leading(groups: Sequence[SeedGroup]) -> Iterator[Panel]:
     if sent:
         text = "At what cost: bytes that clients sent so far"
         yield curve_panel(text, sent, x="interaction", y="bytes up", unit="bytes")
-
-
-def main_metric(groups: Sequence[SeedGroup]) -> str:
-    """Return the metric that says how good the groups' runs are."""
-    names = dict.fromkeys(n for g in groups for run in g.runs for n in run.metrics())
-    return next(iter(headline(groups, [n for n in names if metric(n).better])), "loss")
 
 
 def _per_label(groups: Sequence[SeedGroup], quantity: CurveOf) -> Lines:
@@ -229,13 +224,6 @@ def of_cost(group: SeedGroup) -> Iterator[Panel]:
     if seconds:
         text = "seconds of training per client"
         yield bar_panel(text, {"training": seconds}, y="seconds", unit="seconds")
-
-
-def view_name(view: str) -> str:
-    """Return how a page calls a view; ``global:nearest`` is one scored by a rule of its own."""
-    model, _, rule = view.partition(":")
-    name = VIEWS[model].title if model in VIEWS else {q.RECEIVED: "as received"}.get(model, model)
-    return f"{name}, {rule}" if rule else name
 
 
 def _views(group: SeedGroup) -> Iterator[tuple[str, str]]:

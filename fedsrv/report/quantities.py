@@ -205,6 +205,13 @@ def views_of(run: RunRecord) -> list[str]:
     return sorted(found, key=lambda view: (order.get(view.partition(":")[0], len(VIEWS)), view))
 
 
+def view_name(view: str) -> str:
+    """Return how a page calls a view; ``global:nearest`` is one scored by a rule of its own."""
+    model, _, rule = view.partition(":")
+    name = VIEWS[model].title if model in VIEWS else {RECEIVED: "as received"}.get(model, model)
+    return f"{name}, {rule}" if rule else name
+
+
 def interaction_of(row: Mapping[str, Any], index: int) -> int:
     """Return the number of a row's interaction, or its place in the file where it has none."""
     return int(number(row.get("interaction"), index))

@@ -8,8 +8,8 @@ from statistics import fmean
 
 from fedmodels.numerics.metric_names import metric
 from fedsrv.report import quantities as q
-from fedsrv.report.comparison import cost_text, winner
-from fedsrv.report.panels import main_metric, view_name
+from fedsrv.report.comparison import cost_text, main_metric, winner
+from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup
 
 

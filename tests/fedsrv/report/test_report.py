@@ -26,7 +26,7 @@ from fedmodels.errors import ArchiveError, ConfigError
 from fedsrv.report import quantities
 from fedsrv.report import tables as report
 from fedsrv.report.comparison import paired_p
-from fedsrv.report.panels import view_name
+from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
 
@@ -253,7 +253,7 @@ def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
     }
     costs = ["bytes up", "seconds wall"]
     assert found == {
-        "per_class_shards": ["a_loc %", "a_glo %", "a_loc_minority %", "forgetting %", *costs],
+        "per_class_shards": ["a_loc %", "a_loc_minority %", "forgetting %", "a_glo %", *costs],
         "natural": ["personalization %", "generalization %", "global_f1 %", "a_loc %", *costs],
         "replay_gradual": ["aa %", "forgetting %", "a_loc %", "a_glo %", *costs],
     }
