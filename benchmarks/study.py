@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--set", action="append", default=[], help="override a key of all runs")
     parser.add_argument("--only", nargs="+", help="rows to run, by name")
+    parser.add_argument("--story", action="store_true", help="print the report, not table.md")
     options = parser.parse_args(arguments)
     study = Study.read(options.study)
     seeds = options.seeds or study.seeds
@@ -89,10 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = run_all(study, options.out, rows, seeds, options.set, options.jobs)
     table = "\n".join([markdown(study.columns, runs), *curves(study.curves, runs)])
     (options.out / "table.md").write_text(table)
-    print(table)
+    if not options.story:
+        print(table)
     page = ["--html", str(options.out / "report.html")]
     every = [str(run) for group in runs.values() for run in group]
-    return subprocess.run([FEDSRV, "report", *every, *page], stdout=subprocess.DEVNULL).returncode
+    said = None if options.story else subprocess.DEVNULL
+    return subprocess.run([FEDSRV, "report", *every, *page], stdout=said).returncode
 
 
 def run_all(
