@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import random
 import threading
 import time
@@ -56,6 +57,10 @@ class SessionGone(Exception):
 
 class RunOver(Exception):
     """The run has ended, and its end is committed."""
+
+
+class Dismissed(LinkError):
+    """The server ends this client's part in the run, and says why."""
 
 
 class UploadRefused(LinkError):
@@ -107,6 +112,8 @@ class Link:
         """A stream of one message: the same on the wire, and without a thread that sends it."""
         self._orders: Any = None
         """The Pull under way, if there is one."""
+        self._done: dict[str, tuple[float, float]] = {}
+        """When something that may be done again and again was last done, and the pause before."""
         self._held: dict[bytes, Bundle] = {}
         """The last common part by digest."""
 
@@ -146,6 +153,16 @@ class Link:
             if self._closed.wait(wait_s * random.uniform(0.5, 1.0)):
                 raise LinkError(f"{what}: the link is closed")
             wait_s = min(2 * wait_s, max(2.0, again_s or 0.0))
+
+    def _slow_down(self, what: str) -> None:
+        """Wait before doing again what was done less than a second ago, longer each time."""
+        done, pause_s = self._done.get(what, (-math.inf, 0.0))
+        if time.monotonic() - done < 1.0:
+            pause_s = min(max(0.1, 2 * pause_s), 2.0)
+            self._closed.wait(pause_s * random.uniform(0.5, 1.0))
+        else:
+            pause_s = 0.0
+        self._done[what] = time.monotonic(), pause_s
 
     def _tell_lost(self, lost_since: float, told: float | None, reason: str) -> float:
         """Say that the server is gone, once and then each minute; return when that was last said.
@@ -191,9 +208,9 @@ class Link:
             ConfigError: the client's data are of another partition than the run's.
             LinkError: the server refused, with its line.
         """
-        reply: rpc.JoinReply = self._patiently(
-            f"client {request.client_id}", lambda: self._join(request)
-        )
+        who = f"client {request.client_id}"
+        self._slow_down(who)
+        reply: rpc.JoinReply = self._patiently(who, lambda: self._join(request))
         return reply
 
     def pull(
@@ -210,13 +227,14 @@ class Link:
             specs: what the parts of a client's payload must hold.
 
         Raises:
-            LinkError, SessionGone: as :meth:`_patiently` says.
+            LinkError, SessionGone: as :meth:`_patiently` says; Dismissed if the run has failed.
             PayloadError: the payload is not what ``specs`` says.
         """
         while True:
             found = self._patiently("pull", lambda: self._next_order(waiting, specs))
             if found is not None:
                 return found
+            self._slow_down("pull")
 
     def _next_order(
         self,
@@ -352,6 +370,8 @@ def _raise_if_final(what: str, error: grpc.RpcError) -> None:
         raise UploadRefused(f"{what}: {line} ({code.name})") from None
     if code == grpc.StatusCode.NOT_FOUND:  # the run has no such partition
         raise ConfigError(f"{what}: {line}") from None
+    if code == grpc.StatusCode.FAILED_PRECONDITION:
+        raise Dismissed(f"{what}: {line} ({code.name})") from None
     if code not in _RETRIED:
         raise LinkError(f"{what}: {line} ({code.name})") from None
 

@@ -89,8 +89,8 @@ class Cohort(Protocol):
         """Return which private states each client says it holds."""
         ...
 
-    def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
-        """Set which private states suffice, and when each client last trained.
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
+        """Set which private states suffice, when each client last trained, and the watermark.
 
         A client that joined before with too great a loss has to join again, and learns what to do.
         """

@@ -17,8 +17,8 @@ from fedmodels.numerics.metrics import (
     best_round,
     forgetting,
 )
+from fedsrv.state.record import ClientRow, Record
 
-Record = Mapping[str, Any]
 _OF_CLIENTS = ("personalization", "personalization_std", "generalization", "generalization_std")
 _OF_SERVER = ("global_f1", "a_glo_balanced")
 
@@ -143,7 +143,7 @@ def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, 
     return matrix
 
 
-def _task_series(row: Mapping[str, Any], local_view: str) -> list[float | None]:
+def _task_series(row: ClientRow, local_view: str) -> list[float | None]:
     views = row.get("views", {})
     found = views.get(local_view, {}).get("tasks") or views.get("global", {}).get("tasks") or []
     return list(found)

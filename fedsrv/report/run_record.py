@@ -15,10 +15,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fedmodels.errors import ArchiveError
 from fedmodels.numerics.metric_names import current
+from fedsrv.state.record import Record
 
 K = TypeVar("K", bound=Hashable)
 
@@ -42,8 +43,8 @@ class RunRecord:
     path: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-    """One object per interaction, in order."""
+    rows: Sequence[Record]
+    """The record of each interaction, in order; an older or damaged file may lack any field."""
 
     @property
     def is_finished(self) -> bool:
@@ -148,7 +149,7 @@ def read_run(path: Path) -> RunRecord:
         path,
         config,
         {} if summary is None else _renamed(_object(summary, str(path / "summary.json"))),
-        [_renamed(row) for row in _rows(texts["rounds.jsonl"] or "", path / "rounds.jsonl")],
+        list(_rows(texts["rounds.jsonl"] or "", path / "rounds.jsonl")),
     )
 
 
@@ -178,12 +179,12 @@ def _object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _rows(text: str, path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of lines; a last line that is not ended was cut by a kill."""
+def _rows(text: str, path: Path) -> Iterator[Record]:
+    """Yield the records of a file of lines; a last line that is not ended was cut by a kill."""
     lines = text.split("\n")
     for index, line in enumerate(lines[:-1], start=1):
         if line.strip():
-            yield _object(line, f"{path} line {index}")
+            yield cast(Record, _renamed(_object(line, f"{path} line {index}")))
 
 
 def table(value: object) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The run directory as a folder: its lock, whether it holds a run, and atomic writes."""
+"""The run directory as a folder: its lock, and whether it holds a run."""
 
 from __future__ import annotations
 
@@ -66,29 +66,19 @@ def holds_commits(path: Path) -> bool:
     return written or bool(state_numbers(path / "server"))
 
 
-def sync_path(path: Path) -> None:
-    """Fsync a file or a directory; ignore one that is gone meanwhile."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file; a reader sees the old text or the new one, never a mixture."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
 def may_hold_a_run(path: Path) -> bool:
-    """Tell a run directory, or what the launcher lays out for one, from a stranger's directory."""
+    """Tell a run directory from a stranger's; a start that was killed leaves at least the lock."""
     return holds_commits(path) or any(
-        (path / name).exists() for name in ("run.db", "logs", "clients")
+        (path / name).exists() for name in (".lock", "run.db", "logs", "clients")
+    )
+
+
+def is_vacant(path: Path) -> bool:
+    """Tell whether a path is free, or a directory with no files in it, at any depth."""
+    if not path.is_dir():
+        return not path.exists()
+    return all(
+        not inner.is_symlink() and inner.is_dir() and is_vacant(inner) for inner in path.iterdir()
     )
 
 
@@ -147,11 +137,11 @@ def require_run(path: Path) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuse an output directory that is not empty.
+    """Refuse an output directory that holds files.
 
     Raises:
         ConfigError: says how to go on.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if not is_vacant(path):
         what = "already holds a run" if (path / "run.db").exists() else "exists and is not empty"
         raise ConfigError(f"{path} {what}; give --resume to go on with it, or another --out")

@@ -18,13 +18,14 @@ class Holdings:
         self._required: HoldsState = lambda client, versions: True
         self._stateful = False
         self._last_trained: Mapping[ClientId, int] = {}
+        self._safe = -1
         self.lost: int | None = None
         """A client that came back without the state it must hold."""
         self._starting_over: set[int] = set()
 
-    def require(self, holds: HoldsState, last_trained: Mapping[int, int]) -> None:
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
         """Set the required states; a client that lost too much has to join again."""
-        self._required, self._stateful = holds, True
+        self._required, self._stateful, self._safe = holds, True, safe
         self._last_trained = dict(last_trained.items())
         for client, member in list(self._members.items()):
             member.trained = self.trained(client)
@@ -42,8 +43,16 @@ class Holdings:
         found, self._starting_over = sorted(self._starting_over), set()
         return found
 
-    def lacks(self, client: ClientId, versions: Sequence[int], start_over: bool) -> bool:
+    def lacks(
+        self, client: ClientId, versions: Sequence[int], start_over: bool, uploaded: int = -1
+    ) -> bool:
         """Tell whether a client's states fall short; note a client that may start over.
+
+        Args:
+            client: who holds the states.
+            versions: the interactions after which it holds one.
+            start_over: whether it may go on from its initial state.
+            uploaded: the interaction of its last upload that was taken, which may not be committed.
 
         Raises:
             LossTooLarge: the run may not go back to any state of the client.
@@ -51,7 +60,8 @@ class Holdings:
         if not isinstance(client, int):
             return False
         try:
-            return not self._required(client, versions)
+            held = self._required(client, versions)
+            return not held or (self._stateful and uploaded not in (-1, *versions))
         except LossTooLarge:
             if not start_over:
                 raise
@@ -64,7 +74,10 @@ class Holdings:
         return {c: m.versions for c, m in self._members.items() if isinstance(c, int)}
 
     def durable(self, committed: int) -> int | None:
-        """Return the interaction up to which every client's state is safe; None: all are safe."""
+        """Return the interaction up to which every client's state is safe; None: all are safe.
+
+        A client that has not joined since the coordinator began cannot say what it has synced.
+        """
         if not self._stateful:
             return None
         late = [
@@ -72,4 +85,7 @@ class Holdings:
             for c, m in self._members.items()
             if isinstance(c, int) and m.durable < min(m.trained, committed)
         ]
+        absent = self._last_trained.keys() - self._members.keys()
+        if any(min(self.trained(client), committed) > self._safe for client in absent):
+            late.append(self._safe)
         return min(late, default=None)

@@ -7,6 +7,9 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.console import Console
+
+from fedcli.data.store.commands import run_partition
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import method_class
 from fedmodels.resolution import experiment_of
@@ -55,12 +58,23 @@ class Ground:
         site = Site(
             write_config(root / "config.toml", made),
             root / "run",
-            None if launched and made.method.pools_data else self.data,
+            None if launched and made.method.pools_data else self._partition(made),
             free_port(),
             {} if launched else CLIENTS,
             self.data / "server" if needs_server_data else None,
         )
         return Player(self.nursery, site, plan).play(self.patience_s)
+
+    def _partition(self, made: Experiment) -> Path:
+        """Return a run's data: dealt out to the clients, or pooled with the first of them."""
+        if not made.method.pools_data:
+            return self.data
+        assert made.data
+        assert made.scenario
+        pooled, clients = self.root / "pooled", made.schedule.clients
+        quiet = Console(quiet=True)
+        run_partition(made.data, made.scenario, clients, made.seed, pooled, quiet, gather=True)
+        return pooled
 
 
 def experiment(method: str) -> Experiment:

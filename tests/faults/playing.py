@@ -152,7 +152,7 @@ class Player:
     def _directories(self, fault: Fault) -> list[Path]:
         """Return the directories on the disk that lost its power."""
         out = self.played.site.out.resolve()
-        states = [path for path in (out / "clients").glob("*") if path.is_dir()]
+        states = [path for path in self.played.site.states.resolve().glob("*") if path.is_dir()]
         if fault.power == CLIENT:
             ids = fault.role.removeprefix("client-").split(",")
             return [path for path in states if path.name in ids]

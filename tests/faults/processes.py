@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from fedsrv.state.run_directory import may_hold_a_run
 from tests.faults.plans import COORDINATOR, LAUNCHER
 from tests.integration.harness import Client, ForkServer
 
@@ -50,10 +51,14 @@ class Site:
     """``--client-id`` by role; the launcher chooses unless given."""
     server_data: Path | None = None
 
+    @property
+    def states(self) -> Path:
+        """Return where clients keep their states: the launcher's in the run, others elsewhere."""
+        return (self.out.with_name("sites") if self.clients else self.out) / "clients"
+
     def _resume(self) -> list[str]:
-        """Begin or go on: clients that start beside the coordinator make the directory, too."""
-        (self.out / "clients").mkdir(parents=True, exist_ok=True)
-        return ["--resume"]
+        """Begin, or go on with what a start has left."""
+        return ["--resume"] if may_hold_a_run(self.out) else []
 
     def arguments(self, role: str) -> list[str]:
         """Return the command line of a process."""
@@ -68,7 +73,7 @@ class Site:
             return ["serve", str(self.config), "--out", str(self.out), *more]
         return [
             "join", "--client-id", self.clients[role], "--server", address,
-            "--data", str(self.data), "--state-dir", str(self.out / "clients"), "--device", "cpu",
+            "--data", str(self.data), "--state-dir", str(self.states), "--device", "cpu",
         ]  # fmt: skip
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedcli.runtime.state import PERSONAL
 from tests.faults.playing import Played
+from tests.faults.processes import Site
 
 MEASURED = {"seconds", "peak_rss_bytes", "wire_down", "wire_up"}
 """What a record says that no two runs have in common."""
@@ -19,15 +20,16 @@ def troubles(played: Played, undisturbed: Played) -> list[str]:
     """Return what is not as it would have been; nothing where the promise holds."""
     found = [*played.troubles, *_promises(played), *_tracebacks(played)]
     if not played.troubles:
-        one, other = (outcome(each.site.out) for each in (played, undisturbed))
+        one, other = (outcome(each.site) for each in (played, undisturbed))
         found += [f"{key}: {_shown(one, other, key)}" for key in other if one[key] != other[key]]
     return found
 
 
-def outcome(out: Path) -> dict[str, Any]:
-    """Return everything of a run directory that a crash must not change."""
+def outcome(site: Site) -> dict[str, Any]:
+    """Return everything of a run's directories that a crash must not change."""
+    out = site.out
     summary = json.loads((out / "summary.json").read_text())
-    models = sorted((out / "clients").glob(f"*/{PERSONAL}"))
+    models = sorted(site.states.glob(f"*/{PERSONAL}"))
     return {
         "state_sha256": summary["state_sha256"],
         "metrics": summary["metrics"],

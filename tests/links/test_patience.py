@@ -13,6 +13,7 @@ import pytest
 from fedcli.runtime import link as module
 from fedcli.runtime.link import Link
 from fedmodels.errors import LinkError
+from fedpb import coordinator_pb2 as rpc
 
 
 class Gone(grpc.RpcError):
@@ -29,6 +30,12 @@ class Gone(grpc.RpcError):
 
     def trailing_metadata(self) -> tuple[()]:
         return ()
+
+
+class EmptyStream:
+    """A Pull that the server ended before any order."""
+
+    def cancel(self) -> None: ...
 
 
 class Clock:
@@ -138,3 +145,26 @@ def test_what_cannot_succeed_is_not_tried_again(code: str, patient: Any, clock: 
     with pytest.raises(LinkError, match=code):
         patient(None)._patiently("join", call)
     assert clock.waits == []
+
+
+def test_sessions_that_end_at_once_are_renewed_ever_more_slowly(patient: Any, clock: Clock) -> None:
+    link = patient(None)
+    link._join = lambda request: request
+    for _ in range(8):
+        link.join(rpc.JoinRequest(client_id="3"))
+    assert len(clock.waits) == 7, "the first does not wait"
+    assert all(wait <= 2.0 for wait in clock.waits)
+    assert sum(clock.waits[-2:]) > 2.0
+    clock.now, clock.waits = clock.now + 1.5, []
+    link.join(rpc.JoinRequest(client_id="3"))
+    assert clock.waits == [], "that session lasted"
+
+
+def test_a_server_that_ends_each_pull_at_once_is_not_flooded(patient: Any, clock: Clock) -> None:
+    link, made = patient(None), []
+    link._pull = lambda request: made.append(clock.now) or EmptyStream()
+    clock.closes_after = 30
+    link._read_order = lambda stream, specs: None if len(made) < 30 else ("order", "payload")
+    assert link.pull(list, dict) == ("order", "payload")
+    assert len(clock.waits) == 28
+    assert made[-1] - made[0] > 20.0

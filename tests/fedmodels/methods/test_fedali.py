@@ -21,6 +21,7 @@ from fedmodels.numerics.neighbour_clustering import cluster_near
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run, ServerContext, ServerState
+from fedmodels.training.position import START, Position
 from fedsrv.engine.summary import run_metrics
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
@@ -48,7 +49,7 @@ def upload_of(rows, n):
 
 def clustered(method, *uploads):
     """Return the rows (G, d) that the server makes of one block's uploads."""
-    ctx = ServerContext(Run(aligned(), HAR), 0, 0, 0, tuple(range(len(uploads))))
+    ctx = ServerContext(Run(aligned(), HAR), START, tuple(range(len(uploads))))
     by_client = dict(enumerate(uploads))
     start = server_state(uploads[0].prototypes["alp/0"].vectors.tolist())
     uploads = method.received(by_client)
@@ -74,7 +75,7 @@ def test_bytes_of_the_paper(wire, num_bytes):
         net={"name": "hart", "alp": True}, method={"name": "fedali", "wire_prototypes": wire}
     )
     run, method = Run(experiment, HAR), method_of(experiment)
-    common, personal = method.broadcast(ServerContext(run, 0, 0, 0, (0,)), method.init_server(run))
+    common, personal = method.broadcast(ServerContext(run, START, (0,)), method.init_server(run))
     assert common.num_bytes() == num_bytes
     assert personal == {}
     assert method.payload_spec(run)[0].max_bytes == num_bytes
@@ -168,7 +169,7 @@ def test_a_client_without_examples_has_no_part():
     method = make("fedali")
     nobody = upload_of([[100.0, 100], [-100, -100]], 0)
     assert torch.equal(clustered(method, *ANCHOR, nobody), clustered(method, *ANCHOR))
-    ctx, start = ServerContext(Run(aligned(), HAR), 0, 0, 0, (0,)), server_state([[1.0, 1]])
+    ctx, start = ServerContext(Run(aligned(), HAR), START, (0,)), server_state([[1.0, 1]])
     nobody = {0: upload_of([[5.0, 5]], 0)}
     assert method.aggregate(ctx, start, method.received(nobody)) is start
     assert method.finish(ctx, start, method.received(nobody))[0] is start
@@ -254,7 +255,7 @@ def test_beta_of_the_first_round(digits, given, expected):
     assert betas(ctx.net) == [expected] * 2  # and so the client's own model is scored
     method.load_global(ctx, payload)
     assert betas(ctx.net) == [0.3] * 2
-    ctx.round = 1
+    ctx.at = Position(0, 1, 0)
     train_locally(method, ctx, payload, state)
     assert betas(ctx.net) == [0.3] * 2
 

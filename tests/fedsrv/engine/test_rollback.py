@@ -272,7 +272,7 @@ def joined(tmp_path, digits):
 
 def test_a_join_with_too_great_a_loss_is_refused(joined):
     cohort, holds, join = joined
-    cohort.require(holds, {0: 9, 1: 9})
+    cohort.require(holds, {0: 9, 1: 9}, -1)
     with pytest.raises(LossTooLarge):
         join(0, [2])
     assert not cohort.versions()
@@ -287,7 +287,7 @@ def test_who_joined_before_anything_was_known_has_to_join_again(joined):
     cohort, holds, join = joined
     token = join(0, [2])
     join(1, [9])
-    cohort.require(holds, {0: 9, 1: 9})
+    cohort.require(holds, {0: 9, 1: 9}, -1)
     assert cohort.versions() == {1: (9,)}
     with pytest.raises(LossTooLarge):
         join(0, [2], token=token)
@@ -298,7 +298,7 @@ def test_a_client_may_ask_to_start_over(joined, before):
     cohort, holds, join = joined
     if before:
         join(0, [2], start_over=True)
-    cohort.require(holds, {0: 9, 1: 9})
+    cohort.require(holds, {0: 9, 1: 9}, -1)
     if not before:
         join(0, [2], start_over=True)
     join(1, [9], start_over=True)  # it has what it needs: nothing begins anew

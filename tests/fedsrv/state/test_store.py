@@ -8,7 +8,7 @@ import torch
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedmodels.training.method import ServerState
-from fedsrv.state.run_directory import refuse_existing, write_atomically
+from fedsrv.state.run_directory import refuse_existing
 from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
 from tests.conftest import tiny_experiment
@@ -218,11 +218,49 @@ def test_a_directory_that_exists_needs_resume(opened, tmp_path):
     refuse_existing(tmp_path / "new")
 
 
+@pytest.mark.parametrize(
+    ("left", "resume"),
+    [
+        ([], False),
+        (["server/"], False),
+        (["server/"], True),
+        ([".lock"], True),
+        ([".lock", "server/"], True),
+        ([".lock", "server/", "run.db"], True),
+    ],
+)
+def test_a_start_killed_in_its_first_moment_can_be_begun_again(tmp_path, left, resume):
+    path = tmp_path / "run"
+    path.mkdir()
+    for name in left:
+        (path / name).mkdir() if name.endswith("/") else (path / name).touch()
+    Store(path, tiny_experiment(), resume).close()
+
+
+def test_the_lock_is_the_first_file_of_a_run(tmp_path, monkeypatch):
+    def killed(path):
+        raise KeyboardInterrupt(sorted(inner.name for inner in path.iterdir()))
+
+    monkeypatch.setattr("fedsrv.state.store.lock", killed)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Store(tmp_path / "run", tiny_experiment(), False)
+    assert caught.value.args == ([],)
+
+
+def test_a_link_in_a_directory_is_not_followed(tmp_path):
+    (tmp_path / "else").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "else")
+    refuse_existing(tmp_path / "run")  # the place itself may be a link
+    (tmp_path / "else" / "loop").symlink_to(tmp_path / "else")
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        refuse_existing(tmp_path / "run")
+
+
 def test_a_file_is_no_directory(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(ConfigError, match="exists and is not empty"):
         Store(tmp_path / "out", tiny_experiment(), False)
-    with pytest.raises(ConfigError, match="out cannot be used: Not a directory"):
+    with pytest.raises(ConfigError, match="out cannot be used: File exists"):
         Store(tmp_path / "out", tiny_experiment(), True)
 
 
@@ -344,11 +382,3 @@ def test_a_roll_back_while_a_sync_is_under_way():
         assert syncer.durable == 2
     finally:
         syncer.close()
-
-
-def test_small_files_are_whole(tmp_path):
-    path = tmp_path / "file"
-    for text in ("one", "another"):
-        write_atomically(path, text)
-        assert path.read_text() == text
-    assert os.listdir(tmp_path) == ["file"]

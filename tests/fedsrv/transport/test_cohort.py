@@ -222,7 +222,7 @@ def test_more_clients_than_anything_wait_together(tmp_path):
 
 def test_an_order_is_issued_anew_after_a_new_trip(world):
     """A new trip for the same interaction, as after a roll-back, has another issue."""
-    world.cohort.require(lambda client, versions: client != 2, {})
+    world.cohort.require(lambda client, versions: client != 2, {}, -1)
     future = world.exchange(trip_to(0, 1))
     first = world.pull(0)
     world.join(2, world.tokens[2])
@@ -532,7 +532,7 @@ def holds_four(client, versions):
 
 def test_a_client_without_its_state(world):
     """Client 1 must hold the state after interaction 4, but comes back with older ones only."""
-    world.cohort.require(holds_four, {1: 4})
+    world.cohort.require(holds_four, {1: 4}, -1)
     future = world.exchange(trip_to(0, 1, interaction=5))
     world.join(0, world.tokens[0])
     world.join(1, world.tokens[1], versions=(3, 4))
@@ -546,8 +546,20 @@ def test_a_client_without_its_state(world):
     assert world.pull(0) is not None, "the run goes on"
 
 
+def test_a_client_that_loses_the_state_behind_an_upload_that_was_taken(world):
+    """Client 0's upload is in, the trip is open; its machine fails before the state is synced."""
+    world.cohort.require(lambda client, versions: True, {0: 4, 1: 4}, -1)
+    future = world.exchange(trip_to(0, 1, interaction=5))
+    assert world.push(0, world.pull(0)) is True
+    world.join(0, world.tokens[0], versions=(4, 5))
+    assert not future.done()
+    world.join(0, world.tokens[0], versions=(3, 4))
+    with pytest.raises(StateLost, match=r"client 0 holds private states \[3, 4\] only"):
+        future.result(5)
+
+
 def test_a_state_lost_between_trips_shows_at_the_next(world):
-    world.cohort.require(holds_four, {1: 4})
+    world.cohort.require(holds_four, {1: 4}, -1)
     world.join(1, world.tokens[1], versions=())
     with pytest.raises(StateLost):
         world.exchange(trip_to(0, 1)).result(5)
@@ -555,13 +567,29 @@ def test_a_state_lost_between_trips_shows_at_the_next(world):
 
 def test_durable_is_the_oldest_state_that_is_not_safe(world):
     assert world.cohort.durable() is None, "nobody holds a state"
-    world.cohort.require(lambda client, versions: True, {0: 7, 1: 5})
+    world.cohort.require(lambda client, versions: True, {0: 7, 1: 5}, -1)
     world.cohort.commit(8, -1)
     assert world.cohort.durable() == -1
     world.cohort.member(0, world.tokens[0]).durable = 6
     world.cohort.member(1, world.tokens[1]).durable = 5
     assert world.cohort.durable() == 6, "client 1 is safe up to its last training"
     world.cohort.member(0, world.tokens[0]).durable = 7
+    assert world.cohort.durable() is None
+
+
+def test_a_client_that_has_not_come_back_holds_the_watermark(world):
+    """Client 7 trained in 6 and has not joined: what it synced since the watermark is unknown."""
+    for client in (0, 1):
+        world.cohort.member(client, world.tokens[client]).durable = 8
+    world.cohort.commit(8, -1)
+    world.cohort.require(lambda client, versions: True, {0: 8, 1: 8, 7: 6}, 4)
+    assert world.cohort.durable() == 4
+    world.cohort.require(lambda client, versions: True, {0: 8, 1: 8, 7: 6}, 6)
+    assert world.cohort.durable() is None, "the watermark had passed its last training"
+    world.cohort.require(lambda client, versions: True, {0: 8, 1: 8, 7: 6}, 4)
+    world.tokens[7] = world.join(7)
+    assert world.cohort.durable() == -1
+    world.cohort.member(7, world.tokens[7]).durable = 6
     assert world.cohort.durable() is None
 
 
@@ -587,7 +615,7 @@ def test_what_a_client_lost_does_not_matter_once_it_was_turned_away(tmp_path):
     """Client 0 lacks its state and describes another problem than most: the run goes on."""
     events = EventLog()
     cohort = RemoteCohort(3, Spool(tmp_path, 1 << 20), events, admission=Admission({}, 3))
-    cohort.require(lambda client, versions: client != 0, {})
+    cohort.require(lambda client, versions: client != 0, {}, -1)
     other = json.dumps({**json.loads(PROFILE), "input_shape": [5]})
     cohort.join(0, other, b"", ())
     for client in (1, 2):
