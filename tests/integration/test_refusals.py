@@ -96,9 +96,9 @@ def plain() -> Iterator[Callable[..., PlainClient]]:
 def upload_of(run: Loopback) -> Bundle:
     """Return an upload as the method wants it."""
     from fedmodels.tensors.bundle import Problem
-    from fedmodels.training.method import Run
+    from fedmodels.training.method import RunFacts
 
-    weights = Run(run.experiment, Problem((1, 8, 8), 10)).initial_weights
+    weights = RunFacts(run.experiment, Problem((1, 8, 8), 10)).initial_weights
     return Bundle(weights=dict(weights), scalars={"num_examples": 5.0})
 
 
@@ -331,7 +331,7 @@ def test_more_listeners_than_threads_do_not_stop_the_run(
     monitor = plain(run)
     first = monitor.stub.Watch(rpc.WatchRequest(from_start=True))
     clients = [run.join("0")]
-    assert next(first).event.WhichOneof("what") == "joined"  # it has its place
+    assert next(first).event.WhichOneof("what") == "listening"  # it has its place
     others = [monitor.stub.Watch(rpc.WatchRequest()) for _ in range(60)]
     clients += [run.join("1"), run.join("2")]
     events = [told.event.WhichOneof("what") for told in first]

@@ -66,7 +66,7 @@ def test_only_a_monitor_may_watch(loopback: Sites, certs: Path) -> None:
             assert "may not watch this run" in refused.value.details()
     channel, events = watch(run, certs, "monitor")
     with channel:
-        assert next(events).event.WhichOneof("what") == "joined"
+        assert next(events).event.WhichOneof("what") == "listening"
         stranger = run.join("2", *client_options(certs, "monitor"), states=run.root / "stranger")
         assert stranger.wait() == 1
         assert "fedtide:monitor does not cover 2 (PERMISSION_DENIED)" in stranger.output()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.events import Event
+from fedsrv.engine.rows import commit_facts
+from fedsrv.events import Event, EventLog
 from fedsrv.transport.event_messages import event_of, field_of, message_of
 
 FACTS: dict[str, dict[str, Any]] = {
@@ -19,7 +21,14 @@ FACTS: dict[str, dict[str, Any]] = {
     "beat": {"epoch": 1, "batch": 2, "loss": 0.25},
     "upload": {},
     "failed": {"reason": "its disk is full"},
-    "commit": {"task": 1, "loss": 0.5, "of": 4, "failed": {"2": "no"}},
+    "commit": {
+        "task": 1,
+        "loss": 0.5,
+        "of": 4,
+        "failed": {"2": "no"},
+        "seconds": 0.5,
+        "bytes": {"down": 8, "up": 16},
+    },
     "scores": {"metrics": {"a_loc": 0.75}},
     "finished": {"metrics": {"a_loc": 0.75}, "state_sha256": "0" * 64},
     "waiting": {"line": "waiting for client 1", "clients": ["1"], "seconds": 3},
@@ -29,6 +38,8 @@ FACTS: dict[str, dict[str, Any]] = {
     "missed": {"events": 7},
     "listening": {"address": "127.0.0.1:5055", "clients": 3, "needed": 2},
     "draining": {"line": "asked to stop"},
+    "dashboard": {"url": "http://127.0.0.1:8000/"},
+    "metrics": {"url": "http://127.0.0.1:9000/metrics"},
 }
 
 
@@ -37,7 +48,19 @@ def test_an_event_is_the_same_at_the_monitor(kind: str) -> None:
     event = Event(kind, "2", 3, 1, FACTS[kind], 1e9)
     found = event_of(rpc.Event.FromString(message_of(event).SerializeToString()))
     assert found == event
-    assert found.to_json() == event.to_json()
+    assert json.loads(found.to_json()) == json.loads(event.to_json())
+
+
+def test_a_commit_is_told_with_what_its_message_has() -> None:
+    record = {
+        "interaction": 3, "round": 1, "task": 1, "metrics": {}, "seconds": {"wall": 0.5},
+        "bytes": {"down": 8, "up": 16, "wire_up": 20}, "failed": {"2": "no"},
+    }  # fmt: skip
+    log = EventLog()
+    log.tell("commit", **commit_facts(record), of=4)
+    log.close()
+    (event,) = log.listen(from_start=True)
+    assert event_of(message_of(event)) == event
 
 
 def test_a_loss_that_nobody_has_is_none() -> None:
