@@ -12,7 +12,7 @@ from fedmodels.printable import printable
 from fedsrv.events import Event
 from fedsrv.report.comparison import cost_text
 
-FIGURES = ("a_glo", "a_loc", "a_sel", "global_acc")
+FIGURES = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
 """The metrics that lines show, where a run has them."""
 FREQUENT = frozenset({"order", "beat", "upload"})
 """Kinds that come for every client in every interaction."""

@@ -265,6 +265,20 @@ def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
     assert len(report.comparison(group_runs(map(read_run, several)), everything=True).lines) == 18
 
 
+def test_forgetting_is_of_the_moment_that_most_runs_scored(tmp_path: Path) -> None:
+    both = {"forgetting_received": 0.1, "forgetting_trained": 0.3, "forgetting": 0.1}
+    one = read_run(write_run(tmp_path / "one", method="a", metrics=both))
+    other = read_run(write_run(tmp_path / "other", method="b", metrics=both))
+    late = dict(list(both.items())[1:])
+    partly = read_run(write_run(tmp_path / "partly", method="c", metrics=late))
+    for runs, name in (
+        ([one], "forgetting %"),
+        ([one, other], "forgetting_received %"),
+        ([one, partly], "forgetting_trained %"),
+    ):
+        assert next(iter(report.comparison(group_runs(runs)).lines)) == name
+
+
 def test_many_groups_turn_the_table(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / m, method=m)) for m in "abcdef"]
     table = report.compare(runs)
