@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedmodels.errors import RunFailed
 from fedsrv.report.run_record import read_run
-from fedsrv.report.tables import write_html
+from fedsrv.report.tables import report_command, write_html
 from fedsrv.sweep.execution import execute
 from fedsrv.sweep.plan import Sweep, plan
 from fedsrv.sweep.tables import Outcome, latex, page, write_csv
@@ -23,7 +23,7 @@ def run_sweep(
     jobs: int = 1,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Run a sweep and write ``table.md``, ``table.tex``, both CSV files and ``report.html``.
+    """Run a sweep and write ``report.html``; of columns also Markdown, LaTeX and CSV tables.
 
     Args:
         sweep: what to run.
@@ -49,14 +49,18 @@ def run_sweep(
     cells = list(dict.fromkeys(run.cell for run in runs))
     against = sweep.against or first
     outcome = Outcome(ended, cells, sweep.columns, against, len(seeds))
-    text = page(outcome, sweep.curves)
-    (out / "table.md").write_text(text)
-    (out / "table.tex").write_text(latex(outcome))
-    write_csv(outcome, out)
-    say(text)
-    if ended:
-        write_html([read_run(run.directory) for run in ended], out / "report.html")
-        say(f"report: {out / 'report.html'}")
+    html = out / "report.html"
+    if sweep.columns:
+        text = page(outcome, sweep.curves)
+        (out / "table.md").write_text(text)
+        (out / "table.tex").write_text(latex(outcome))
+        write_csv(outcome, out)
+        say(text)
+        if ended:
+            write_html([read_run(run.directory) for run in ended], html)
+            say(f"report: {html}")
+    elif ended:
+        report_command([run.directory for run in ended], html)
     if failed:
         names = ", ".join(run.directory.name for run in failed)
         raise RunFailed(f"{len(failed)} of {len(runs)} runs failed and are left out: {names}")
