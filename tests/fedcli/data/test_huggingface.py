@@ -45,8 +45,8 @@ def test_pictures_keep_the_order_of_their_classes(tmp_path: Path) -> None:
     assert found.train_x.dtype == np.uint8
     assert found.class_names == ("b", "a")
     assert found.test_y.tolist() == [0, 1] * 3
-    with pytest.raises(DataError, match=r"has no column 'lable'\. Did you mean 'label'"):
-        loaded(tmp_path / "d", label="lable")
+    with pytest.raises(DataError, match=r"has no column 'lbel'\. Did you mean 'label'"):
+        loaded(tmp_path / "d", label="lbel")
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the library

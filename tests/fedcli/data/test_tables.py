@@ -100,7 +100,7 @@ def test_a_changed_file_is_another_data_set(csv: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
-        ({"label": "activty"}, "has no column 'activty'. Did you mean 'activity'?"),
+        ({"label": "activitie"}, "has no column 'activitie'. Did you mean 'activity'?"),
         ({"features": ["ax", "az"]}, "has no column 'az'"),
         ({"features": ["person"]}, "column 'person' holds 'ann' in row 1 and in 21 more"),
         ({"classes": ["walk", "run"]}, "holds the class 'sit', which"),
