@@ -26,7 +26,7 @@ export OMP_NUM_THREADS := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup proto proto-check format lint types test test-unit test-loopback test-gpu soak \
-	fuzz golden docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
+	fuzz golden docs docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,8 +78,13 @@ fuzz: $(STAMP)  ## fuzz for a while: every lie of a client, then INPUTS=100000 f
 golden: $(STAMP)  ## write the golden traces anew; review the diff
 	FEDTIDE_REWRITE_GOLDEN=1 $(PYTEST) tests/golden
 
+docs: $(STAMP)  ## build the documentation site into build/site; a warning is an error
+	$(PYTHON) -m pip install --quiet --editable '.[docs]'
+	mkdir -p build && $(PYTHON) docs/site/configuration.py > build/configuration.md && mv build/configuration.md docs/configuration.md
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
 docs-check: $(STAMP)  ## check what the pages link to
-	$(PYTEST) tests/test_docs.py
+	$(PYTEST) tests/test_docs.py tests/project/test_pages.py
 
 demo: $(STAMP)  ## run the quick experiment: a coordinator and its clients as local processes
 	rm -rf demo-run && $(BIN)/fedsrv launch examples/quickstart.toml --out demo-run

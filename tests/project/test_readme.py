@@ -21,7 +21,7 @@ COMMANDS = {"fedsrv": typer.main.get_command(fedsrv), "fedcli": typer.main.get_c
 def shown(page: Path) -> list[str]:
     """Return the command lines of a page: in blocks of code, and in backticks."""
     text = page.read_text().replace("\\\n", " ")
-    blocks = re.findall(r"```[a-z]*\n(.*?)```", text, flags=re.DOTALL)
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, flags=re.S | re.M)
     lines = [part for block in blocks for line in block.splitlines() for part in line.split("&&")]
     lines += re.findall(r"`((?:fedsrv|fedcli) [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
     return [line.strip() for line in lines if re.match(r"\s*(fedsrv|fedcli) [a-z]", line)]

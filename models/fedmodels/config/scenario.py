@@ -64,6 +64,7 @@ class Data(Table):
     """``[data]``: which data set, and where it lies."""
 
     name: str
+    """One of ``fedcli data``, or ``file.py:function``."""
     root: str | None = None
     """Directory to look in first; then ``$FEDTIDE_DATA``, then the cache."""
     max_per_class: Positive | None = None
@@ -310,11 +311,13 @@ class DirichletPooled(ScenarioTable):
     kind: Literal["dirichlet_pooled"]
     has_long_tail: ClassVar[bool] = False
     alpha: Concentration = 0.3
+    """Concentration; small values give each client few classes."""
     same_props: bool = False
     """FedTP: do not pool; cut training and test set separately with the same proportions."""
     pachinko: bool = False
     """Coarse classes ~ Dir(alpha), fine ones within ~ Dir(fine_alpha); needs coarse labels."""
     fine_alpha: Concentration = 10.0
+    """Concentration of the fine classes within a coarse one."""
     split: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """Training part of each client."""
     min_size: Annotated[int, Field(ge=0)] = 10
