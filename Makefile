@@ -86,15 +86,15 @@ docs: $(STAMP)  ## build the documentation site into build/site; a warning is an
 docs-check: $(STAMP)  ## check what the pages link to
 	$(PYTEST) tests/test_docs.py tests/project/test_pages.py
 
-demo: $(STAMP)  ## run the quick experiment: a coordinator and its clients as local processes
-	rm -rf demo-run && $(BIN)/fedsrv launch examples/quickstart.toml --out demo-run
+demo: $(STAMP)  ## FedAvg, GLDP and pFedGRP on a stream of digits: what each forgets, in a table and a page
+	rm -rf demo-run && $(BIN)/fedsrv sweep benchmarks/studies/demo.toml --out demo-run --jobs 2
 
 bench: $(STAMP)  ## measure transport, rounds and memory on this machine
 	$(PYTHON) -m benchmarks
 
 compare: $(STAMP)  ## run STUDY=gldp, or another of benchmarks/studies, into runs/ (JOBS=2 SEEDS="0 1")
-	$(PYTHON) -m benchmarks.study benchmarks/studies/$(STUDY).toml --out runs/$(STUDY) \
-		--jobs $(JOBS) $(if $(SEEDS),--seeds $(SEEDS))
+	$(BIN)/fedsrv sweep benchmarks/studies/$(STUDY).toml --out runs/$(STUDY) \
+		--jobs $(JOBS) $(addprefix --seed ,$(SEEDS))
 
 compare-gldp:  ## GLDP, its ablations and its baselines
 	$(MAKE) compare STUDY=gldp

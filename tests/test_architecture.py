@@ -78,9 +78,10 @@ ROOMS = {
     ),
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
-        "presets", "events", "state", "report", "narration", "engine", "transport", "tracking",
-        "coordinator", "catalogue", "trained_models", "export", "certs_commands",
-        "catalogue_commands", "monitor_commands", "launch", "cli", "__main__",
+        "presets", "events", "state", "report", "narration", "sweep", "engine", "transport",
+        "tracking", "dashboard", "coordinator", "catalogue", "trained_models", "export",
+        "certs_commands", "catalogue_commands", "monitor_commands", "sweep_commands", "launch",
+        "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "prediction",

@@ -59,7 +59,7 @@ def summarise(
 
 
 def data_of(experiment: Experiment, datasets: Sequence[str]) -> str:
-    """Return what was trained on: by the clients' own account, where there is one."""
+    """Return the name of the data: as clients state it, else as the config does."""
     if datasets:
         return " and ".join(name for name, _ in Counter(datasets).most_common(3))
     return experiment.data.name if experiment.data else "own"
@@ -91,10 +91,14 @@ def run_metrics(
         if experiment.evaluate.reference:
             reference = iaa_series(Path(experiment.evaluate.reference))
             out["afm"] = average_forgetting_measure(iaa, reference)
-    matrix = stage_matrix(records, local_view)
-    if len(matrix) > 1:
-        name = "forgetting" if _ends_of_tasks_are_scored(records) else "forgetting_scored"
-        out[name] = forgetting(matrix)
+    whole = _ends_of_tasks_are_scored(records)
+    views = {"forgetting" if whole else "forgetting_scored": local_view}
+    if whole:
+        views |= {"forgetting_received": "after_downlink", "forgetting_trained": "after_local"}
+    for name, view in views.items():
+        matrix = stage_matrix(records, view)
+        if len(matrix) > 1:
+            out[name] = forgetting(matrix)
     return {key: value for key, value in out.items() if np.isfinite(value)}
 
 

@@ -12,7 +12,7 @@ from fedmodels.config.origin import check_origin, dealt
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.run import Run
+from fedmodels.training.run import RunFacts
 
 TABLE = "partition.json"
 
@@ -64,7 +64,7 @@ def check_net(experiment: Experiment, root: Path) -> None:
         problem = Problem(tuple(map(int, said["input_shape"])), int(said["num_classes"]))
     except (DataError, KeyError, TypeError, ValueError):
         return
-    Run(experiment, problem).make_net()
+    RunFacts(experiment, problem).make_net()
 
 
 def name_of(experiment: Experiment, root: Path | None) -> str:

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,16 +41,16 @@ from fedsrv.launch.progress import Lines, display_of
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import write_html
 from fedsrv.state.run_directory import beginning, make_directory, refuse_existing, require_run
-from fedsrv.tracking import check_extras
+from fedsrv.tracking.trackers import check_extras
 
 MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""
 LEAVING_S = 10.0
-"""Time that clients have to end by themselves when the coordinator has ended the run."""
+"""Time for clients to end by themselves after the end of the run."""
 CLIENT_BYTES = 200 << 20
-"""Memory a client process is reckoned with."""
+"""Memory that one client process is assumed to need."""
 PROCESSES_PER_CORE = 50
-"""Client processes that a core still bears; beyond, several clients share one."""
+"""Most client processes for one core; beyond that, several clients share a process."""
 log = logging.getLogger(__name__)
 
 
@@ -65,6 +65,7 @@ def launch(
     server_data: Path | None = None,
     log_level: LogLevel = LogLevel.INFO,
     as_json: bool = False,
+    serve_options: Sequence[str] = (),
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
 
@@ -78,6 +79,7 @@ def launch(
         server_data: the server's own examples; those of the partition, if any, unless given.
         log_level: what is said at least, here and in the logs of the processes.
         as_json: say it as one object a line.
+        serve_options: more options of ``fedsrv serve``.
 
     Raises:
         FedtideError: the run failed; says why.
@@ -94,7 +96,8 @@ def launch(
     with beginning(out) as began:
         make_directory(out / "logs")
         made_before = data is not None
-        with Launch(experiment, out, root, device, display, held, made_before, began, logs) as run:
+        parts = (experiment, out, root, device, display, held, made_before, began, logs)
+        with Launch(*parts, serve_options=serve_options) as run:
             run.partition()
             check_net(experiment, root)
             try:
@@ -130,7 +133,7 @@ def _check_start(experiment: Experiment, data: Path | None, held: Path, device: 
 
 
 def affordable_hosts(clients: int) -> int:
-    """Return how many client processes this machine bears."""
+    """Return how many client processes this machine can run."""
     fits = int(psutil.virtual_memory().available * 0.7) // CLIENT_BYTES
     return max(1, min(clients, fits, PROCESSES_PER_CORE * (os.cpu_count() or 1)))
 
@@ -172,15 +175,17 @@ class Launch:
     server_data: Path
     """The server's own examples; only where there are any."""
     made_before: bool = False
-    """Whether the data have been dealt out to clients already."""
+    """Whether the clients' directories exist already."""
     began: threading.Event = field(default_factory=threading.Event)
     """Set when clients can join: from then on nothing of the run is taken back."""
     log_level: LogLevel = LogLevel.INFO
-    """What the processes say in their logs at least."""
+    """The lowest level of messages in the logs of the processes."""
+    serve_options: Sequence[str] = ()
+    """More options of ``fedsrv serve``."""
     box: Box = field(default_factory=Box)
     address: str = "127.0.0.1:0"
     clients: list[str] = field(default_factory=list)
-    """What each host is started with as ``--client-id``."""
+    """The ``--client-id`` of each host."""
     ended: set[str] = field(default_factory=set)
     restarts: dict[str, int] = field(default_factory=dict)
     finished: bool = False
@@ -237,7 +242,7 @@ class Launch:
         held = self.server_data if self.server_data.is_dir() else None
         evaluator = EVALUATOR in self.clients
         found = coordinator_arguments(self.config, self.out, self.address, evaluator, held)
-        return [*found, "--log-level", self.log_level]
+        return [*found, "--log-level", self.log_level, *self.serve_options]
 
     def _start_client(self, client: str) -> None:
         argv = ["join", "--client-id", client, "--server", self.address]
@@ -269,7 +274,7 @@ class Launch:
             if self.finished:
                 until = min(until, time.monotonic() + LEAVING_S)
             said = next_said(self.box, until)
-            if said is None:  # whoever is left missed the end, and would wait for ever
+            if said is None:  # a client that missed the end would wait for ever
                 return
             if said.source == "server":
                 self._server_said(said)

@@ -23,7 +23,10 @@ from fedsrv.state.record import Record
 
 K = TypeVar("K", bound=Hashable)
 
-_NOT_COMPARED = ("seed", "evaluate.reference", "tracking.tensorboard", "data.root")
+_NOT_COMPARED = {
+    *("seed", "evaluate.reference", "data.root"),
+    *("tracking.tensorboard", "tracking.mlflow", "tracking.wandb"),
+}
 """Config keys in which two runs may differ and still be the same experiment."""
 
 
@@ -93,6 +96,14 @@ class RunRecord:
         for row in self.rows:
             latest.update(numbers(row.get("metrics")))
         return latest
+
+    def environment(self) -> dict[str, str]:
+        """Return the machine, the versions and the commit that the run said it had."""
+        try:
+            found = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {str(key): str(value) for key, value in table(found).items()}
 
     def pictures(self) -> list[tuple[int, Path]]:
         """Return the pictures that clients drew, by client, where their directories are here."""

@@ -12,15 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedmodels.config.scenario import Data, Scenario
+from fedmodels.config.scenario import Data, Scenario, StrictTable
 
 View = Literal["global", "after_local", "after_downlink"]
-
-
-class Table(BaseModel):
-    """A TOML table that knows all its keys; values are of their type, never converted."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class NetTable(BaseModel):
@@ -62,7 +56,7 @@ class MethodTable(BaseModel):
         return dict(self.model_extra or {})
 
 
-class Schedule(Table):
+class Schedule(StrictTable):
     """``[schedule]``: how many rounds, over whom, in which order."""
 
     rounds: Annotated[int, Field(ge=1)] = 10
@@ -86,7 +80,7 @@ class Schedule(Table):
         return self
 
 
-class Training(Table):
+class Training(StrictTable):
     """``[training]``: the local work every method's stock loop does."""
 
     local_epochs: Annotated[int, Field(ge=1)] = 1
@@ -119,7 +113,7 @@ class Training(Table):
         return self.precision == "bfloat16"
 
 
-class Evaluate(Table):
+class Evaluate(StrictTable):
     """``[evaluate]``: when, and which models, are scored."""
 
     every: Annotated[int, Field(ge=0)] = 1
@@ -146,7 +140,7 @@ class Evaluate(Table):
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code."""
 
 
-class Server(Table):
+class Server(StrictTable):
     """``[server]``: how the coordinator waits, keeps and computes."""
 
     min_clients: Annotated[int, Field(ge=1)] | None = None
@@ -176,14 +170,18 @@ class Server(Table):
         return self
 
 
-class Tracking(Table):
+class Tracking(StrictTable):
     """``[tracking]``: where else the numbers go."""
 
     tensorboard: bool = False
     """Write metrics to OUT/tensorboard as they come; needs the extra ``tensorboard``."""
+    mlflow: bool = False
+    """Log them to ``$MLFLOW_TRACKING_URI``, or OUT/mlflow.db; needs the extra ``mlflow``."""
+    wandb: bool = False
+    """Log them to Weights & Biases, as its environment says; needs the extra ``wandb``."""
 
 
-class Experiment(Table):
+class Experiment(StrictTable):
     """A whole config file, resolved: every key has its value."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

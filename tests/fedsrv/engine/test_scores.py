@@ -9,7 +9,7 @@ from fedmodels.numerics.metrics import Counts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
-from fedsrv.engine.cohort import Result
+from fedsrv.engine.cohort import Answer
 from fedsrv.engine.scores import Scores, client_rows, own_test, round_metrics
 from fedsrv.engine.summary import iaa_series, run_metrics, stage_matrix, summarise
 from tests.conftest import tiny_experiment
@@ -27,7 +27,7 @@ def counts(correct, support, view="global", test_set="task/0", rule="classifier"
 
 def scores_of(by_client):
     scores = Scores()
-    scores.add({c: Result(Bundle(), rpc.Report(counts=given)) for c, given in by_client.items()})
+    scores.add({c: Answer(Bundle(), rpc.Report(counts=given)) for c, given in by_client.items()})
     return scores
 
 
@@ -347,7 +347,9 @@ def test_stage_matrix():
     ]
     matrix = stage_matrix(records, "after_local")
     np.testing.assert_allclose(matrix, [[0.7, np.nan], [0.4, 1.0]])
-    assert run_of(records)["forgetting"] == pytest.approx(0.3)
+    found = run_of(records)
+    assert found["forgetting"] == found["forgetting_trained"] == pytest.approx(0.3)
+    assert "forgetting_received" not in found
 
 
 def test_stage_matrix_of_tasks_within_each_round():
