@@ -21,18 +21,17 @@ SPENT = {
 """What a run costs, and how a table calls it."""
 
 _AT_ONE_MOMENT = {
-    "a_loc": "a_loc_received",
-    "a_loc_minority": "a_loc_received_minority",
-    "forgetting": "forgetting_received",
+    "a_loc": ("a_loc_received", "a_loc_trained"),
+    "a_loc_minority": ("a_loc_received_minority", "a_loc_trained_minority"),
+    "forgetting": ("forgetting_received", "forgetting_trained"),
 }
 """Metrics of the model that each method's paper scores, and those that compare methods."""
-_LOST = ("forgetting_received", "forgetting", "forgetting_scored")
-_RARE = ("a_loc_received_minority", "a_loc_minority")
+_LOST = ("forgetting", "forgetting_scored")
 HEADLINES = {
     "natural": ("personalization", "generalization", "global_f1", "a_loc", "a_glo"),
     "dirichlet_pooled": ("personalization", "generalization", "global_f1", "a_loc", "a_glo"),
     "replay": ("aa", "aa_scored", "afm", *_LOST, "a_loc", "a_glo"),
-    "": ("a_loc_received", "a_loc", *_RARE, *_LOST, "a_glo"),
+    "": ("a_loc", "a_loc_minority", *_LOST, "a_glo"),
 }
 """Metrics that a table shows first, by the beginning of a scenario's kind; ``""`` is any other."""
 
@@ -86,11 +85,18 @@ def headline(groups: Sequence[SeedGroup], names: Sequence[str]) -> list[str]:
     """Return the few of these metrics that answer for the groups' scenario."""
     kind = str(groups[0].runs[0].kind) if groups else ""
     wanted = next(HEADLINES[start] for start in HEADLINES if kind.startswith(start))
+    if len(groups) > 1:
+        wanted = tuple(_at_one_moment(groups, name) for name in wanted)
     found = [name for name in wanted if name in names]
-    for own, received in _AT_ONE_MOMENT.items():
-        if {own, received} <= set(found):
-            found.remove(own if len(groups) > 1 else received)
     return found[:MOST_METRICS] or list(names)[:MOST_METRICS]
+
+
+def _at_one_moment(groups: Sequence[SeedGroup], name: str) -> str:
+    """Return the metric that compares the same moment of most groups; ``name`` where none does."""
+    held = [group.runs[0].metrics() for group in groups]
+    counts = {other: sum(other in has for has in held) for other in _AT_ONE_MOMENT.get(name, ())}
+    most = max(counts, key=lambda other: counts[other], default=name)
+    return most if counts.get(most) else name
 
 
 def main_metric(groups: Sequence[SeedGroup]) -> str:

@@ -227,7 +227,8 @@ def test_a_winner_beats_every_other_in_a_paired_test(tmp_path: Path) -> None:
     assert paired_p([0.52, 0.63, 0.74], [0.50, 0.60, 0.70]) == pytest.approx(0.0351, abs=1e-4)
     assert report.comparison(group_runs([*a, *b])).best == {"a_glo %": 1}
     assert report.comparison(group_runs([*a, *b, *c])).best == {}
-    assert report.comparison(group_runs([*a[:2], *b[:2]])).best == {}, "two seeds are too few"
+    two = [*seeds(tmp_path / "two", "a", 0.5, 0.6), *seeds(tmp_path / "two", "b", 0.625, 0.725)]
+    assert report.comparison(group_runs(two)).best == {}, "two seeds are too few"
     assert report.comparison(group_runs([*a, *b[1:]])).best == {}, "pairs have the seed in common"
     assert "paired t-test over seeds" in text_of(report.compare([*a, *b]))
     assert "paired" not in text_of(report.compare([*a, *b, *c]))
@@ -263,6 +264,20 @@ def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
     assert cells.hidden == len(names) - 4 + 5
     assert "12 more: fedsrv report --all" in text_of(report.compare([*map(read_run, several)]))
     assert len(report.comparison(group_runs(map(read_run, several)), everything=True).lines) == 18
+
+
+def test_forgetting_is_of_the_moment_that_most_runs_scored(tmp_path: Path) -> None:
+    both = {"forgetting_received": 0.1, "forgetting_trained": 0.3, "forgetting": 0.1}
+    one = read_run(write_run(tmp_path / "one", method="a", metrics=both))
+    other = read_run(write_run(tmp_path / "other", method="b", metrics=both))
+    late = dict(list(both.items())[1:])
+    partly = read_run(write_run(tmp_path / "partly", method="c", metrics=late))
+    for runs, name in (
+        ([one], "forgetting %"),
+        ([one, other], "forgetting_received %"),
+        ([one, partly], "forgetting_trained %"),
+    ):
+        assert next(iter(report.comparison(group_runs(runs)).lines)) == name
 
 
 def test_many_groups_turn_the_table(tmp_path: Path) -> None:
