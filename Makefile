@@ -28,7 +28,7 @@ export OMP_NUM_THREADS := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-loopback test-gpu soak \
-	fuzz golden docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
+	fuzz golden docs docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,8 +88,13 @@ fuzz: $(STAMP)  ## fuzz for a while: every lie of a client, then INPUTS=100000 f
 golden: $(STAMP)  ## write the golden traces anew; review the diff
 	FEDTIDE_REWRITE_GOLDEN=1 $(PYTEST) tests/golden
 
+docs: $(STAMP)  ## build the documentation site into build/site; a warning is an error
+	$(PYTHON) -m pip install --quiet --editable '.[docs]'
+	mkdir -p build && $(PYTHON) docs/site/configuration.py > build/configuration.md && mv build/configuration.md docs/configuration.md
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
 docs-check: $(STAMP)  ## check what the pages link to
-	$(PYTEST) tests/test_docs.py
+	$(PYTEST) tests/test_docs.py tests/project/test_pages.py
 
 demo: $(STAMP)  ## FedAvg, GLDP and pFedGRP on a stream of digits: what each forgets, in a table and a page
 	rm -rf demo-run && $(BIN)/fedsrv sweep benchmarks/studies/demo.toml --out demo-run --jobs 2

@@ -86,8 +86,8 @@ ROOMS = {
         "cli", "__main__",
     ),
     "fedcli": (
-        "data", "data.cuts", "data.sets", "data.store", "runtime", "prediction", "pretrain", "cli",
-        "hosts", "__main__",
+        "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "prediction",
+        "pretrain", "cli", "hosts", "__main__",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""

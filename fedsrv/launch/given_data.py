@@ -11,6 +11,8 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, dealt
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.run import RunFacts
 
 TABLE = "partition.json"
 
@@ -45,6 +47,24 @@ def check_given_data(experiment: Experiment, root: Path | None) -> None:
             f"--data {root} holds no directory of client {', '.join(missing[:3])}, and the config "
             f"has [schedule] clients = {wanted}: at most {missing[0]} fit these data"
         )
+
+
+def check_net(experiment: Experiment, root: Path) -> None:
+    """Build the net once for the clients' inputs, so that a wrong option is told before they start.
+
+    Args:
+        experiment: what is to be run.
+        root: holds client 0's directory; what is wrong with that one its client says itself.
+
+    Raises:
+        ConfigError: the net cannot be built, or does not fit the inputs.
+    """
+    try:
+        said = _read(root / "0" / "client.json")
+        problem = Problem(tuple(map(int, said["input_shape"])), int(said["num_classes"]))
+    except (DataError, KeyError, TypeError, ValueError):
+        return
+    RunFacts(experiment, problem).make_net()
 
 
 def name_of(experiment: Experiment, root: Path | None) -> str:

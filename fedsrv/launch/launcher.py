@@ -27,7 +27,7 @@ from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.server_data import check_given
 from fedsrv.events import Event
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, fork_hosts, share_memory
-from fedsrv.launch.given_data import check_given_data, name_of
+from fedsrv.launch.given_data import check_given_data, check_net, name_of
 from fedsrv.launch.processes import (
     Box,
     Child,
@@ -99,6 +99,7 @@ def launch(
         parts = (experiment, out, root, device, display, held, made_before, began, logs)
         with Launch(*parts, serve_options=serve_options) as run:
             run.partition()
+            check_net(experiment, root)
             try:
                 with display, draining(run):
                     run.start(hosts or affordable_hosts(experiment.schedule.clients))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -80,3 +81,12 @@ def test_mistakes_are_one_line(
     assert len(errors) == 1
     assert line in errors[0]
     assert Path("there.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("package", ["fedsrv", "fedcli", "fedtide"])
+def test_windows_gets_one_line(package: str) -> None:
+    script = f"import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; import {package}"
+    words = [sys.executable, "-c", f"{script}; {package}.run" if package == "fedtide" else script]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert re.fullmatch(r"error: fedtide does not run on Windows.*\n", found.stderr)

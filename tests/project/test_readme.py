@@ -14,20 +14,31 @@ from fedcli.cli import app as fedcli
 from fedsrv.cli import app as fedsrv
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = {"fedsrv": typer.main.get_command(fedsrv), "fedcli": typer.main.get_command(fedcli)}
 
 
 def shown(page: Path) -> list[str]:
     """Return the command lines of a page: in blocks of code, and in backticks."""
     text = page.read_text().replace("\\\n", " ")
-    blocks = re.findall(r"```[a-z]*\n(.*?)```", text, flags=re.DOTALL)
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, flags=re.S | re.M)
     lines = [part for block in blocks for line in block.splitlines() for part in line.split("&&")]
     lines += re.findall(r"`((?:fedsrv|fedcli) [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
     return [line.strip() for line in lines if re.match(r"\s*(fedsrv|fedcli) [a-z]", line)]
 
 
+def deployed(path: Path) -> list[str]:
+    """Return the commands that a file of ``deploy/`` starts."""
+    text = re.sub(r"\n +(?=--)", " ", path.read_text())
+    program = {"serve": "fedsrv serve", "join": "fedcli join"}
+    found = re.findall(r"^\s+(serve|join) (.*)$", text, flags=re.MULTILINE)
+    found += re.findall(r"bin/fedsrv (serve) (.*)'$", text, flags=re.MULTILINE)
+    return [f"{program[name]} {rest}" for name, rest in found]
+
+
+DEPLOY = sorted((ROOT / "deploy").iterdir())
 SHOWN = [(page.name, line) for page in PAGES for line in shown(page)]
+SHOWN += [(path.name, line) for path in DEPLOY for line in deployed(path)]
 
 
 @pytest.mark.parametrize(("page", "line"), SHOWN, ids=[line[:60] for _, line in SHOWN])
@@ -46,3 +57,8 @@ def test_a_shown_command_exists(page: str, line: str) -> None:
 
 def test_the_readme_shows_its_commands() -> None:
     assert len([1 for page, _ in SHOWN if page == "README.md"]) >= 10
+
+
+def test_deployed_commands_are_found() -> None:
+    assert len([1 for page, _ in SHOWN if page == "compose.yml"]) == 3
+    assert len([1 for page, _ in SHOWN if page == "fedsrv.service"]) == 1

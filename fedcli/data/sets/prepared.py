@@ -50,7 +50,7 @@ def prepared(source: Source, files: tuple[str, ...], read: Callable[[Source], Da
 
 def _stamp(source: Source, files: tuple[str, ...]) -> str:
     """Return the digest of everything the data set follows from."""
-    facts: list[Any] = [FORMAT, source.data.model_dump(mode="json", exclude={"root"})]
+    facts: list[Any] = [FORMAT, source.data.identity()]
     for name in files:
         found = source.find(name)
         if found is None:

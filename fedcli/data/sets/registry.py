@@ -10,6 +10,7 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -118,6 +119,18 @@ DATASETS: dict[str, Known] = {
     "directory": Known(
         f"{_OWN}:directory", "one's own arrays or class folders", (), "set [data] root"
     ),
+    "table": Known(
+        "fedcli.data.own.tables:table",
+        "one's own CSV or parquet files, by windows or by rows",
+        (),
+        "set [data] root and [data.columns]",
+    ),
+    "huggingface": Known(
+        "fedcli.data.own.huggingface:huggingface",
+        "one's own data set of Hugging Face, as save_to_disk wrote it",
+        (),
+        "set [data] root and [data.columns]",
+    ),
 }
 """Every data set that comes with fedtide, by the name it has in a config."""
 
@@ -149,12 +162,21 @@ def load(data: Data) -> Dataset:
     """
     if data.labels == "coarse" and data.name != "cifar100":
         raise ConfigError(f"[data] labels = 'coarse' belongs to cifar100, not to {data.name}")
+    if data.columns is not None and data.name not in ("table", "huggingface"):
+        raise ConfigError(f"[data.columns] belongs to table and huggingface, not to {data.name}")
     source, known = source_of(data), DATASETS.get(data.name)
     if known is not None and known.takes_long and source.find(*known.files) is not None:
         from fedcli.data.sets.prepared import prepared  # imports torch: only where it is needed
 
         return prepared(source, known.files, _loader(data.name))
     return _loader(data.name)(source)
+
+
+def _from_function(name: str, source: Source) -> Dataset:
+    """Load what a function in a user's file returns."""
+    adapter = importlib.import_module("fedcli.data.own.functions")
+    made: Dataset = adapter.from_function(name, own(name), source)
+    return made
 
 
 def _loader(name: str) -> Callable[[Source], Dataset]:
@@ -167,8 +189,7 @@ def _loader(name: str) -> Callable[[Source], Dataset]:
         loaded: Callable[[Source], Dataset] = point.load()
         return loaded
     if is_own(name):
-        loader = own(name)
-        return loader
+        return partial(_from_function, name)
     raise ConfigError(
         f"[data] name = {name!r} is not known.{suggestion(name, names())} "
         f"Known are: {', '.join(names())}"

@@ -63,7 +63,7 @@ def run_partition(
     dataset, reserve = set_apart(load(experiment_data), experiment_data, seed)
     dataset = thinned(dataset, experiment_data, seed)
     config = {
-        "data": experiment_data.model_dump(mode="json", exclude={"root"}),
+        "data": experiment_data.identity(),
         "variant": dataset.variant,
         "scenario": experiment_scenario.model_dump(mode="json"),
         "clients": num_clients,

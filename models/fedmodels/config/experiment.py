@@ -22,6 +22,7 @@ class NetTable(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+    """A net's name, or ``file.py:Name``."""
     weights: str | None = None
     """A file of weights that all start from, such as ``fedcli pretrain`` writes; every process
     of the run reads it. What it lacks is initialised as ever."""
@@ -41,6 +42,7 @@ class MethodTable(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+    """One of ``fedsrv methods``, or ``file.py:Name``."""
     code_sha256: str | None = None
     """Of the file that ``name`` gives, if it is ``file.py:Name``; filled in when it is read."""
 
@@ -60,9 +62,11 @@ class Schedule(StrictTable):
     rounds: Annotated[int, Field(ge=1)] = 10
     """Rounds in all; with ``tasks_outer``, rounds on each task."""
     clients: Annotated[int, Field(ge=1)] = 3
+    """Clients of the run."""
     per_round: Annotated[int, Field(ge=1)] | None = None
     """Clients in a cohort; all of them unless given."""
     order: Literal["rounds_outer", "tasks_outer"] = "rounds_outer"
+    """Every round visits every task, or all rounds of a task come before the next task."""
 
     @property
     def selects(self) -> bool:
@@ -80,11 +84,17 @@ class Training(StrictTable):
     """``[training]``: the local work every method's stock loop does."""
 
     local_epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over the data of a task in one interaction."""
     batch_size: Annotated[int, Field(ge=1)] = 32
+    """Examples of a training step."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Its state lives for one phase of local training."""
     lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of SGD."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay of the optimiser."""
     threads: Annotated[int, Field(ge=1)] = 1
     """Torch threads of a client process; the count changes floats, so it belongs to the run."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -92,6 +102,7 @@ class Training(StrictTable):
     losses and what travels are float32 all the same. It changes floats, and pays on CPUs with
     AMX, not on others: docs/results.md."""
     augment: Literal["none", "crop-flip"] = "none"
+    """Random crops and flips of training images."""
     together: Annotated[int, Field(ge=1)] = 1
     """Clients of one process that train as one stacked step at most; 1: in turn. It changes
     floats, and pays for small nets alone: docs/results.md."""
@@ -112,11 +123,13 @@ class Evaluate(StrictTable):
         "after_local",
         "after_downlink",
     )
+    """Which of a client's models are scored: docs/metrics.md."""
     last_rounds: Annotated[int, Field(ge=1)] = 1
     """Summary metrics are means over this many last scored rounds."""
     reference: str | None = None
     """Run directory against which the average forgetting measure is taken."""
     batch_size: Annotated[int, Field(ge=1)] = 256
+    """Examples that are scored together."""
     generalization: bool = False
     """Score clients' models on the global test set too, where there is one: costly. It gives
     FedAli's Generalization and FedMLP's A_loc (``a_loc_balanced``)."""
@@ -142,6 +155,7 @@ class Server(StrictTable):
     """Interactions that are done again at most for private states a client lost, beyond what a
     power failure explains; states of so many are kept in any case. ``--resume`` may change it."""
     threads: Annotated[int, Field(ge=1)] = 1
+    """Torch threads of the coordinator; the count changes floats."""
     upload_memory_mb: Annotated[int, Field(ge=0)] = 256
     """Uploads of a round beyond this many MiB are added up as they come, where the method allows
     it, and those that have to wait go to a memory-mapped spool."""

@@ -17,7 +17,7 @@ a scenario receives its own examples; pairs are numbered client by client, task 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -33,10 +33,38 @@ class StrictTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Columns(StrictTable):
+    """``[data.columns]``: what the columns of a table of one's own are."""
+
+    label: str = "label"
+    """Column that names the class of a row."""
+    features: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
+    """Columns that a net sees, in this order; all others that hold numbers unless given."""
+    classes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
+    """Names of the classes in label order; those that occur, sorted, unless given."""
+    client: str | None = None
+    """Column that names the natural client of a row, such as a person or a device."""
+    split: str | None = None
+    """Column that says ``train`` or ``test``; ``test_share`` decides unless given."""
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Part of each client's examples of each class, the last ones, that are for testing."""
+    window: Positive | None = None
+    """Rows of a window; each row is an example unless given."""
+    hop: Positive | None = None
+    """Rows from the start of a window to that of the next; ``window`` unless given."""
+
+    @model_validator(mode="after")
+    def _hop_needs_a_window(self) -> Columns:
+        if self.hop is not None and self.window is None:
+            raise ConfigError("[data.columns] hop needs window, the number of rows of a window")
+        return self
+
+
 class Data(StrictTable):
     """``[data]``: which data set, and where it lies."""
 
     name: str
+    """One of ``fedcli data``, or ``file.py:function``."""
     root: str | None = None
     """Directory to look in first; then ``$FEDTIDE_DATA``, then the cache."""
     max_per_class: Positive | None = None
@@ -55,6 +83,13 @@ class Data(StrictTable):
     """CIFAR-100 alone has coarse labels: its 20 superclasses."""
     legacy_windows: bool = False
     """HHAR, RealWorld: leave out a window that ends exactly where its recording does."""
+    columns: Columns | None = None
+    """What the columns of a ``table`` or of a ``huggingface`` data set are."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what examples follow from: every key but the place of the files."""
+        absent = {"columns"} if self.columns is None else set()  # older partitions lack the key
+        return self.model_dump(mode="json", exclude={"root", *absent})
 
     @model_validator(mode="after")
     def _check_server(self) -> Data:
@@ -276,11 +311,13 @@ class DirichletPooled(ScenarioTable):
     kind: Literal["dirichlet_pooled"]
     has_long_tail: ClassVar[bool] = False
     alpha: Concentration = 0.3
+    """Concentration; small values give each client few classes."""
     same_props: bool = False
     """FedTP: do not pool; cut training and test set separately with the same proportions."""
     pachinko: bool = False
     """Coarse classes ~ Dir(alpha), fine ones within ~ Dir(fine_alpha); needs coarse labels."""
     fine_alpha: Concentration = 10.0
+    """Concentration of the fine classes within a coarse one."""
     split: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """Training part of each client."""
     min_size: Annotated[int, Field(ge=0)] = 10

@@ -1,8 +1,9 @@
 """The nets, by name.
 
 A net is built by a function ``(num_classes, input_shape, **options) -> SplitNet``; its module is
-imported when the net is asked for. Third parties add nets by a path, ``file.py:function``, or by
-entry points, group ``fedtide.nets``.
+imported when the net is asked for. Third parties add nets by a path, ``file.py:Name``, or by entry
+points, group ``fedtide.nets``: a class or function whose result is any module with ``features`` and
+``head``.
 """
 
 from __future__ import annotations
@@ -58,10 +59,26 @@ def make_net(
         **options: what the net's own function takes beyond these.
 
     Raises:
-        ConfigError: the name or an option is unknown, or the net does not fit the inputs.
+        ConfigError: the name or an option is unknown, an option has a wrong value, or the net does
+            not fit the inputs.
     """
     build = check_net(name, options)
-    return build(num_classes=num_classes, input_shape=tuple(input_shape), **options)
+    shape = tuple(input_shape)
+    try:
+        built = build(num_classes=num_classes, input_shape=shape, **options)
+    except ConfigError:
+        raise
+    except Exception as error:  # torch refuses sizes and types in many ways
+        said = ", ".join(f"{key} = {value!r}" for key, value in options.items()) or "no options"
+        raise ConfigError(
+            f"[net] {name!r} cannot be built with {said} for inputs {shape} and {num_classes} "
+            f"classes: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
+    if name in _BUILDERS:
+        return built
+    from fedmodels.nets.own_net import as_split_net
+
+    return as_split_net(built, name, num_classes, shape)
 
 
 def check_net(name: str, options: Iterable[str]) -> Callable[..., SplitNet]:

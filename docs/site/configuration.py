@@ -1,0 +1,131 @@
+"""Write ``docs/configuration.md`` from the classes that check a config.
+
+python docs/site/configuration.py > docs/configuration.md
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from fedmodels.config import experiment as tables
+from fedmodels.config import scenario as scenarios
+from fedmodels.nets import net_names
+
+HEAD = """# Configuration
+
+An experiment is one TOML file. This page is generated from the classes that check it (`make docs`
+writes it anew), so every key is here. `--set table.key=value` of `fedsrv launch` and `fedsrv serve`
+overrides one. A key without default may be left out.
+
+At the top level stands `seed` (integer from 0, default `0`): everything random of a run follows
+from it.
+"""
+TABLES = {
+    "data": scenarios.Data,
+    "data.columns": scenarios.Columns,
+    "net": tables.NetTable,
+    "method": tables.MethodTable,
+    "schedule": tables.Schedule,
+    "training": tables.Training,
+    "evaluate": tables.Evaluate,
+    "server": tables.Server,
+    "tracking": tables.Tracking,
+}
+KINDS = get_args(get_args(scenarios.Scenario)[0])
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [HEAD]
+    for name, table in TABLES.items():
+        parts += [f"## `[{name}]`\n", _table(table)]
+        if name == "net":
+            nets = ", ".join(f"`{net}`" for net in net_names())
+            parts.append(f"Further keys are the net's own options. Nets: {nets}.\n")
+        if name == "method":
+            parts.append(
+                "Further keys are the method's hyper-parameters: [methods](methods/README.md), or "
+                "`fedsrv methods NAME`.\n"
+            )
+    parts.append("## `[scenario]`\n\n`kind` chooses the scenario. Keys of every kind:\n")
+    parts.append(_table(scenarios.ScenarioTable))
+    for kind in KINDS:
+        name = get_args(kind.model_fields["kind"].annotation)[0]
+        shown = _table(kind, without={"kind", *scenarios.ScenarioTable.model_fields})
+        parts += [f"### `{name}`\n", f"{inspect.getdoc(kind)}\n", shown]
+    return "\n".join(part for part in parts if part)
+
+
+def _table(table: type[BaseModel], without: set[str] | frozenset[str] = frozenset()) -> str:
+    """Return the keys of a table as rows."""
+    properties = table.model_json_schema().get("properties", {})
+    about = _docs(table)
+    rows = [
+        f"| `{key}` | {_values(table, key, form)} | {_default(form)} | {about.get(key, '')} |"
+        for key, form in properties.items()
+        if key not in without
+    ]
+    if not rows:
+        return ""
+    return "\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _docs(table: type[BaseModel]) -> dict[str, str]:
+    """Return the docstring under each field, those of the classes above included."""
+    found: dict[str, str] = {}
+    for each in reversed(table.__mro__):
+        if not issubclass(each, BaseModel) or each is BaseModel:
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                text = str(ast.literal_eval(below.value)) if below.value else ""
+                found[ast.unparse(field.target)] = " ".join(text.replace("``", "`").split())
+    return found
+
+
+def _values(table: type[BaseModel], key: str, form: dict[str, Any]) -> str:
+    """Say which values a key takes."""
+    if "$ref" in form:
+        return "a table"
+    if "anyOf" in form:
+        some = [_values(table, key, part) for part in form["anyOf"] if part.get("type") != "null"]
+        return " or ".join(dict.fromkeys(some))
+    if "enum" in form:
+        return ", ".join(f"`{_toml(value)}`" for value in form["enum"])
+    if "const" in form:
+        return f"`{_toml(form['const'])}`"
+    if form.get("type") == "array":
+        return "list of " + _values(table, key, form.get("items", {})).removeprefix("a ")
+    name = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}
+    words = [name.get(form.get("type", ""), "value")]
+    for limit, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"),
+                        ("exclusiveMaximum", "<")):  # fmt: skip
+        if limit in form:
+            words.append(f"{sign} {form[limit]}")
+    return " ".join(words)
+
+
+def _default(form: dict[str, Any]) -> str:
+    """Say what a key is unless given."""
+    if "default" not in form:
+        return "required"
+    return "" if form["default"] is None else f"`{_toml(form['default'])}`"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(each) for each in value) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,116 @@
+"""Examples that a user's files or code gave, and the data set that they make."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.arrays import IntArray
+from fedcli.data.sets.dataset import Dataset, Inputs
+from fedcli.data.sets.directory import channel_moments
+from fedmodels.errors import DataError, suggestion
+
+SHOWN = 20
+"""Names that an error line lists."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled inputs of one part, training or test."""
+
+    x: Inputs  # (n, *input_shape)
+    y: IntArray  # (n,)
+    groups: IntArray | None = None  # (n,) natural client
+
+
+def dataset_of(
+    name: str,
+    train: Examples,
+    test: Examples,
+    class_names: Sequence[str],
+    variant: str,
+    group_names: Sequence[str] = (),
+) -> Dataset:
+    """Make a data set; inputs are normalised per channel by the moments of the training part.
+
+    Raises:
+        DataError: a part is empty, or its inputs differ in shape or type from the other's.
+    """
+    for part, examples in (("training", train), ("test", test)):
+        if not len(examples.y):
+            raise DataError(f"{name}: there is no {part} example")
+    if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
+        raise DataError(
+            f"{name}: training inputs are {train.x.dtype} {train.x.shape[1:]}, "
+            f"test inputs {test.x.dtype} {test.x.shape[1:]}"
+        )
+    scale = 255.0 if train.x.dtype == np.uint8 else 1.0
+    mean, std = channel_moments(train.x, scale)
+    return Dataset(
+        name=name,
+        train_x=train.x,
+        train_y=train.y,
+        test_x=test.x,
+        test_y=test.y,
+        num_classes=len(class_names),
+        scale=scale,
+        mean=mean,
+        std=std,
+        class_names=tuple(class_names),
+        groups_train=train.groups,
+        groups_test=test.groups,
+        group_names=tuple(group_names),
+        variant=variant,
+    )
+
+
+def coded(
+    values: NDArray[Any], names: Sequence[str] | None, what: str
+) -> tuple[IntArray, list[str]]:
+    """Return the position of each value among the names, and the names.
+
+    Args:
+        values: (n,) texts.
+        names: in their order; those that occur, numbers by size and others by letter, unless given.
+        what: where the values come from, for error lines.
+
+    Raises:
+        DataError: a value is none of the given names.
+    """
+    found, places = np.unique(values.astype(str), return_inverse=True)
+    if names is None:
+        names = sorted(found.tolist(), key=_by_size_or_letter)
+    unknown = [value for value in found.tolist() if value not in names]
+    if unknown:
+        known = ", ".join(list(names)[:SHOWN])
+        raise DataError(
+            f"{what} holds the class {unknown[0]!r}, which [data.columns] classes does not list: "
+            f"{known}.{suggestion(unknown[0], list(names))}"
+        )
+    order = np.array([list(names).index(value) for value in found.tolist()], dtype=np.int64)
+    return order[places.reshape(-1)], list(names)
+
+
+def last_of_each(keys: NDArray[Any], share: float) -> NDArray[np.bool_]:
+    """Tell which examples are for testing: the last ones of each key, one at least of two or more.
+
+    Args:
+        keys: (n,) integers; examples of one key stand in the order of time.
+        share: part for testing.
+    """
+    test = np.zeros(len(keys), dtype=bool)
+    for key in np.unique(keys):
+        places = np.flatnonzero(keys == key)
+        count = min(max(round(share * len(places)), 1), len(places) - 1)
+        test[places[len(places) - count :]] = True
+    return test
+
+
+def _by_size_or_letter(name: str) -> tuple[int, str]:
+    """Return what names sort by: numbers by size, before texts by letter."""
+    return (int(name), "") if name.isdecimal() else (sys.maxsize, name)

@@ -1,0 +1,128 @@
+"""A data set that a function of a user's file returns: ``[data] name = "my_data.py:load"``.
+
+The function takes nothing, or the :class:`~fedcli.data.sets.dataset.Source` with the places to look
+in. It returns a training and a test set, each a ``torch.utils.data.Dataset`` of pairs of an input
+and a label, or a finished :class:`~fedcli.data.sets.dataset.Dataset`. A torch data set may have
+``classes``, the names of the classes, and ``groups``, the natural client of each example.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.own.examples import Examples, dataset_of
+from fedcli.data.sets.dataset import Dataset, Inputs, Source
+from fedmodels.errors import DataError
+
+
+def from_function(name: str, load: Callable[..., Any], source: Source) -> Dataset:
+    """Call a user's function, and make a data set of what it returns.
+
+    Args:
+        name: ``file.py:function``, for error lines.
+        load: the function.
+        source: where it may look; passed on if the function takes an argument.
+
+    Raises:
+        DataError: it fails, or returns something else.
+    """
+    if not callable(load):
+        raise DataError(f"{name} is no function: it is {type(load).__name__}")
+    try:
+        found = load(source) if inspect.signature(load).parameters else load()
+    except DataError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise DataError(f"{name} failed: {type(error).__name__}: {error}") from error
+    if isinstance(found, Dataset):
+        return found
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise DataError(
+            f"{name} returned {type(found).__name__}; it must return two torch data sets, the one "
+            "for training and the one for testing"
+        )
+    train, test = (
+        examples_of(part, f"{name}: the {which} set")
+        for part, which in zip(found, ("training", "test"), strict=True)
+    )
+    highest = max(int(examples.y.max(initial=-1)) for examples in (train, test))
+    names = [str(c) for c in getattr(found[0], "classes", None) or range(highest + 1)]
+    if highest >= len(names):
+        raise DataError(f"{name}: label {highest} has no name among {len(names)} classes")
+    if (train.groups is None) != (test.groups is None):
+        raise DataError(f"{name}: only one of the two sets has groups; give them to both")
+    variant = f"{len(train.y)} train and {len(test.y)} test examples"
+    return dataset_of(name.rpartition("/")[2], train, test, names, variant)
+
+
+def examples_of(dataset: Any, what: str) -> Examples:
+    """Read every example of a torch data set.
+
+    Args:
+        dataset: has a length, and at each index a pair of input and label.
+        what: its name in error lines.
+
+    Raises:
+        DataError: it is no such thing, inputs differ in shape, or a label is no class.
+    """
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise DataError(
+            f"{what} is {type(dataset).__name__}; it needs __len__ and __getitem__, as a "
+            "torch.utils.data.Dataset has them (an IterableDataset does not)"
+        )
+    inputs: list[NDArray[Any]] = []
+    labels: list[int] = []
+    for index in range(len(dataset)):
+        pair = dataset[index]
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(f"{what}: example {index} is no pair of input and label")
+        inputs.append(as_array(pair[0], f"{what}: example {index}"))
+        labels.append(_label(pair[1], f"{what}: example {index}"))
+        if inputs[-1].shape != inputs[0].shape or inputs[-1].dtype != inputs[0].dtype:
+            raise DataError(
+                f"{what}: example {index} is {inputs[-1].dtype} {inputs[-1].shape}, the first one "
+                f"{inputs[0].dtype} {inputs[0].shape}"
+            )
+    x: Inputs = np.stack(inputs) if inputs else np.empty((0,), dtype=np.float32)
+    groups = getattr(dataset, "groups", None)
+    if groups is not None:
+        groups = np.asarray(groups)
+        if groups.shape != (len(labels),) or groups.dtype.kind not in "iu":
+            raise DataError(f"{what}: groups must hold {len(labels)} integers")
+        groups = groups.astype(np.int64)
+    return Examples(x, np.array(labels, dtype=np.int64), groups)
+
+
+def as_array(value: Any, what: str) -> NDArray[Any]:
+    """Return one input as uint8 or float32; a picture of Pillow becomes (C, H, W).
+
+    Raises:
+        DataError: it is text or a table of objects, or holds NaN or infinity.
+    """
+    picture = hasattr(value, "getbands")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{what} cannot be read as an array: {error}") from None
+    if picture:
+        array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    if array.dtype != np.uint8 and array.dtype.kind in "iufb":
+        array = array.astype(np.float32)
+    if array.dtype not in (np.uint8, np.float32) or not array.ndim:
+        raise DataError(f"{what} is {array.dtype} {array.shape}, not an array of numbers")
+    if not np.isfinite(array).all():
+        raise DataError(f"{what} holds NaN or infinity: mend it, or leave it out")
+    return np.ascontiguousarray(array)
+
+
+def _label(value: Any, what: str) -> int:
+    """Return a label, a non-negative integer."""
+    number = np.asarray(value)
+    if number.size != 1 or number.dtype.kind not in "iu" or int(number.reshape(())) < 0:
+        raise DataError(f"{what} has the label {value!r}; a label is an integer from 0 on")
+    return int(number.reshape(()))

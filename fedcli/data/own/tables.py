@@ -1,0 +1,249 @@
+"""CSV and parquet files: each row an example, or windows of rows as sensors give them.
+
+    [data]                                  [data.columns]
+    name = "table"                          label = "activity"
+    root = "recordings"                     features = ["ax", "ay", "az"]
+                                            client = "person"
+                                            window = 128
+
+``root`` is a file, or a directory whose files ``*.csv`` and ``*.parquet`` are read in the order of
+their names. A window never crosses the border of two files, clients, classes or parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.own.examples import Examples, coded, dataset_of, last_of_each
+from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.windows import window_starts
+from fedmodels.config.scenario import Columns
+from fedmodels.errors import DataError, suggestion
+
+SUFFIXES = (".csv", ".parquet")
+PARTS = ("train", "test")
+EXTRA = "install the extra: pip install 'fedtide[tables]'"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of tables in recording order, or windows cut from them."""
+
+    x: NDArray[np.float32]  # (n, C), windows (n, L, C)
+    label: NDArray[np.str_]  # (n,)
+    client: NDArray[np.str_]  # (n,), empty texts where no column names the clients
+    part: NDArray[np.str_]  # (n,), likewise
+    stretch: NDArray[np.int64]  # (n,) rows side by side with one file, label, client and part
+    start: NDArray[np.int64]  # (n,) first row within the stretch
+
+    def at(self, places: NDArray[Any]) -> Rows:
+        """Return some of the rows, in the order of their places."""
+        kept = (getattr(self, name)[places] for name in self.__dataclass_fields__)
+        return Rows(*kept)
+
+
+def table(source: Source) -> Dataset:
+    """Load the tables in ``[data] root`` as ``[data.columns]`` describes them."""
+    if source.data.root is None:
+        raise DataError("table: say where the files lie, [data] root = 'recordings.csv'")
+    root, columns = source.roots[0], source.data.columns or Columns()
+    files = files_of(root)
+    rows = joined([rows_of(read_frame(path), columns, path) for path in files])
+    if columns.window is not None:
+        rows = windowed(rows, columns.window, columns.hop or columns.window, root)
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    return made(rows, columns, "table", str(root), f"{len(files)} files, sha256 {digest[:12]}")
+
+
+def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> Dataset:
+    """Split rows into the training and the test part, and make a data set.
+
+    Raises:
+        DataError: a class is unknown, or a part is empty.
+    """
+    y, classes = coded(rows.label, columns.classes, f"{where}: column {columns.label!r}")
+    groups, people = coded(rows.client, None, where)
+    if columns.split is None:
+        test = last_of_each(groups * len(classes) + y, columns.test_share)
+        train = ~test & ~_shares_rows(rows, test, columns.window or 1)
+    else:
+        train, test = (rows.part == part for part in PARTS)
+    parts = [
+        Examples(rows.x[chosen], y[chosen], groups[chosen] if columns.client else None)
+        for chosen in (train, test)
+    ]
+    return dataset_of(name, parts[0], parts[1], classes, variant, people if columns.client else ())
+
+
+def files_of(root: Path) -> list[Path]:
+    """Return the file, or the directory's files by name.
+
+    Raises:
+        DataError: there is none.
+    """
+    if root.is_dir():
+        found = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
+        if not found:
+            raise DataError(f"{root} holds no file *.csv or *.parquet")
+        return found
+    if not root.exists():
+        raise DataError(f"{root} is not there: [data] root must name a file or a directory")
+    if root.suffix.lower() not in SUFFIXES:
+        raise DataError(f"{root} is neither *.csv nor *.parquet")
+    return [root]
+
+
+def read_frame(path: Path) -> Any:
+    """Read one file as a frame of pandas.
+
+    Raises:
+        DataError: pandas or pyarrow is missing, or the file is damaged.
+    """
+    try:
+        pandas = importlib.import_module("pandas")
+        if path.suffix.lower() == ".parquet":
+            importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise DataError(f"{path} needs {error.name}; {EXTRA}") from None
+    try:
+        if path.suffix.lower() == ".parquet":
+            return pandas.read_parquet(path, engine="pyarrow")
+        return pandas.read_csv(path, low_memory=False)
+    except (OSError, ValueError, UnicodeError) as error:  # pandas' and pyarrow's own are of these
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path} cannot be read: {reason}") from None
+
+
+def rows_of(frame: Any, columns: Columns, where: object) -> Rows:
+    """Check a frame's columns, and return its rows.
+
+    Args:
+        frame: of pandas.
+        columns: what they are.
+        where: the file, for error lines.
+
+    Raises:
+        DataError: a column is missing or holds something else; names the row, counted from 1.
+    """
+    known = [str(column) for column in frame.columns]
+    named = (columns.label, columns.client, columns.split)
+    for column in [*filter(None, named), *(columns.features or ())]:
+        if column not in known:
+            raise DataError(
+                f"{where} has no column {column!r}.{suggestion(column, known)} "
+                f"It has: {', '.join(known[:20])}"
+            )
+    features = list(columns.features or _numeric(frame, [c for c in known if c not in named]))
+    if not features:
+        raise DataError(f"{where} has no column of numbers beside the label: set features")
+    x = np.stack([_numbers(frame[name], name, where) for name in features], axis=1)
+    label, client, part = (_texts(frame, column, where) for column in named)
+    wrong = np.flatnonzero(~np.isin(part, PARTS))
+    if columns.split and len(wrong):
+        raise DataError(
+            f"{where}: column {columns.split!r} holds {str(part[wrong[0]])!r} in row "
+            f"{wrong[0] + 1}; it must say train or test"
+        )
+    changes = np.zeros(len(x), dtype=bool)
+    for values in (label, client, part):
+        changes[1:] |= values[1:] != values[:-1]
+    stretch = np.cumsum(changes)
+    first = np.flatnonzero(np.diff(stretch, prepend=-1))
+    start = np.arange(len(x)) - first[stretch]
+    return Rows(x, label, client, part, stretch, start)
+
+
+def joined(tables: list[Rows]) -> Rows:
+    """Put the rows of several files together; a stretch stays within its file.
+
+    Raises:
+        DataError: files differ in the number of features.
+    """
+    widths = {rows.x.shape[1] for rows in tables}
+    if len(widths) > 1:
+        raise DataError(
+            f"files have from {min(widths)} to {max(widths)} columns of numbers: name the columns "
+            "in [data.columns] features"
+        )
+    shifts = np.cumsum([0, *(rows.stretch.max(initial=-1) + 1 for rows in tables)])
+    columns = {
+        name: np.concatenate([getattr(rows, name) for rows in tables])
+        for name in Rows.__dataclass_fields__
+        if name != "stretch"
+    }
+    stretch = np.concatenate([r.stretch + s for r, s in zip(tables, shifts, strict=False)])
+    return Rows(**columns, stretch=stretch)
+
+
+def windowed(rows: Rows, length: int, hop: int, where: object) -> Rows:
+    """Cut every stretch into windows (n, length, C); what is left over at its end is dropped.
+
+    Raises:
+        DataError: no stretch is long enough.
+    """
+    first = np.flatnonzero(rows.start == 0)
+    sizes = np.diff([*first, len(rows.x)])
+    begins = [
+        at + s for at, n in zip(first, sizes, strict=True) for s in window_starts(n, length, hop)
+    ]
+    if not begins:
+        raise DataError(
+            f"{where} gives no window of {length} rows: the longest stretch of one client and "
+            f"class has {sizes.max(initial=0)}; set [data.columns] window to that or less"
+        )
+    places = np.array(begins)
+    cut = rows.at(places)
+    x = rows.x[places[:, None] + np.arange(length)]  # (n, length, C)
+    return Rows(x, cut.label, cut.client, cut.part, cut.stretch, cut.start)
+
+
+def _shares_rows(rows: Rows, test: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
+    """Tell which windows overlap a test window."""
+    overlaps = np.zeros(len(test), dtype=bool)
+    for stretch in np.unique(rows.stretch[test]):
+        begin = rows.start[test & (rows.stretch == stretch)].min()
+        overlaps |= (rows.stretch == stretch) & (rows.start + length > begin)
+    return overlaps
+
+
+def _numeric(frame: Any, names: list[str]) -> list[str]:
+    """Return the columns that hold numbers."""
+    return [name for name in names if frame[name].dtype.kind in "iufb"]
+
+
+def _numbers(column: Any, name: str, where: object) -> NDArray[np.float32]:
+    """Return a column's numbers (n,)."""
+    pandas = importlib.import_module("pandas")
+    values = pandas.to_numeric(column, errors="coerce").to_numpy(dtype=np.float32, na_value=np.nan)
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        more = f" and in {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise DataError(
+            f"{where}: column {name!r} holds {_said(column.iloc[wrong[0]])} in row "
+            f"{wrong[0] + 1}{more}, which is no finite number: mend or drop these rows, or leave "
+            "the column out of features"
+        )
+    out: NDArray[np.float32] = values
+    return out
+
+
+def _said(value: Any) -> str:
+    """Return a value as an error line has it: texts in quotes."""
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def _texts(frame: Any, column: str | None, where: object) -> NDArray[np.str_]:
+    """Return a column as texts (n,); empty ones where there is no such column."""
+    if column is None:
+        return np.full(len(frame), "", dtype=np.str_)
+    empty = np.flatnonzero(frame[column].isna())
+    if len(empty):
+        raise DataError(f"{where}: column {column!r} is empty in row {empty[0] + 1}")
+    return np.array([str(value) for value in frame[column]], dtype=np.str_)

@@ -1,0 +1,136 @@
+"""A net of one's own: any module with ``features`` and ``head``, checked when it is built."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedmodels.errors import ConfigError
+from fedmodels.nets.split import SplitNet
+from fedmodels.tensors.bundle import DTYPES
+
+BATCH = 2
+"""Examples of the batch that a net is tried with."""
+
+
+class Features(nn.Module):
+    """The base of a user's net: its ``features``, without its head."""
+
+    net: Any
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the embeddings (B, d) of a batch (B, *input_shape)."""
+        z: Tensor = self.net.features(x)
+        return z
+
+
+def as_split_net(
+    built: object, name: str, num_classes: int, input_shape: tuple[int, ...]
+) -> SplitNet:
+    """Return what a user's builder gave as a net in two parts.
+
+    Args:
+        built: a module whose ``features`` gives embeddings (B, d) of inputs (B, *input_shape), and
+            whose module ``head`` gives logits (B, K) of embeddings.
+        name: the net's, for error lines.
+        num_classes: K.
+        input_shape: of one example.
+
+    Raises:
+        ConfigError: it is no such module, or does not fit; says which part and which shape.
+    """
+    if not isinstance(built, nn.Module):
+        raise _wrong(name, f"is {type(built).__name__}, not a torch.nn.Module")
+    if not callable(getattr(built, "features", None)):
+        raise _wrong(name, "has no features(x), which gives embeddings of shape (batch, d)")
+    if not isinstance(getattr(built, "head", None), nn.Module):
+        raise _wrong(name, "has no module head, which gives logits, such as nn.Linear(d, classes)")
+    _check_tensors(built, name)
+    x = torch.ones(BATCH, *input_shape)
+    was_training = built.training
+    built.eval()
+    with torch.no_grad():
+        z = _tried(built.features, x, name, "features")
+        if z.dim() != 2 or len(z) != BATCH or not z.is_floating_point():
+            raise _wrong(
+                name, f"features gives {_form(z)} for a batch of {BATCH}; flatten to 2 x d"
+            )
+        assert isinstance(built.head, nn.Module)
+        logits = _tried(built.head, z, name, "head")
+        if logits.shape != (BATCH, num_classes):
+            raise _wrong(name, f"head gives {_form(logits)}; {BATCH} x {num_classes} are needed")
+        if not isinstance(built, SplitNet) and type(built).forward is not nn.Module.forward:
+            whole = _tried(built, x, name, "forward")
+            if whole.shape != logits.shape or not torch.allclose(whole, logits, equal_nan=True):
+                raise _wrong(name, "forward(x) is not head(features(x)), which is what is trained")
+    built.train(was_training)
+    return built if isinstance(built, SplitNet) else _split(built, z.shape[1], x, name)
+
+
+def _split(net: nn.Module, width: int, x: Tensor, name: str) -> SplitNet:
+    """Take the head off a module, and put both parts side by side."""
+    head = net.head
+    assert isinstance(head, nn.Module)
+    shared = {id(p) for p in head.parameters()}
+    del net.head
+    if any(id(parameter) in shared for parameter in net.parameters()):
+        raise _wrong(name, "features and head share a parameter: give each its own")
+    if isinstance(net.features, nn.Module) and not _outside(net, "features"):
+        base: nn.Module = net.features
+    else:
+        base = Features(net)
+    with torch.no_grad():
+        _tried(base.eval(), x, name, "features without the head")
+    return SplitNet(base.train(), head, width)
+
+
+def _outside(net: nn.Module, child: str) -> bool:
+    """Tell whether a module has parameters or buffers that are none of a child's."""
+    return any(not key.startswith(f"{child}.") for key in net.state_dict())
+
+
+def _check_tensors(net: nn.Module, name: str) -> None:
+    """Check that every tensor has a shape and a type that travel."""
+    for key, tensor in [*net.named_parameters(), *net.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
+            raise _wrong(name, f"{key} has no shape yet: use no lazy layer")
+        if tensor.dtype not in DTYPES.values() or tensor.layout != torch.strided:
+            raise _wrong(
+                name, f"{key} is a tensor {tensor.dtype} {tensor.layout}, and cannot travel"
+            )
+        if tensor.device.type != "cpu":
+            raise _wrong(name, f"{key} is on {tensor.device}: build nets on the CPU")
+    try:
+        copy.deepcopy(net)
+    except Exception as error:
+        raise _wrong(name, f"cannot be copied: {type(error).__name__}: {error}") from error
+
+
+def _tried(part: object, x: Tensor, name: str, what: str) -> Tensor:
+    """Call a part of a user's net on a batch."""
+    assert callable(part)
+    try:
+        out = part(x)
+    except Exception as error:  # whatever the user's code raises
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise _wrong(
+            name, f"{what} fails on a batch {_form(x)}: {type(error).__name__}: {reason}"
+        ) from error
+    if not isinstance(out, Tensor):
+        raise _wrong(name, f"{what} gives {type(out).__name__}, not a tensor")
+    return out
+
+
+def _form(tensor: Tensor) -> str:
+    return " x ".join(str(size) for size in tensor.shape) or "a scalar"
+
+
+def _wrong(name: str, what: str) -> ConfigError:
+    return ConfigError(f"net {name!r} {what}")

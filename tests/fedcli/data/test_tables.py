@@ -1,0 +1,167 @@
+"""Tables of one's own: windows by hand, parts that share no row, and one line for each mistake."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcli.data.own.tables import EXTRA
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.registry import load
+from fedmodels.config.scenario import Columns, Data
+from fedmodels.errors import ConfigError, DataError
+
+pandas = pytest.importorskip("pandas")
+
+
+def recording(label: str, client: str, rows: int, first: int = 0) -> list[dict[str, Any]]:
+    """Return rows whose ``ax`` counts from ``first`` on."""
+    return [
+        {"ax": float(first + i), "ay": -1.0, "activity": label, "person": client}
+        for i in range(rows)
+    ]
+
+
+def loaded(root: Path, **columns: Any) -> Dataset:
+    asked = {"label": "activity", **columns}
+    return load(Data(name="table", root=str(root), columns=Columns(**asked)))
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    """Return a file with ten rows of walking, eight of sitting, and four more of walking."""
+    rows = [
+        *recording("walk", "ann", 10),
+        *recording("sit", "ann", 8, 100),
+        *recording("walk", "ben", 4, 200),
+    ]
+    place = tmp_path / "one.csv"
+    pandas.DataFrame(rows).to_csv(place, index=False)
+    return place
+
+
+def test_rows_are_examples_and_the_last_of_each_class_test(csv: Path) -> None:
+    found = loaded(csv, client="person", test_share=0.25)
+    assert found.class_names == ("sit", "walk")
+    assert found.group_names == ("ann", "ben")
+    assert found.input_shape == (2,)
+    # a quarter, rounded, of ann's 10 and 8 and of ben's 4 rows: 2, 2 and 1
+    assert found.test_x[:, 0].tolist() == [8, 9, 106, 107, 203]
+    assert found.test_y.tolist() == [1, 1, 0, 0, 1]
+    assert found.groups_test is not None
+    assert found.groups_test.tolist() == [0, 0, 0, 0, 1]
+    assert len(found.train_y) == 17
+
+
+def test_windows_stay_within_a_class_and_parts_share_no_row(csv: Path) -> None:
+    found = loaded(csv, window=4, hop=2, test_share=0.25, client="person", features=["ax"])
+    # walking starts at 0, 2, 4, 6 and tests on 6; 4 shares rows 6 and 7 with it and is left out.
+    # sitting starts at 100, 102, 104 and tests on 104; 102 is left out. ben has one window only.
+    assert found.test_x[:, 0, 0].tolist() == [6, 104]
+    assert found.train_x[:, 0, 0].tolist() == [0, 2, 100, 200]
+    assert found.input_shape == (4, 1)
+    assert not set(found.train_x[..., 0].ravel()) & set(found.test_x[..., 0].ravel())
+
+
+def test_a_column_may_say_which_part_a_row_is_of(csv: Path) -> None:
+    frame = pandas.read_csv(csv)
+    frame["part"] = np.where(frame["person"] == "ben", "test", "train")
+    frame.to_csv(csv, index=False)
+    found = loaded(csv, split="part", features=["ax"])
+    assert found.test_x[:, 0].tolist() == [200, 201, 202, 203]
+    assert found.groups is None
+
+
+def test_a_directory_of_parquet_reads_as_its_csv_does(csv: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "many").mkdir()
+    frame = pandas.read_csv(csv)
+    frame[:9].to_parquet(tmp_path / "many" / "a.parquet")
+    frame[9:].to_csv(tmp_path / "many" / "b.csv", index=False)
+    one, many = loaded(csv), loaded(tmp_path / "many")
+    assert np.array_equal(one.train_x, many.train_x)
+    assert np.array_equal(one.test_y, many.test_y)
+    # but no window crosses the border of two files: 9 + 1 rows of walking give 4 of 2, not 5
+    one, many = loaded(csv, window=2), loaded(tmp_path / "many", window=2)
+    assert [len(found.train_y) + len(found.test_y) for found in (one, many)] == [11, 10]
+
+
+def test_a_changed_file_is_another_data_set(csv: Path) -> None:
+    before = loaded(csv).variant
+    csv.write_text(csv.read_text().replace("100.0", "101.0"))
+    assert loaded(csv).variant != before
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        ({"label": "activitie"}, "has no column 'activitie'. Did you mean 'activity'?"),
+        ({"features": ["ax", "az"]}, "has no column 'az'"),
+        ({"features": ["person"]}, "column 'person' holds 'ann' in row 1 and in 21 more"),
+        ({"classes": ["walk", "run"]}, "holds the class 'sit', which"),
+        ({"window": 11}, "the longest stretch of one client and class has 10"),
+        ({"split": "person"}, "holds 'ann' in row 1; it must say train or test"),
+        ({"features": ["ax"], "client": "persn"}, "has no column 'persn'. Did you mean 'person'?"),
+    ],
+)
+def test_a_wrong_column_gets_one_line(csv: Path, columns: dict[str, Any], line: str) -> None:
+    with pytest.raises(DataError, match=re.escape(line)) as caught:
+        loaded(csv, **columns)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "line"),
+    [
+        ("ax", np.nan, "column 'ax' holds nan in row 3, which is no finite number"),
+        ("ax", np.inf, "column 'ax' holds inf in row 3"),
+        ("activity", None, "column 'activity' is empty in row 3"),
+    ],
+)
+def test_a_hole_gets_one_line(csv: Path, column: str, value: Any, line: str) -> None:
+    frame = pandas.read_csv(csv)
+    frame.loc[2, column] = value
+    frame.to_csv(csv, index=False)
+    with pytest.raises(DataError, match=re.escape(line)):
+        loaded(csv)
+
+
+def test_wrong_places_get_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not there"):
+        loaded(tmp_path / "none.csv")
+    with pytest.raises(DataError, match=r"holds no file \*.csv"):
+        loaded(tmp_path)
+    (tmp_path / "x.xls").write_text("")
+    with pytest.raises(DataError, match=r"neither \*.csv nor"):
+        loaded(tmp_path / "x.xls")
+    for name, content in (("empty.csv", b""), ("x.parquet", b"PAR1"), ("latin.csv", b"a\n\xff")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match="cannot be read") as caught:
+            loaded(tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_hop_without_a_window_is_refused() -> None:
+    with pytest.raises(ConfigError, match="hop needs window"):
+        Columns(hop=2)
+
+
+def test_columns_of_another_data_set_are_refused() -> None:
+    with pytest.raises(ConfigError, match="belongs to table and huggingface, not to digits"):
+        load(Data(name="digits", columns=Columns()))
+
+
+def test_without_pandas_the_extra_is_named(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(DataError, match=re.escape(EXTRA)):
+        loaded(csv)
+
+
+def test_partitions_made_before_columns_keep_their_digest() -> None:
+    assert "columns" not in Data(name="digits").identity()
+    assert "columns" in Data(name="table", columns=Columns()).identity()

@@ -1,0 +1,114 @@
+"""A net of one's own: any module with features and head; one line for each that does not fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedmodels.errors import ConfigError
+from fedmodels.nets import SplitNet, make_net, weights_of
+
+START = "import torch\nfrom torch import nn\n"
+METHOD = """
+class Net(nn.Module):
+    def __init__(self, num_classes, input_shape, width=5):
+        super().__init__()
+        self.stem = nn.Linear(input_shape[0], width)
+        self.norm = nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, num_classes)
+    def features(self, x):
+        return torch.relu(self.norm(self.stem(x)))
+    def forward(self, x):
+        return self.head(self.features(x))
+"""
+SUBMODULE = """
+class Net(nn.Module):
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], 4))
+        self.head = nn.Sequential(nn.ReLU(), nn.Linear(4, num_classes))
+"""
+
+
+def built(folder: Path, text: str, **options: object) -> SplitNet:
+    (folder / "mine.py").write_text(START + text)
+    name = f"{folder / 'mine.py'}:Net"
+    return make_net(name, num_classes=3, input_shape=(2,), **options)
+
+
+def test_a_module_with_functions_is_split(tmp_path: Path) -> None:
+    net = built(tmp_path, METHOD, width=6)
+    assert net.width == 6
+    assert set(net.personal_keys()) == {"head/weight", "head/bias"}
+    assert "base/net.stem.weight" in net.shared_keys()
+    assert "base/net.norm.running_mean" in net.shared_keys()
+    assert net.training
+    assert net.base.training
+
+
+def test_a_module_of_modules_is_split_under_their_names(tmp_path: Path) -> None:
+    net = built(tmp_path, SUBMODULE)
+    assert set(net.tensors()) == {"base/1.weight", "base/1.bias", "head/1.weight", "head/1.bias"}
+
+
+@pytest.mark.parametrize("text", [METHOD, SUBMODULE])
+def test_it_packs_copies_and_trains(tmp_path: Path, text: str) -> None:
+    net = built(tmp_path, text).pack()
+    other, x = net.copy(), torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    before = weights_of(net)
+    other(x).square().sum().backward()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            assert parameter.grad is not None
+            parameter -= 0.1 * parameter.grad
+    changed = [k for k, w in weights_of(other).items() if not torch.equal(w, before[k])]
+    assert any(key.startswith("base/") for key in changed)
+    assert any(key.startswith("head/") for key in changed)
+    assert all(torch.equal(w, before[k]) for k, w in weights_of(net).items())
+
+
+def changed(old: str, new: str) -> str:
+    assert old in METHOD
+    return METHOD.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("def Net(num_classes, input_shape):\n    return 3\n", "is int, not a torch.nn.Module"),
+        (changed("features", "embed"), "has no features(x)"),
+        (changed("self.head", "self.out"), "has no module head"),
+        (changed("return torch.relu", "return torch.sum"), "features gives a scalar"),
+        (changed("torch.relu(self.norm(self.stem(x)))", "None"), "features gives NoneType, not a"),
+        (changed("(width, num_classes)", "(width, 7)"), "head gives 2 x 7; 2 x 3 are needed"),
+        (changed("(width, num_classes)", "(9, 3)"), "head fails on a batch 2 x 5: RuntimeError"),
+        (changed("return self.head(", "return 2 * self.head("), "forward(x) is not head(features"),
+        (changed("nn.Linear(input_shape[0], width)", "nn.LazyLinear(width)"), "use no lazy layer"),
+        (
+            changed(
+                "self.norm = ", "self.register_buffer('c', torch.zeros(1, dtype=torch.cfloat))"
+                "\n        self.norm = "
+            ),
+            "c is a tensor torch.complex64",
+        ),
+        (changed("super().__init__()", "super().__init__()\n        1 / 0"), "ZeroDivisionError"),
+        (changed("input_shape, width", "shape, width"), "cannot be built with no options"),
+        (
+            changed("self.head = nn.Linear(width, num_classes)",
+                    "self.head = nn.Linear(width, 3)\n        self.tied = self.head.weight"),
+            "share a parameter",
+        ),
+    ],
+)  # fmt: skip
+def test_a_net_that_does_not_fit_gets_one_line(tmp_path: Path, text: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(line)) as caught:
+        built(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_value_of_an_option_gets_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"\[net\] 'mlp' cannot be built with hidden = 'abc'"):
+        make_net("mlp", num_classes=3, input_shape=(4,), hidden="abc")

@@ -1,0 +1,94 @@
+"""Pages say what the code does: configs parse, generated pages are current, timeouts are true."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedmodels.errors import ConfigError
+from fedmodels.resolution import experiment_of
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LEAST = {"net": {"name": "mlp"}, "method": {"name": "fedavg"}, "scenario": {"kind": "iid"}}
+"""What a fragment of a config is completed with."""
+CONSTANT = re.compile(r"^[A-Z][A-Z_]*_M?S$")
+
+
+def tables() -> list[tuple[str, str]]:
+    """Return every block of TOML, with its page."""
+    block = re.compile(r"^```toml[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+    return [(page.name, text) for page in PAGES for text in block.findall(page.read_text())]
+
+
+@pytest.mark.parametrize(("page", "text"), tables())
+def test_a_block_of_toml_is_a_config(page: str, text: str) -> None:
+    content = tomllib.loads(text)
+    if "methods" not in content:  # the tables of a study
+        experiment_of({**LEAST, **content}, page)
+
+
+def test_blocks_of_toml_were_found() -> None:
+    assert {"tutorial-images.md", "tutorial-sensors.md", "data.md"} <= {p for p, _ in tables()}
+    with pytest.raises(ConfigError):
+        experiment_of({**LEAST, "data": {"nme": "digits"}})
+
+
+def generated() -> str:
+    """Return the reference of the configuration, as its script writes it."""
+    script = ROOT / "docs" / "site" / "configuration.py"
+    spec = importlib.util.spec_from_file_location("configuration_page", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page: str = module.page()
+    return page
+
+
+def test_the_reference_of_the_configuration_is_current() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text() == generated()
+
+
+def test_every_key_has_a_meaning() -> None:
+    assert re.findall(r"^\| `(\w+)` .*\|\s+\|$", generated(), flags=re.MULTILINE) == []
+
+
+def constants() -> Iterator[tuple[str, str, float]]:
+    """Yield file, name and seconds of every public constant that is a time."""
+    for package in ("fedsrv", "fedcli"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.Assign):
+                    yield from _times(path.relative_to(ROOT).as_posix(), node)
+
+
+def _times(path: str, node: ast.Assign) -> Iterator[tuple[str, str, float]]:
+    target, value = node.targets[0], node.value
+    pairs = [(target, value)]
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        pairs = list(zip(target.elts, value.elts, strict=True))
+    for name, number in pairs:
+        is_time = isinstance(name, ast.Name) and CONSTANT.match(name.id)
+        if is_time and isinstance(number, ast.Constant):
+            assert isinstance(number.value, int | float)
+            scale = 1000 if name.id.endswith("_MS") else 1
+            yield path, name.id, number.value / scale
+
+
+NO_TIMEOUTS = {"MAX_GAP_MS", "AGAIN_AFTER_MS"}
+"""A gap in recordings, and an advice to clients."""
+
+
+def test_the_table_of_timeouts_is_that_of_the_code() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| (\S+\.py) \| `(\w+)` \| ([\d.]+) \|", page, flags=re.MULTILINE)
+    told = {(path, name, float(seconds)) for path, name, seconds in rows}
+    assert told == {found for found in constants() if found[1] not in NO_TIMEOUTS}
+    assert len(told) >= 15

@@ -1,0 +1,52 @@
+"""The tutorials, from an empty folder to the end: files and commands as the pages print them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def follow(page: str, folder: Path) -> str:
+    """Write the files of a page and type its commands; return what they printed."""
+    text, printed = (DOCS / page).read_text(), ""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for language, title, content in BLOCK.findall(text):
+        if title:
+            (folder / title).write_text(content)
+        elif language == "sh":
+            for line in content.splitlines():
+                done = subprocess.run(
+                    line.split(), cwd=folder, env={**os.environ, "PATH": path, "COLUMNS": "200"},
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    text=True, timeout=110,
+                )  # fmt: skip
+                assert done.returncode == 0, f"{line}\n{done.stdout}"
+                printed += done.stdout
+    return printed
+
+
+@pytest.mark.loopback
+@pytest.mark.timeout(300)
+def test_images(tmp_path: Path) -> None:
+    printed = follow("tutorial-images.md", tmp_path)
+    assert (tmp_path / "run" / "report.html").exists()
+    assert re.search(r"disc|box|bar", printed.split("report.html")[-1])
+    assert list((tmp_path / "run").rglob("*.safetensors")) or list(tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.loopback
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs the extra tables")
+def test_sensors(tmp_path: Path) -> None:
+    printed = follow("tutorial-sensors.md", tmp_path)
+    assert (tmp_path / "run" / "report.html").exists()
+    assert re.search(r"walk|rest|climb", printed.split("report.html")[-1])
