@@ -231,6 +231,8 @@ class Worker:
         report = rpc.Report(durable=self.states.durable)
         ctx = self._context(order)
         state = Bundle() if self.client == EVALUATOR else self._state(order)
+        if self.client != EVALUATOR:
+            self.stream.open(order.task)  # a client may have restarted since it trained
         for view in order.views:
             ctx.view = view
             if view == "global":
