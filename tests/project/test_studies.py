@@ -29,6 +29,22 @@ def test_there_are_studies() -> None:
     }
 
 
+def test_fedali_is_compared_on_nets_that_pool_by_the_mean_and_on_natural_clients() -> None:
+    """The class token sees an image through attention alone, which tokens of norm 1 weaken."""
+    vision, wisdm = (
+        {row: parse_experiment(config_for(preset, method, study.set), row)
+         for row, method in study.methods.items()}
+        for study in (Study.read(p) for p in STUDIES if p.stem in ("fedali-cifar", "fedali-wisdm"))
+        for preset in (tomllib.loads(study.preset.read_text()),)
+    )  # fmt: skip
+    by_mean = [row for row, found in vision.items() if found.net.options()["pool"] == "mean"]
+    assert [row for row in vision if row not in by_mean] == [
+        "the head reads the class token: FedAli",
+        "the head reads the class token: FedAvg",
+    ]
+    assert {found.schedule.clients for found in wisdm.values()} == {58}
+
+
 def test_switches_go_to_the_table_they_name() -> None:
     preset = {"method": {"name": "gldp", "t": 3}, "net": {"name": "mlp"}, "seed": 0}
     own = tomllib.loads(config_for(preset, "gldp s=2", ["schedule.rounds=4"]))
