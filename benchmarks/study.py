@@ -41,7 +41,7 @@ UNITS = {
     "compute": (1e-6, "{:.0f}"),
     "seconds": (1, "{:.0f}"),
     "metrics": (100, "{:.2f}"),
-    "clients": (1, "{:.1f}"),
+    "clients": (1, "{:.2f}"),
 }
 """Factor and format of a column, by the table it is read from."""
 

@@ -64,8 +64,8 @@ def test_tables_are_means_over_seeds_and_dashes_where_nothing_is_known(tmp_path:
     columns = {"AA": "metrics.aa", "trained": "clients.trained", "w": "clients.w"}
     table = markdown(columns, {"FedAvg": runs, "one seed": runs[:1]}).splitlines()
     assert table[2:] == [
-        "| FedAvg | 40.00 ± 10.00 | 4.0 | – |",
-        "| one seed (1 of 2 seeds) | 30.00 | 3.0 | – |",
+        "| FedAvg | 40.00 ± 10.00 | 4.00 | – |",
+        "| one seed (1 of 2 seeds) | 30.00 | 3.00 | – |",
     ]
 
 
