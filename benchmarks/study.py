@@ -31,8 +31,8 @@ from typing import Any
 
 import tomli_w
 
+from fedmodels.numerics.metric_names import find, metric
 from fedmodels.resolution import parse_experiment
-from fedsrv.report.quantities import is_percentage
 
 FEDSRV = str(Path(sys.executable).with_name("fedsrv"))
 ROOT = Path(__file__).resolve().parents[1]
@@ -181,9 +181,9 @@ def markdown(columns: Mapping[str, str], runs: Mapping[str, Sequence[Path]]) -> 
 
 def curves(headings: Mapping[str, str], runs: Mapping[str, Sequence[Path]]) -> Iterator[str]:
     """Yield a table per metric: its means over seeds after each round, and over all rounds."""
-    for heading, metric in headings.items():
+    for heading, name in headings.items():
         series = {
-            row: [[100 * r["metrics"][metric] for r in rounds_of(d) if metric in r["metrics"]]
+            row: [[100 * v for r in rounds_of(d) if (v := find(r["metrics"], name)) is not None]
                   for d in directories]
             for row, directories in runs.items()
         }  # fmt: skip
@@ -216,11 +216,12 @@ def rounds_of(run: Path) -> Iterator[dict[str, Any]]:
 def cell(path: str, summaries: Iterable[Mapping[str, Any]]) -> str:
     """Return one cell of the table, a dash where a run has no such figure."""
     table, _, name = path.partition(".")
-    values = [summary[table].get(name) for summary in summaries]
+    look_up = find if table == "metrics" else dict.get
+    values = [look_up(summary[table], name) for summary in summaries]
     if not values or any(value is None for value in values):
         return "–"
     factor, form = UNITS[table]
-    if table == "metrics" and not is_percentage(name):
+    if table == "metrics" and not metric(name).unit:
         factor, form = 1, "{:.3f}"
     mean, spread = (form.format(factor * f(values)) for f in (fmean, pstdev))
     return mean if len(values) == 1 or table != "metrics" else f"{mean} ± {spread}"

@@ -37,6 +37,7 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import ClientContext, Run, Stream
+from fedmodels.training.position import START
 from fedmodels.training.stack import begin_apart, fit_together
 
 DIGITS = {"data": {"name": "digits"}, "net": {"name": "digits-cnn"}, "batch_size": 16}
@@ -249,7 +250,7 @@ def _stacked_row(net: str, clients: int, examples: int, side: int) -> dict[str, 
 
     def half_of(client: int, net: SplitNet, stream: Stream) -> ClientHalf:
         device = torch.device("cpu")
-        ctx = ClientContext(run, client, 0, 0, 0, net, stream, device)
+        ctx = ClientContext(run, client, START, net, stream, device)
         return ClientHalf(method, ctx, payload, Bundle())
 
     streams = [_Examples(examples, side, draw) for _ in range(clients)]

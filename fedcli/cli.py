@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
+import signal
 import sys
-from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.log_lines import LogLevel, set_up_logging
 
 if TYPE_CHECKING:
     import torch
@@ -26,15 +26,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-
-class LogLevel(StrEnum):
-    """How much is said on standard error."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 def _print_version(given: bool) -> None:
@@ -95,13 +86,13 @@ def join(
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")] = False,
     log_level: Annotated[LogLevel, typer.Option(help="What is said at least.")] = LogLevel.INFO,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Say it as one object a line, on stdout.")
+    ] = False,
 ) -> None:
     """Take part in a run as one client, or as several hosted in this process."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    logging.basicConfig(
-        level=(LogLevel.WARNING if quiet else log_level).value.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    set_up_logging(LogLevel.WARNING if quiet else log_level, as_json=as_json)
     from fedmodels.config.places import check_address
     from fedmodels.tensors.heap import keep_large_blocks
 
@@ -113,6 +104,7 @@ def join(
     from fedcli.runtime.host import Host
     from fedcli.runtime.link import Link
 
+    signal.signal(signal.SIGTERM, _end)
     credentials = None
     if tls_ca:
         from fedcli.runtime.tls import channel_credentials
@@ -121,6 +113,10 @@ def join(
     link = Link(server, credentials, give_up_after)
     where = _device(device)
     Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ()).run()
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def clients_of(text: str) -> list[ClientId]:

@@ -1,14 +1,24 @@
-"""The methods as tables for the terminal."""
+"""The methods, and the metrics, as tables for the terminal and for a page."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import inspect
+from collections.abc import Iterable
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedmodels.methods import method_class, names
+from fedmodels.numerics.metric_names import (
+    ENDINGS,
+    METRICS,
+    REPORTED,
+    SCORES,
+    VIEWS,
+    Metric,
+    metric,
+)
 from fedmodels.training.method import Method
 
 
@@ -33,6 +43,48 @@ def method_table(name: str) -> Table:
     for field in dataclasses.fields(cls):
         table.add_row(field.name, repr(field.default), meanings.get(field.name, ""))
     return table
+
+
+_METRIC_HEADS = ("metric", "what it is", "formula", "range", "better", "source")
+_WAYS = {1: "more", -1: "less", 0: "–"}
+
+
+def metrics_table(names: Iterable[str]) -> Table:
+    """Return one line for each of these metrics, of all where none is named."""
+    table = Table(Column("metric", no_wrap=True), "meaning", "range", "better", "source")
+    for found in map(metric, list(names) or METRICS):
+        meaning = f"{found.title}: {found.meaning}".replace("`", "")
+        table.add_row(found.name, meaning, found.range, _WAYS[found.better], found.source)
+    return table
+
+
+def metrics_markdown() -> str:
+    """Return every metric, ending and view as the tables of ``docs/metrics.md``."""
+    parts = [
+        ("What the coordinator computes", _METRIC_HEADS, map(_cells, SCORES)),
+        (
+            "Endings of `a_glo` and of `a_loc…`",
+            ("ending", "meaning"),
+            ((f"`_{ending}`", meaning) for ending, (_, meaning) in ENDINGS.items()),
+        ),
+        ("What methods and clients report", _METRIC_HEADS, map(_cells, REPORTED)),
+        (
+            "Views",
+            ("view", "what is scored"),
+            ((f"`{name}`", view.meaning) for name, view in VIEWS.items()),
+        ),
+    ]
+    blocks = []
+    for title, heads, rows in parts:
+        lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+        lines.insert(1, "|---" * len(heads) + "|")
+        blocks.append("\n".join([f"## {title}", "", *lines]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _cells(found: Metric) -> tuple[str, ...]:
+    way = _WAYS[found.better]
+    return (f"`{found.name}`", found.title, found.meaning, found.range, way, found.source)
 
 
 def _first_line(cls: type[Method]) -> str:

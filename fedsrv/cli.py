@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import signal
 import sys
 import threading
-from collections.abc import Iterator
-from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.errors import ConfigError, FedtideError, RunStopped
+from fedmodels.log_lines import LogLevel, set_up_logging
+from fedsrv.catalogue_commands import methods, metrics
 from fedsrv.certs_commands import certs_app
+from fedsrv.monitor_commands import monitor_app
 
 if TYPE_CHECKING:
     from fedmodels.config.experiment import Experiment
     from fedsrv.coordinator import Listen
-    from fedsrv.events import Event, EventLog
+    from fedsrv.events import EventLog
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,6 +31,9 @@ app = typer.Typer(
 LAST_WORDS_S = 5.0
 """Time for what is left to say when a run has ended."""
 app.add_typer(certs_app, name="certs")
+app.command()(methods)
+app.command()(metrics)
+app.add_typer(monitor_app)
 
 Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
 Sets = Annotated[
@@ -37,17 +41,9 @@ Sets = Annotated[
 ]
 
 
-class LogLevel(StrEnum):
-    """How much is said on standard error."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
 Level = Annotated[LogLevel, typer.Option("--log-level", help="What is said at least.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 
@@ -73,6 +69,9 @@ def main() -> None:
     """Run the command; a user's mistake is one line, never a traceback."""
     try:
         app()
+    except RunStopped as stopped:
+        typer.echo(str(stopped), err=True)
+        sys.exit(stopped.exit_code)
     except FedtideError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
@@ -93,13 +92,10 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
     return parse_experiment(text, str(path), overrides or ())
 
 
-def set_up(level: LogLevel = LogLevel.INFO) -> None:
+def set_up(level: LogLevel, *, as_json: bool = False) -> None:
     """Prepare the process: logging, one thread unless told otherwise, a heap for large payloads."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    logging.basicConfig(
-        level=level.value.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    set_up_logging(level, as_json=as_json)
     from fedmodels.tensors.heap import keep_large_blocks
 
     keep_large_blocks()
@@ -147,9 +143,10 @@ def serve(
     ] = False,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
+    as_json: AsJson = False,
 ) -> None:
     """Serve one run: the coordinator alone."""
-    set_up(LogLevel.WARNING if quiet else log_level)
+    set_up(LogLevel.WARNING if quiet else log_level, as_json=as_json)
     experiment = read_experiment(config, sets)
     from fedsrv.coordinator import serve as serve_run
     from fedsrv.state.run_directory import require_run
@@ -160,13 +157,15 @@ def serve(
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
 
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     tellers = list[threading.Thread]()
 
     def ready(address: str, log: EventLog) -> None:
-        typer.echo(f"listening on {address}")
-        sys.stdout.flush()
-        tell = _print_events if events else _log_events
-        tellers.append(threading.Thread(target=tell, args=(log,), daemon=True))
+        if not as_json:
+            typer.echo(f"listening on {address}")
+            sys.stdout.flush()
+        tellers.append(threading.Thread(target=_tell, args=(log, events), daemon=True))
         tellers[0].start()
 
     summary = serve_run(
@@ -177,9 +176,10 @@ def serve(
         expects_evaluator=evaluator,
         server_data=server_data,
         on_ready=ready,
+        stop=stop,
     )
     tellers[0].join(LAST_WORDS_S)
-    if not events:
+    if not (events or quiet or as_json):
         _show(out)
     logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
 
@@ -211,21 +211,17 @@ def _end_with_stdin() -> None:
     os._exit(130)
 
 
-def _print_events(log: EventLog) -> None:
+def _tell(log: EventLog, prints: bool = False) -> None:
+    """Log what happens, as far as the log level lets it through; print it for the launcher."""
+    from fedsrv.narration import Narrator, level_of
+
+    narrator = Narrator()
     for event in log.listen(from_start=True):
-        sys.stdout.write(event.to_json() + "\n")
-        sys.stdout.flush()
-
-
-def _log_events(log: EventLog) -> None:
-    """Say what happens in plain lines, as far as the log level lets them through."""
-    from fedsrv.narration import line_of
-
-    for event in log.listen(from_start=True):
-        line = line_of(event)
-        if line is not None:
-            level = logging.WARNING if event.kind == "failed" else logging.INFO
-            logging.getLogger("fedsrv").log(level, "%s", line)
+        if prints:
+            sys.stdout.write(event.to_json() + "\n")
+            sys.stdout.flush()
+        line, facts = narrator.line(event), {"event": event.__dict__}
+        logging.getLogger("fedsrv").log(level_of(event), "%s", line, extra=facts)
 
 
 def _show(out: Path) -> None:
@@ -235,62 +231,6 @@ def _show(out: Path) -> None:
     from fedsrv.report.tables import final_table
 
     Console().print(final_table(read_run(out)))
-
-
-Coordinator = Annotated[str, typer.Argument(metavar="HOST:PORT", help="The coordinator.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Objects instead of lines.")]
-Authority = Annotated[Path | None, typer.Option("--tls-ca", help="Authority of the server.")]
-Cert = Annotated[Path | None, typer.Option("--tls-cert", help="The monitor's certificate.")]
-Key = Annotated[Path | None, typer.Option("--tls-key", help="Its key.")]
-
-
-@app.command()
-def status(
-    server: Coordinator,
-    as_json: AsJson = False,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to listen.")] = 2.0,
-    ca: Authority = None,
-    cert: Cert = None,
-    key: Key = None,
-) -> None:
-    """Say where a run stands: what is committed, its scores, who is there, why nothing moves."""
-    from fedsrv.narration import Standing
-
-    found = Standing.of(_events(server, ca, cert, key, seconds))
-    for line in [json.dumps(found.to_dict())] if as_json else found.lines():
-        typer.echo(line)
-
-
-@app.command()
-def watch(
-    server: Coordinator,
-    as_json: AsJson = False,
-    ca: Authority = None,
-    cert: Cert = None,
-    key: Key = None,
-) -> None:
-    """Follow a run from outside until it ends, a line for each thing that happens."""
-    from fedsrv.narration import line_of
-
-    for event in _events(server, ca, cert, key, None):
-        line = event.to_json() if as_json else line_of(event)
-        if line is not None:
-            typer.echo(line)
-            sys.stdout.flush()
-
-
-def _events(
-    server: str, ca: Path | None, cert: Path | None, key: Path | None, seconds: float | None
-) -> Iterator[Event]:
-    """Yield what a coordinator tells a monitor."""
-    from fedsrv.transport.monitor import monitor_credentials, watched
-
-    credentials = None
-    if ca and cert and key:
-        credentials = monitor_credentials(ca, cert, key)
-    elif ca or cert or key:
-        raise ConfigError("--tls-ca, --tls-cert and --tls-key of a monitor belong together")
-    return watched(server, credentials, seconds)
 
 
 @app.command()
@@ -310,9 +250,13 @@ def launch(
         Path | None,
         typer.Option(help="The server's own examples; those of the partition unless given."),
     ] = None,
+    quiet: Quiet = False,
+    log_level: Level = LogLevel.INFO,
+    as_json: AsJson = False,
 ) -> None:
     """Run coordinator and clients as local processes, with live progress and a final table."""
-    set_up()
+    level = LogLevel.WARNING if quiet else log_level
+    set_up(level, as_json=as_json)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     experiment = read_experiment(config, sets)
     from fedsrv.launch.launcher import launch as launch_run
@@ -325,30 +269,21 @@ def launch(
         data=data,
         device=device,
         server_data=server_data,
+        log_level=level,
+        as_json=as_json,
     )
 
 
-@app.command()
-def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in detail.")] = None,
-) -> None:
-    """List every method; with NAME its hyper-parameters, defaults and paper."""
-    from rich.console import Console
-
-    from fedsrv.catalogue import method_table, methods_table
-
-    Console().print(method_table(name) if name else methods_table())
-
-
-@app.command()
+@app.command(epilog="fedsrv metrics says what each figure is.")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     html: Annotated[Path | None, typer.Option(help="Write a page with figures as well.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every figure, not six.")] = False,
 ) -> None:
     """Compare runs; those that differ in the seed alone are merged as mean ± std."""
     from fedsrv.report.tables import report_command
 
-    report_command(runs, html)
+    report_command(runs, html, everything)
 
 
 @app.command()

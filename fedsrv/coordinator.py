@@ -7,9 +7,11 @@ import logging
 import os
 import platform
 import subprocess
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,15 @@ import torch
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, FedtideError, RunStopped
+from fedmodels.files import write_atomically
+from fedmodels.printable import printable
 from fedmodels.training.initial_weights import pinned
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
-from fedsrv.state.run_directory import beginning, write_atomically, writing
+from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking import check_extras, track
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -34,6 +38,8 @@ from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool
 from fedsrv.transport.tls import Credentials, is_loopback
 
+DRAIN_S = 20.0
+"""Time that an interaction under way has to end when the run is to stop."""
 log = logging.getLogger(__name__)
 
 
@@ -71,6 +77,7 @@ def serve(
     expects_evaluator: bool = False,
     server_data: Path | None = None,
     on_ready: Callable[[str, EventLog], None] = lambda address, events: None,
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Serve one run to its end and return its summary.
 
@@ -82,9 +89,11 @@ def serve(
         expects_evaluator: wait for the evaluator before the first round.
         server_data: directory of the server's own examples, for methods that train on them.
         on_ready: told the address, once clients can join.
+        stop: set to end the run where it can be resumed.
 
     Raises:
-        FedtideError: the run could not start, or could not go on.
+        RunStopped: ``stop`` was set.
+        FedtideError: the run could not start, or could not go on; clients that are there were told.
     """
     listen.check()
     check_extras(experiment)
@@ -125,15 +134,45 @@ def serve(
         stack.callback(events.close)  # first of all, so that monitors see the end
         stack.callback(cohort.stop, "the server is shutting down")
         began.set()
-        on_ready(f"{listen.address.rpartition(':')[0]}:{port}", events)
+        address = f"{listen.address.rpartition(':')[0]}:{port}"
+        clients, needed = experiment.schedule.clients, experiment.min_clients
+        events.tell("listening", address=address, clients=clients, needed=needed)
+        if stop is not None:
+            begin_drain = partial(_drain, stop, service, out)
+            threading.Thread(target=begin_drain, name="drain", daemon=True).start()
+        on_ready(address, events)
         before = store.ended()
-        summary = before or Engine(experiment, cohort, store, events, held).run()
+        with _telling_failures(cohort):
+            summary = before or Engine(experiment, cohort, store, events, held).run()
         if before is None:
             store.end(summary)
         with writing(out):
             write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
         cohort.end(returning=before is not None)
         return summary
+
+
+def _drain(stop: threading.Event, service: Service, out: Path) -> None:
+    """Wait until the run is to stop, then let the interaction under way end."""
+    stop.wait()
+    service.health.enter_graceful_shutdown()
+    line = f"stopping: the interaction under way has {DRAIN_S:g} s to end, then it is abandoned"
+    service.events.tell("draining", line=line)
+    done = f"stopped as asked: the same command with --resume goes on with the run in {out}"
+    service.cohort.stop(done, RunStopped, DRAIN_S)
+
+
+@contextmanager
+def _telling_failures(cohort: RemoteCohort) -> Iterator[None]:
+    """Tell clients why a run failed. One that was stopped they wait for: it is to be resumed."""
+    try:
+        yield
+    except RunStopped:
+        raise
+    except Exception as error:
+        said = printable(str(error)) if isinstance(error, FedtideError) else type(error).__name__
+        cohort.end(f"the run has failed: {said}")
+        raise
 
 
 def write_facts(out: Path, experiment: Experiment) -> None:

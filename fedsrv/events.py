@@ -26,6 +26,11 @@ class Event:
         """Return the event as one line."""
         return json.dumps(self.__dict__)
 
+    @classmethod
+    def from_json(cls, line: str) -> Event:
+        """Return the event that :meth:`to_json` made a line of."""
+        return cls(**json.loads(line))
+
 
 class Box:
     """What one listener has not read yet; one that does not keep up misses something.

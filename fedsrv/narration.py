@@ -2,41 +2,126 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import logging
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedmodels.printable import printable
 from fedsrv.events import Event
+from fedsrv.report.comparison import cost_text
 
-_FIGURES = ("a_glo", "a_loc", "a_sel", "global_acc")
-QUIET = frozenset({"order", "beat", "upload"})
+FIGURES = ("a_glo", "a_loc", "a_sel", "global_acc")
+"""The metrics that lines show, where a run has them."""
+FREQUENT = frozenset({"order", "beat", "upload"})
 """Kinds that come for every client in every interaction."""
+GRAVE = frozenset({"failed", "waiting", "rollback", "started-over", "missed", "draining"})
+"""Kinds that a user may have to act on."""
 
 
-def line_of(event: Event) -> str | None:
-    """Return an event as one line; None for a kind that comes too often to be read."""
-    if event.kind in QUIET:
-        return None
-    facts = event.detail
-    if event.kind == "commit":
-        text = f"{_place(event)} committed, loss {_number(facts.get('loss'))}"
-    elif event.kind == "scores":
-        text = f"{_place(event)} scored: {_figures(facts.get('metrics'))}"
-    elif event.kind == "finished":
-        text = f"the run has finished: {_figures(facts.get('metrics'))}"
-    elif event.kind == "waiting":
-        text = str(facts.get("line", "waiting"))
-    elif event.kind == "failed":
-        text = f"client {event.client} failed: {facts.get('reason', '')}"
-    elif event.kind == "missed":
-        text = f"{facts.get('events')} events were missed"
-    else:
-        more = ", ".join(f"{key} {value}" for key, value in facts.items())
-        whose = f"client {event.client} " if event.client else ""
-        text = f"{whose}{event.kind}{': ' if more else ''}{more}"
-    return printable(text)
+def level_of(event: Event) -> int:
+    """Return how much an event matters, as a level of ``logging``."""
+    if event.kind in FREQUENT:
+        return logging.DEBUG
+    return logging.WARNING if event.kind in GRAVE else logging.INFO
+
+
+class Pace:
+    """How long a run still takes, by its last commits."""
+
+    def __init__(self) -> None:
+        self._commits = deque[tuple[int, float]](maxlen=20)
+
+    def take(self, event: Event) -> None:
+        """Take in an event; a roll-back begins the count anew."""
+        if event.kind == "rollback":
+            self._commits.clear()
+        elif event.kind == "commit":
+            self._commits.append((event.interaction, event.unix_time))
+
+    def seconds_left(self, of: int) -> float | None:
+        """Return the time that a run of so many interactions still needs; None: not known yet."""
+        if len(self._commits) < 2:
+            return None
+        (first, begun), (last, now) = self._commits[0], self._commits[-1]
+        return (now - begun) / (last - first) * max(of - last - 1, 0) if last > first else None
+
+
+class Narrator:
+    """Says events in plain lines; remembers who joined, and the run's pace."""
+
+    def __init__(self) -> None:
+        self._expected = 0
+        self._joined: set[str] = set()
+        self.pace = Pace()
+
+    def line(self, event: Event) -> str:
+        """Take in an event and return it as one line."""
+        self.pace.take(event)
+        say = getattr(self, f"_say_{event.kind}", None)
+        return printable(say(event) if say else _any(event))
+
+    def _say_listening(self, event: Event) -> str:
+        facts = event.detail
+        self._expected = int(facts["clients"])
+        enough = "" if facts["needed"] == self._expected else f" ({facts['needed']} suffice)"
+        whom = f"{_count(self._expected, 'client')} to join{enough}"
+        return f"waiting for {whom} at {facts['address']}"
+
+    def _say_joined(self, event: Event) -> str:
+        if event.client in self._joined:
+            return f"client {event.client} joined again"
+        self._joined.add(event.client)
+        ids = sum(client.isdigit() for client in self._joined)
+        so_far = (
+            f" ({ids} of {self._expected})" if self._expected and event.client.isdigit() else ""
+        )
+        return f"client {event.client} joined{so_far}"
+
+    def _say_commit(self, event: Event) -> str:
+        facts = event.detail
+        sizes = facts.get("bytes") or {}
+        spent = [
+            f"{cost_text('bytes', sizes[way])} {way}" for way in ("down", "up") if way in sizes
+        ]
+        left = self.pace.seconds_left(int(facts.get("of") or 0))
+        spent += [] if left is None else [f"about {duration(left)} left"]
+        what = [f"{_place(event)} committed", f"loss {_number(facts.get('loss'))}", *spent]
+        return ", ".join(what)
+
+    def _say_scores(self, event: Event) -> str:
+        return f"{_place(event)} scored: {figures_text(event.detail.get('metrics'))}"
+
+    def _say_finished(self, event: Event) -> str:
+        return f"the run has finished: {figures_text(event.detail.get('metrics'))}"
+
+    def _say_failed(self, event: Event) -> str:
+        return f"client {event.client} failed: {event.detail.get('reason', '')}"
+
+    def _say_missed(self, event: Event) -> str:
+        return f"{event.detail.get('events')} events were missed"
+
+    def _say_server(self, event: Event) -> str:
+        facts = event.detail
+        return (
+            f"{_place(event)}: {facts.get('work')}, step {facts.get('step')} of {facts.get('of')}"
+        )
+
+    def _say_rollback(self, event: Event) -> str:
+        return f"rolling back to interaction {event.interaction}: {event.detail.get('reason', '')}"
+
+    def _say_waiting(self, event: Event) -> str:
+        return str(event.detail.get("line", "waiting"))
+
+    def _say_draining(self, event: Event) -> str:
+        return str(event.detail.get("line", "the coordinator stops"))
+
+
+def _any(event: Event) -> str:
+    more = ", ".join(f"{key} {value}" for key, value in event.detail.items())
+    whose = f"client {event.client} " if event.client else ""
+    return f"{whose}{event.kind}{': ' if more else ''}{more}"
 
 
 def _place(event: Event) -> str:
@@ -45,9 +130,23 @@ def _place(event: Event) -> str:
     return f"{where}, interaction {event.interaction}" + (f" (of {of})" if of else "")
 
 
-def _figures(metrics: object) -> str:
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its largest two units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def figures_text(metrics: object) -> str:
+    """Return the metrics that lines show."""
     known = metrics if isinstance(metrics, Mapping) else {}
-    found = [f"{key} {_number(known[key])}" for key in _FIGURES if key in known]
+    found = [f"{key} {_number(known[key])}" for key in FIGURES if key in known]
     return ", ".join(found) or "nothing to show"
 
 
@@ -114,7 +213,7 @@ class Standing:
         found = [
             f"state: {state}",
             f"committed: {where if self.interaction >= 0 else 'nothing yet'}",
-            f"scores: {_figures(self.metrics)}",
+            f"scores: {figures_text(self.metrics)}",
             f"clients seen lately: {len(self.present)}",
         ]
         found += [f"waiting: {self.waiting}"] if self.waiting else []

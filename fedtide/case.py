@@ -92,8 +92,7 @@ class Trained:
 
     def after(self, ctx: ServerContext) -> ServerState:
         """Return the state after the server half."""
-        reduced = self.method.aggregate(ctx, self.state, self.uploads)
-        return self.method.finish(ctx, reduced, self.uploads)[0]
+        return self.method.reduce(ctx, self.state, self.uploads)[0]
 
 
 def bytes_of(*bundles: Bundle) -> list[dict[str, bytes]]:

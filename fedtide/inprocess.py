@@ -19,6 +19,7 @@ from fedcli.runtime.worker import Worker, open_data
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import dealt
 from fedmodels.errors import ClientFailed
+from fedmodels.files import write_atomically
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.training.initial_weights import pinned
@@ -33,7 +34,6 @@ from fedsrv.state.run_directory import (
     beginning,
     make_directory,
     refuse_existing,
-    write_atomically,
 )
 from fedsrv.state.store import Store
 

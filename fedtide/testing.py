@@ -15,6 +15,7 @@ import random
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,7 @@ def one_upload_is_its_own_mean(case: Case) -> None:
 def server_half_leaves_inputs_alone(case: Case) -> None:
     """No function of the server half changes what it is given."""
     made = case.trained()
-    ctx = server_context(made.run, 0, (0, 1))
+    ctx = replace(server_context(made.run, 0, (0, 1)), before=made.state)
     before = states_of(made.state), bytes_of(*made.sent.values())
     reduced = made.method.aggregate(ctx, made.state, made.uploads)
     middle = states_of(reduced)

@@ -19,6 +19,7 @@ from fedmodels.methods import make
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.method import ClientContext, Method, Run, ServerContext, ServerData
+from fedmodels.training.position import START, Position
 from fedpb.codec import merged
 
 TABLES: dict[str, dict[str, Any]] = {
@@ -81,7 +82,7 @@ def server_context(run: Run, interaction: int, cohort: tuple[int, ...]) -> Serve
     held = ServerData(x, torch.arange(2 * classes) % classes, unlabelled)
     labels = dict.fromkeys(cohort, tuple(range(classes)))
     return ServerContext(
-        run, interaction, 0, 0, cohort, server_data=held, labels=labels, ends_task=True
+        run, Position(interaction, 0, 0), cohort, server_data=held, labels=labels, ends_task=True
     )
 
 
@@ -94,7 +95,7 @@ def context_of(
     stream = TaskStream(data, keep_history=method_of(experiment).keeps_history)
     stream.open(task)
     return ClientContext(
-        run, client, interaction, 0, task, run.make_net(), stream, torch.device("cpu")
+        run, client, Position(interaction, 0, task), run.make_net(), stream, torch.device("cpu")
     )
 
 
@@ -107,7 +108,7 @@ def payload_of(experiment: Experiment, ctx: ClientContext) -> tuple[Bundle, Bund
     """Return the first payload and the initial private state of a context's client."""
     method = method_of(experiment)
     assert isinstance(ctx.client, int)
-    server = ServerContext(ctx.run, 0, 0, 0, (ctx.client,))
+    server = ServerContext(ctx.run, START, (ctx.client,))
     common, personal = method.broadcast(server, method.init_server(ctx.run))
     parts = {"common": common, "personal": personal.get(ctx.client, Bundle())}
     return merged(parts), method.init_client(ctx.run, ctx.client)

@@ -19,6 +19,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Problem, state_digest
 from fedmodels.training.method import ClientContext, Run
+from fedmodels.training.position import START
 from fedtide.trial import (
     TABLES,
     context_of,
@@ -101,4 +102,4 @@ def linear_context(
     net = SplitNet(nn.Flatten(), nn.Linear(width, 2, bias=False), width)
     nn.init.zeros_(net.head.weight)
     run = Run(experiment, Problem((width,), 2))
-    return ClientContext(run, client, 0, 0, 0, net, OneTask(x, y), torch.device("cpu"))
+    return ClientContext(run, client, START, net, OneTask(x, y), torch.device("cpu"))

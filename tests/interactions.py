@@ -13,6 +13,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import LocalResult, Metrics, ServerContext, ServerState
+from fedmodels.training.position import Position
 from fedpb.codec import merged
 from tests.conftest import context_of, method_of
 
@@ -43,7 +44,7 @@ class Course:
             labels[client] = tuple(ctx.stream.train(task)[1].unique().tolist())
         limits = ctx.stream.limits()
         return ServerContext(
-            self.run, number, number, task, CLIENTS, labels=labels, limits=limits,
+            self.run, Position(number, number, task), CLIENTS, labels=labels, limits=limits,
             ends_task=ends_task, tell=lambda *facts: self.told.append(facts),
         )  # fmt: skip
 
@@ -61,8 +62,7 @@ class Course:
             payload = self.payload(server, client)
             self.results[client] = train_locally(self.method, ctx, payload, Bundle())
         uploads = self.method.received({c: r.upload for c, r in self.results.items()})
-        reduced = self.method.aggregate(server, self.state, uploads)
-        self.state, self.metrics = self.method.finish(server, reduced, uploads)
+        self.state, self.metrics = self.method.reduce(server, self.state, uploads)
 
     def refs(self, number: int, task: int = 0, client: int = 0) -> Any:
         """Return what a client's loss would refer to in the next interaction."""

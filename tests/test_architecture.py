@@ -72,14 +72,15 @@ ROOMS = {
         "trial", "case", "testing",
     ),
     "fedmodels": (
-        "errors", "printable", "own_code", "tensors", "numerics", "config", "nets", "training",
-        "parts", "methods", "resolution",
+        "errors", "printable", "log_lines", "files", "own_code", "tensors", "numerics", "config",
+        "nets",
+        "training", "parts", "methods", "resolution",
     ),
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
-        "presets", "events", "narration", "report", "state", "engine", "transport", "tracking",
+        "presets", "events", "state", "report", "narration", "engine", "transport", "tracking",
         "coordinator", "catalogue", "trained_models", "export", "certs_commands",
-        "launch", "cli", "__main__",
+        "catalogue_commands", "monitor_commands", "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.store", "runtime", "prediction", "pretrain", "cli",

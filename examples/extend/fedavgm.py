@@ -29,11 +29,12 @@ class FedAvgM(FedAvg):
     beta: float = 0.9
     """Momentum; 0 is FedAvg."""
 
-    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
-        after = super().aggregate(ctx, state, uploads)
-        before, mean, old = state.common.weights, after.common.weights, state.own.weights
-        floats = [key for key in mean if mean[key].is_floating_point()]
-        pull = {key: self.beta * old[key] if key in old else 0.0 * mean[key] for key in floats}
-        velocity = {key: before[key] - mean[key] + pull[key] for key in floats}
-        weights = {**mean, **{key: mean[key] - pull[key] for key in floats}}  # before - velocity
-        return replace(after, common=Bundle(weights), own=Bundle(velocity))
+    def finish(
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
+    ) -> tuple[ServerState, dict[str, float]]:
+        before, mean, old = ctx.before.common.weights, state.common.weights, state.own.weights
+        moved = ctx.run.parameters  # statistics of batch normalisation have no velocity
+        pull = {key: self.beta * old[key] if key in old else 0.0 * mean[key] for key in moved}
+        velocity = {key: before[key] - mean[key] + pull[key] for key in moved}
+        weights = {**mean, **{key: mean[key] - pull[key] for key in moved}}  # before - velocity
+        return replace(state, common=Bundle(weights), own=Bundle(velocity)), {}

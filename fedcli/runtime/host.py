@@ -12,14 +12,25 @@ import logging
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.runtime.link import Link, Member, RunOver, SessionGone, Superseded, UploadRefused
+from fedcli.runtime.diary import tell
+from fedcli.runtime.link import (
+    Dismissed,
+    Link,
+    Member,
+    RunOver,
+    SessionGone,
+    Superseded,
+    UploadRefused,
+)
 from fedcli.runtime.state import Session, StateDirectory
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Result, Worker, open_data
@@ -33,6 +44,8 @@ from fedpb import coordinator_pb2 as rpc
 KEEP_BYTES = 256 << 20
 """Uploads that one process keeps until they are committed, all its clients together."""
 TOKEN_BYTES = 16
+IDLE_TOLD_S = 60.0
+"""A process without an order says so at this interval."""
 log = logging.getLogger(__name__)
 
 
@@ -125,7 +138,8 @@ class Host:
         if joined != session:
             states.set_session(joined)
         self.members[client] = Member(client, reply.run_id, reply.token)
-        log.info("client %s joined run %s at %s", client, reply.run_id[:8], self.link.address)
+        line = f" joined run {reply.run_id[:8]} at {self.link.address}"
+        tell("joined", client, line, run_id=reply.run_id, server=self.link.address)
         return reply
 
     def _rejoin(self, gone: Mapping[ClientId, Member]) -> None:
@@ -145,36 +159,46 @@ class Host:
         committed the end wants everybody again.
 
         Raises:
-            LinkError: the server refused, or stayed away for longer than allowed.
+            LinkError: the server refused, stayed away for longer than allowed, or the run failed.
         """
-        self.join()
-        give_back_free_pages()
-        self._results = queue.Queue(self._together)
-        threads = [
-            threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True)
-            for work in (self._pull_forever, self._push_forever, self._beat_forever)
-        ]
-        for thread in threads:
-            thread.start()
-        is_over = False
+        leaving = ""
         try:
-            while not is_over:
-                try:
-                    tasks = self._next_tasks()
-                except RunOver:
-                    is_over = True
-                    continue
-                for result in self._execute(tasks):
-                    self._results.put(result)
+            self.join()
+            log.info("waiting for orders")
+            give_back_free_pages()
+            self._work()
+            leaving = "finished"
             self._results.put(None)
-            threads[1].join()
+            self._pushing.join()
             if self._failure is not None:
                 raise self._failure
+        except Dismissed:
+            leaving = "told that the run has failed"
+            raise
+        except (KeyboardInterrupt, SystemExit):
+            leaving = "stopped"
+            log.warning("stopped as asked: leaves the run; the same command takes part again")
+            raise
         finally:
             self._closed.set()
-            for member in self.members.values() if is_over else ():
-                self.link.leave(member, "finished")
+            for member in self.members.values() if leaving else ():
+                self.link.leave(member, leaving)
             self.link.close()
+
+    def _work(self) -> None:
+        """Do what orders say until the run is over."""
+        self._results = queue.Queue(self._together)
+        self._pushing = threading.Thread(target=self._push_forever, name="push", daemon=True)
+        self._pushing.start()
+        for work in (self._pull_forever, self._beat_forever):
+            threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
+        while True:
+            try:
+                tasks = self._next_tasks()
+            except RunOver:
+                return
+            for result in self._execute(tasks):
+                self._results.put(result)
 
     def _next_tasks(self) -> list[Task]:
         """Wait for an order, and for those that are to be trained together with it."""
@@ -193,11 +217,20 @@ class Host:
         if self._ahead is not None:
             task, self._ahead = self._ahead, None
             return task
-        found = self._orders.get()
+        found = self._next_found()
         if isinstance(found, BaseException):
             raise found
         order, payload = found
         return Task(self.workers[client_of(order)], order, payload)
+
+    def _next_found(self) -> tuple[rpc.Order, Bundle] | BaseException:
+        """Wait for what the thread that pulls brings; say each minute that nothing came."""
+        begun = time.monotonic()
+        while True:
+            with suppress(queue.Empty):
+                return self._orders.get(timeout=IDLE_TOLD_S)
+            waited = time.monotonic() - begun
+            log.info("no order for %.0f s: the server waits for other clients, or is gone", waited)
 
     def _execute(self, tasks: list[Task]) -> list[Result]:
         """Do what orders say; those that were abandoned on the way have no result."""
@@ -218,14 +251,20 @@ class Host:
                 if not self._renew(self._pulling_as):
                     return
             except RunOver as over:
-                for worker in self.workers.values():
-                    worker.progress.superseded = True
+                self._abandon()
                 self._orders.put(over)
                 return
             except FedtideError as error:
+                if isinstance(error, Dismissed):
+                    self._abandon()
                 if not self._closed.is_set():
                     self._orders.put(error)
                 return
+
+    def _abandon(self) -> None:
+        """End what is trained: nobody waits for it any more."""
+        for worker in self.workers.values():
+            worker.progress.superseded = True
 
     def _waiting(self) -> list[rpc.Waiting]:
         """Say for whom a Pull waits, and remember with which sessions."""

@@ -59,6 +59,10 @@ class RunOver(Exception):
     """The run has ended, and its end is committed."""
 
 
+class Dismissed(LinkError):
+    """The server ends this client's part in the run, and says why."""
+
+
 class UploadRefused(LinkError):
     """The server will not take this upload, now or later; the run may go on."""
 
@@ -223,7 +227,7 @@ class Link:
             specs: what the parts of a client's payload must hold.
 
         Raises:
-            LinkError, SessionGone: as :meth:`_patiently` says.
+            LinkError, SessionGone: as :meth:`_patiently` says; Dismissed if the run has failed.
             PayloadError: the payload is not what ``specs`` says.
         """
         while True:
@@ -366,6 +370,8 @@ def _raise_if_final(what: str, error: grpc.RpcError) -> None:
         raise UploadRefused(f"{what}: {line} ({code.name})") from None
     if code == grpc.StatusCode.NOT_FOUND:  # the run has no such partition
         raise ConfigError(f"{what}: {line}") from None
+    if code == grpc.StatusCode.FAILED_PRECONDITION:
+        raise Dismissed(f"{what}: {line} ({code.name})") from None
     if code not in _RETRIED:
         raise LinkError(f"{what}: {line} ({code.name})") from None
 

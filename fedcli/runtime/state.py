@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError
+from fedmodels.files import replacing, sync_path
 from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle
@@ -65,7 +65,7 @@ class StateDirectory:
 
     def _drop_unusable(self) -> None:
         """Remove what a crash or a power loss left: cut writes and damaged states."""
-        for pattern in ("*.tmp", ".*.safetensors.*"):
+        for pattern in ("*.tmp", ".*.safetensors.*"):  # also hidden ones
             for leftover in self.path.glob(pattern):
                 leftover.unlink()
         for version in self.versions():
@@ -93,7 +93,7 @@ class StateDirectory:
     def set_session(self, session: Session) -> None:
         """Store a session, readable by its owner only, safely on the disk."""
         facts = json.dumps({"run_id": session.run_id, "token": session.token.hex()})
-        self._write_private(self.path / "session.json", facts.encode(), sync=True)
+        _write_private(self.path / "session.json", facts.encode())
 
     # --- secret -----------------------------------------------------------------------------------
 
@@ -111,34 +111,13 @@ class StateDirectory:
                 self._secret = Secret(path.read_bytes())
             except FileNotFoundError:
                 fresh = Secret.fresh()
-                self._write_private(path, fresh.key, sync=True)
+                _write_private(path, fresh.key)
                 self._secret = fresh
             except OSError as error:
                 raise ArchiveError(f"cannot read {path}: {error.strerror}") from None
         if len(self._secret.key) != SECRET_BYTES:
             raise ArchiveError(f"{path} is damaged; delete it to draw another")
         return self._secret
-
-    def _write_private(self, path: Path, data: bytes, *, sync: bool = False) -> None:
-        """Write a small file, readable by its owner only, whole or not at all.
-
-        Raises:
-            ArchiveError: it cannot be written.
-        """
-        temporary = path.with_name(f"{path.name}.tmp")
-        try:
-            temporary.unlink(missing_ok=True)
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                if sync:
-                    os.fsync(handle)
-            temporary.replace(path)
-            if sync:
-                _sync_path(path.parent)
-        except OSError as error:
-            raise ArchiveError(f"cannot write {path}: {error.strerror}") from None
 
     # --- private states ---------------------------------------------------------------------------
 
@@ -243,7 +222,7 @@ class StateDirectory:
     def _sync(self, path: Path) -> bool:
         try:
             for place in (path, self.path):
-                _sync_path(place)
+                sync_path(place)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -252,10 +231,14 @@ class StateDirectory:
         return True
 
 
-def _sync_path(path: Path) -> None:
-    """Fsync a file or a directory."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _write_private(path: Path, data: bytes) -> None:
+    """Write a small file, readable by its owner only, whole or not at all, safely on the disk.
+
+    Raises:
+        ArchiveError: it cannot be written.
+    """
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        with replacing(path, sync=True, private=True) as temporary:
+            temporary.write_bytes(data)
+    except OSError as error:
+        raise ArchiveError(f"cannot write {path}: {error.strerror}") from None

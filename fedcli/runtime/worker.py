@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedcli.data.store.client_data import ClientData, ClientFile, GlobalTest, Normaliser
 from fedcli.data.store.stream import TaskStream
+from fedcli.runtime.diary import tell, tell_scored, tell_trained
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, DataError, FedtideError
@@ -25,6 +26,7 @@ from fedmodels.nets.trained import ModelFacts, header_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
 from fedmodels.training.loop import ClientHalf, score, train_locally
 from fedmodels.training.method import ClientContext, LocalResult, Run
+from fedmodels.training.position import Position
 from fedpb import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
@@ -141,9 +143,10 @@ class Worker:
 
     def _context(self, order: rpc.Order, net: SplitNet | None = None) -> ClientContext:
         self.progress = Progress(order.interaction)
+        at = Position(order.interaction, order.round, order.task)
         return ClientContext(
-            self.run, self.client, order.interaction, order.round, order.task,
-            net or self.net, self.stream, self.device, self._tick, secret=self.states.secret,
+            self.run, self.client, at, net or self.net, self.stream, self.device, self._tick,
+            secret=self.states.secret,
         )  # fmt: skip
 
     def _tick(self, epoch: int, batch: int, loss: Tensor) -> None:
@@ -208,11 +211,7 @@ class Worker:
             self.states.save(order.interaction, done.state)
         report.durable = self.states.durable
         self.progress = Progress()
-        log.info(
-            "client %s, round %d, task %d: loss %.4g on %d examples in %.1f s, %d bytes go back",
-            self.client, order.round, order.task, report.loss, report.num_examples, seconds,
-            done.upload.num_bytes(),
-        )  # fmt: skip
+        tell_trained(order, report, done.upload.num_bytes())
         result = Result(order, done.upload, report)
         self._held = result if done.upload.num_bytes() <= self.keep_bytes else None
         return result
@@ -241,6 +240,7 @@ class Worker:
             elif self.client != EVALUATOR:
                 self.method.load(ctx, payload, state)
                 self._add_counts(report, order, ctx, view, payload, state)
+        tell_scored(order, report)
         return Result(order, Bundle(), report)
 
     def _finish(self, order: rpc.Order, payload: Bundle) -> Result:
@@ -253,7 +253,8 @@ class Worker:
         self.method.load(ctx, payload, state)
         held = Bundle(weights=weights_of(self.net)), header_of(self._facts(order, ctx.view))
         self.states.save_personal(*(self._scored(order.base) or held))
-        log.info("client %s: the run is over; its model is in %s", self.client, self.states.path)
+        line = f": the run is over; its model is in {self.states.path}"
+        tell("finished", self.client, line, order, path=str(self.states.path))
         if isinstance(self.client, int) and self.client < self.experiment.evaluate.pictures:
             try:
                 self._draw(ctx, payload, state)

@@ -83,7 +83,7 @@ def reduced(
 def _attempt(method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
     """Aggregate and finish; raise an error also for infinities in the result."""
     ctx = replace(ctx, series={})
-    after, metrics = method.finish(ctx, method.aggregate(ctx, state, uploads), uploads)
+    after, metrics = method.reduce(ctx, state, uploads)
     before = {id(bundle) for _, bundle in state.named()}
     for name, bundle in after.named():
         if id(bundle) not in before:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from fedmodels.training.method import Metrics
 from fedsrv.engine.cohort import Results
 from fedsrv.engine.schedule import Step
-from fedsrv.state.ledger import Record
+from fedsrv.state.record import Record
 
 
 def record_of(step: Step, results: Results, metrics: Metrics) -> Record:
@@ -26,7 +27,7 @@ def record_of(step: Step, results: Results, metrics: Metrics) -> Record:
         }
         for c, r in clients.items()
     }
-    return {
+    record: Record = {
         "round": step.round,
         "interaction": step.interaction,
         "task": step.task,
@@ -52,9 +53,22 @@ def record_of(step: Step, results: Results, metrics: Metrics) -> Record:
             )
             for c, r in reports.items()
         },
-        **(
-            {"failed": {str(c): why for c, why in results.failed.items()}} if results.failed else {}
-        ),
+    }
+    if results.failed:
+        record["failed"] = {str(c): why for c, why in results.failed.items()}
+    return record
+
+
+def commit_facts(record: Record) -> dict[str, Any]:
+    """Return what listeners are told of a committed record."""
+    return {
+        "interaction": record["interaction"],
+        "round": record["round"],
+        "task": record["task"],
+        "loss": record["metrics"].get("loss"),
+        "bytes": {way: record["bytes"][way] for way in ("down", "up")},
+        "seconds": record["seconds"]["wall"],
+        "failed": record.get("failed", {}),
     }
 
 

@@ -9,15 +9,13 @@ import numpy as np
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.numerics.randomness import derive_seed
+from fedmodels.training.position import Position
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Position):
     """One interaction of the schedule."""
 
-    interaction: int
-    round: int
-    task: int
     cohort: tuple[int, ...]
     """Clients that train, ascending."""
     ends_round: bool

@@ -190,10 +190,9 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
     for key, counts in (("personalization", own), ("generalization", union)):
         if counts:
             out[key], out[f"{key}_std"] = mean_and_std(c.macro_f1() for c in counts)
-            out[f"{key}_acc"] = mean_accuracy(counts)
     everyone = scores.of_everyone()
     if everyone is not None:
-        out["global_f1"], out["global_acc"] = everyone.macro_f1(), everyone.accuracy()
+        out["global_f1"] = everyone.macro_f1()
     return out
 
 

@@ -14,14 +14,13 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import DataError
 from fedmodels.numerics.metrics import (
     average_forgetting_measure,
-    backward_transfer,
     best_round,
     forgetting,
 )
+from fedsrv.state.record import ClientRow, Record
 
-Record = Mapping[str, Any]
-_OF_CLIENTS = ("personalization", "generalization")
-_OF_SERVER = ("global_f1", "global_acc")
+_OF_CLIENTS = ("personalization", "personalization_std", "generalization", "generalization_std")
+_OF_SERVER = ("global_f1", "a_glo_balanced")
 
 
 def summarise(
@@ -36,7 +35,7 @@ def summarise(
     rows = [row for record in records for row in record["clients"].values()]
     trained = sum(row.get("num_examples", 0) for row in rows) * experiment.training.local_epochs
     return {
-        "format": 1,
+        "format": 2,
         "method": experiment.method.name,
         "data": data_of(experiment, datasets),
         "scenario": experiment.scenario.kind if experiment.scenario else "",
@@ -71,11 +70,10 @@ def run_metrics(
 ) -> dict[str, float]:
     """Return a run's metrics: means over the last scored rounds, unless a metric says otherwise.
 
-    Personalization and Generalization are those of the round with the best mean Personalization,
-    Global F1 and accuracy those of the global model's best round (FedAli; ``evaluate.select_by``
-    says by what, ``…_last`` are those of the last scored round); AA is the mean of the IAA series
-    and AFM is taken against the reference run (pFedGRP); forgetting is over the stages of the last
-    round of each task.
+    ``best_…`` are values of the best round (FedAli; ``evaluate.select_by`` says by what). AA is the
+    mean of the IAA series and AFM is taken against the reference run (pFedGRP). Forgetting is over
+    the stages of the last scored round of each task. :mod:`fedmodels.numerics.metric_names` says
+    what each metric is.
     """
     scored = [r["metrics"] for r in records if "a_glo" in r["metrics"] or "a_loc" in r["metrics"]]
     scored = scored or [r["metrics"] for r in records if r["metrics"]]
@@ -83,16 +81,20 @@ def run_metrics(
     for key in sorted({key for metrics in scored for key in metrics}):
         series = [metrics[key] for metrics in scored if key in metrics]
         out[key] = float(np.mean(series[-experiment.evaluate.last_rounds :]))
+    if not experiment.schedule.selects:
+        out.pop("a_sel", None)  # the cohort is everybody: a_loc
     out |= _best_rounds(scored, experiment.evaluate.select_by)
     iaa = [metrics["iaa"] for metrics in scored if "iaa" in metrics]
     if iaa:
-        out["aa"] = float(np.mean(iaa))
+        rounds = 1 + max(record["round"] for record in records)
+        out["aa" if len(iaa) == rounds else "aa_scored"] = float(np.mean(iaa))
         if experiment.evaluate.reference:
             reference = iaa_series(Path(experiment.evaluate.reference))
             out["afm"] = average_forgetting_measure(iaa, reference)
     matrix = stage_matrix(records, local_view)
     if len(matrix) > 1:
-        out["forgetting"], out["bwt"] = forgetting(matrix), backward_transfer(matrix)
+        name = "forgetting" if _ends_of_tasks_are_scored(records) else "forgetting_scored"
+        out[name] = forgetting(matrix)
     return {key: value for key, value in out.items() if np.isfinite(value)}
 
 
@@ -101,16 +103,20 @@ def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[
     out: dict[str, float] = {}
     by_f1 = select_by == "f1"
     for names, key in (
-        (_OF_CLIENTS, "personalization" if by_f1 else "personalization_acc"),
-        (_OF_SERVER, "global_f1" if by_f1 else "global_acc"),
+        (_OF_CLIENTS, "personalization" if by_f1 else "a_loc_trained"),
+        (_OF_SERVER, "global_f1" if by_f1 else "a_glo_balanced"),
     ):
-        candidates = [m for m in scored if key in m]
-        if not candidates:
-            continue
-        best = candidates[best_round([m[key] for m in candidates])]  # ties: the earliest
-        out |= {k: value for k, value in best.items() if k.startswith(names)}
-        out |= {f"{name}_last": candidates[-1][name] for name in names if name in candidates[-1]}
+        candidates = [m for m in scored if key in m and names[0] in m]
+        if candidates:
+            best = candidates[best_round([m[key] for m in candidates])]  # ties: the earliest
+            out |= {f"best_{name}": best[name] for name in names if name in best}
     return out
+
+
+def _ends_of_tasks_are_scored(records: Sequence[Record]) -> bool:
+    """Tell whether the last round of every task is scored."""
+    ends = {record["task"]: record for record in records}
+    return all(any(row.get("views") for row in end["clients"].values()) for end in ends.values())
 
 
 def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, Any]:
@@ -133,7 +139,7 @@ def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, 
     return matrix
 
 
-def _task_series(row: Mapping[str, Any], local_view: str) -> list[float | None]:
+def _task_series(row: ClientRow, local_view: str) -> list[float | None]:
     views = row.get("views", {})
     found = views.get(local_view, {}).get("tasks") or views.get("global", {}).get("tasks") or []
     return list(found)

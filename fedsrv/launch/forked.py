@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import logging
 import os
 import runpy
 import select
@@ -136,6 +137,7 @@ def _become(name: str, run: Callable[[], None], stdin: int, stdout: int, stderr:
         os.setsid()  # Ctrl-C is the launcher's business
         for target, source in enumerate((stdin, stdout, stderr)):
             os.dup2(source, target)
+        logging.getLogger().handlers.clear()  # the program that follows has its own log
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # or a sibling's pipe never sees its end
         sys.stdin = os.fdopen(0, closefd=False)
         sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))

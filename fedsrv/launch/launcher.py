@@ -6,10 +6,13 @@ import json
 import logging
 import math
 import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 
 import psutil
 import tomli_w
@@ -17,10 +20,12 @@ import torch
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_device
-from fedmodels.errors import DataError, RunFailed
+from fedmodels.errors import DataError, RunFailed, RunStopped
+from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.server_data import check_given
+from fedsrv.events import Event
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, fork_hosts, share_memory
 from fedsrv.launch.given_data import check_given_data, name_of
 from fedsrv.launch.processes import (
@@ -32,9 +37,9 @@ from fedsrv.launch.processes import (
     next_said,
     started,
 )
-from fedsrv.launch.progress import Display
+from fedsrv.launch.progress import Lines, display_of
 from fedsrv.report.run_record import read_run
-from fedsrv.report.tables import final_table, write_html
+from fedsrv.report.tables import write_html
 from fedsrv.state.run_directory import beginning, make_directory, refuse_existing, require_run
 from fedsrv.tracking import check_extras
 
@@ -58,6 +63,8 @@ def launch(
     data: Path | None = None,
     device: str = "auto",
     server_data: Path | None = None,
+    log_level: LogLevel = LogLevel.INFO,
+    as_json: bool = False,
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
 
@@ -69,33 +76,39 @@ def launch(
         data: a partition root made before.
         device: ``auto``, ``cpu`` or ``cuda:K``.
         server_data: the server's own examples; those of the partition, if any, unless given.
+        log_level: what is said at least, here and in the logs of the processes.
+        as_json: say it as one object a line.
 
     Raises:
         FedtideError: the run failed; says why.
+        RunStopped: SIGTERM came; the run can be resumed.
         KeyboardInterrupt: the user stopped it; the run can be resumed.
     """
     root = data or out / "data"
     held = server_data or root / "server"
     require_run(out) if resume else refuse_existing(out)
     _check_start(experiment, data, held, device)
-    display = Display(f"{experiment.method.name} on {name_of(experiment, data)}")
+    title = f"{experiment.method.name} on {name_of(experiment, data)}"
+    display = display_of(title, log_level.number, as_json=as_json)
+    logs = min(log_level, LogLevel.INFO, key=lambda level: level.number)
     with beginning(out) as began:
         make_directory(out / "logs")
         made_before = data is not None
-        with Launch(experiment, out, root, device, display, held, made_before, began) as run:
+        with Launch(experiment, out, root, device, display, held, made_before, began, logs) as run:
             run.partition()
             try:
-                with display:
+                with display, draining(run):
                     run.start(hosts or affordable_hosts(experiment.schedule.clients))
                     run.watch()
             except KeyboardInterrupt:
                 began.set()
-                display.say(f"stopped; add --resume to go on with the run in {out}")
+                display.say(
+                    f"stopped; add --resume to go on with the run in {out}", logging.WARNING
+                )
                 raise
     record = read_run(out)
     write_html([record], out / "report.html")
-    display.console.print(final_table(record))
-    display.say(f"report: {out / 'report.html'}")
+    display.end(record, out / "report.html")
 
 
 def _check_start(experiment: Experiment, data: Path | None, held: Path, device: str) -> None:
@@ -133,6 +146,19 @@ def host_ranges(clients: int, hosts: int) -> list[str]:
     return [f"{r[0]}-{r[-1]}{step}" if len(r) > 1 else str(r[0]) for r in ranges]
 
 
+@contextmanager
+def draining(run: Launch) -> Iterator[None]:
+    """Let SIGTERM drain a run; what is begun as a fork must not inherit that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: run.drain())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @dataclass
 class Launch:
     """The processes of one launched run."""
@@ -141,13 +167,15 @@ class Launch:
     out: Path
     data: Path
     device: str
-    display: Display
+    display: Lines
     server_data: Path
     """The server's own examples; only where there are any."""
     made_before: bool = False
     """Whether the data have been dealt out to clients already."""
-    began: Event = field(default_factory=Event)
+    began: threading.Event = field(default_factory=threading.Event)
     """Set when clients can join: from then on nothing of the run is taken back."""
+    log_level: LogLevel = LogLevel.INFO
+    """What the processes say in their logs at least."""
     box: Box = field(default_factory=Box)
     address: str = "127.0.0.1:0"
     clients: list[str] = field(default_factory=list)
@@ -155,6 +183,7 @@ class Launch:
     ended: set[str] = field(default_factory=set)
     restarts: dict[str, int] = field(default_factory=dict)
     finished: bool = False
+    is_draining: bool = False
 
     def __enter__(self) -> Launch:
         """Start dealing out the data; meanwhile the fork server and a coordinator get ready."""
@@ -190,6 +219,7 @@ class Launch:
             DataError: the data set is missing, or the partition is not there.
         """
         if self.dealing is not None:
+            self.display.say(f"dealing out data to {self.experiment.schedule.clients} clients")
             status = self.dealing.wait()
             if status:
                 log = self._log("partition")
@@ -205,12 +235,13 @@ class Launch:
     def _arguments(self) -> list[str]:
         held = self.server_data if self.server_data.is_dir() else None
         evaluator = EVALUATOR in self.clients
-        return coordinator_arguments(self.config, self.out, self.address, evaluator, held)
+        found = coordinator_arguments(self.config, self.out, self.address, evaluator, held)
+        return [*found, "--log-level", self.log_level]
 
     def _start_client(self, client: str) -> None:
         argv = ["join", "--client-id", client, "--server", self.address]
         argv += ["--data", str(self.data), "--state-dir", str(self.out / "clients")]
-        argv += ["--device", self._device_of(client)]
+        argv += ["--device", self._device_of(client), "--log-level", self.log_level]
         for name in (self.experiment.method.name, self.experiment.net.name):
             argv += ["--code", name.rpartition(":")[0]] if is_own(name) else []
         log = self._log(f"client-{client}")
@@ -230,6 +261,7 @@ class Launch:
 
         Raises:
             RunFailed: the run failed, or a process died again and again without progress.
+            RunStopped: :meth:`drain` was called.
         """
         until = math.inf
         while not (self.finished and self.ended >= set(self.clients)):
@@ -240,6 +272,8 @@ class Launch:
                 return
             if said.source == "server":
                 self._server_said(said)
+            elif said.status is not None and self.is_draining:
+                log.info("the clients have ended with %d", said.status)
             elif said.status is not None:
                 self._restart("hosts", said.status)
                 process = started(["-m", "fedcli.hosts"], self._log("hosts"))
@@ -250,6 +284,11 @@ class Launch:
             else:
                 self._client_said(json.loads(said.line))
 
+    def drain(self) -> None:
+        """Tell the coordinator to stop; its end ends :meth:`watch`."""
+        self.is_draining = True
+        self.coordinator.terminate()
+
     def _server_said(self, said: Said) -> None:
         if said.line.startswith("listening on "):
             self.began.set()
@@ -259,12 +298,14 @@ class Launch:
                 for client in self.clients:
                     self._start_client(client)
         elif said.line.startswith("{"):
-            event = json.loads(said.line)
-            if event["kind"] == "commit":
+            event = Event.from_json(said.line)
+            if event.kind == "commit":
                 self.restarts.clear()
             self.display.take(event)
         elif said.status == 0:
             self.finished = True
+        elif said.status is not None and self.is_draining:
+            raise RunStopped(f"stopped as asked; add --resume to go on with the run in {self.out}")
         elif said.status is not None and said.status > 0:
             raise RunFailed(error_in(self._log("server")))
         elif said.status is not None:
@@ -276,7 +317,7 @@ class Launch:
         client = str(fact.get("id", ""))
         if "status" not in fact:
             return
-        if fact["status"] == 0 or self.finished:
+        if fact["status"] == 0 or self.finished or self.is_draining:
             self.ended.add(client)
             return
         self._restart(f"client-{client}", int(str(fact["status"])))
@@ -288,4 +329,4 @@ class Launch:
         why = error_in(self._log(source)) if status > 0 else f"killed by signal {-status}"
         if self.restarts[source] > MAX_RESTARTS:
             raise RunFailed(f"{source} died {MAX_RESTARTS + 1} times without progress: {why}")
-        self.display.say(f"{source} died ({why}); starting it again")
+        self.display.say(f"{source} died ({why}); starting it again", logging.WARNING)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -67,6 +68,11 @@ class Child:
         with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(fact).encode() + b"\n")
             self.process.stdin.flush()
+
+    def terminate(self) -> None:
+        """Ask it to end; one that is gone already is noticed by its end."""
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGTERM)
 
     def end(self, patience_s: float = 5.0) -> None:
         """Close its standard input, wait, and kill it if that was not enough."""

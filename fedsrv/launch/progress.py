@@ -1,9 +1,10 @@
-"""What a launched run shows while it goes on: a live display, or plain lines without a terminal."""
+"""What a launched run shows while it goes on: a live display, plain lines, or objects."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import logging
+import time
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,80 +13,142 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmodels.printable import printable
+from fedsrv.events import Event
+from fedsrv.narration import Narrator, duration, figures_text, level_of
+from fedsrv.report.run_record import RunRecord
+from fedsrv.report.tables import final_table
 
 MOST_CLIENTS = 16
 """Clients shown by name; the others are counted."""
-_SHOWN = ("a_glo", "a_loc", "a_sel", "global_acc")
+DOING = {1: "trains", 2: "scores", 3: "finishes"}
+"""What a client does with an order, by its kind."""
 
 
-class Display:
-    """Rounds and clients of a run, as events tell them."""
+class Lines:
+    """Says what happens in a run in plain lines."""
+
+    def __init__(self, console: Console | None = None, level: int = logging.INFO) -> None:
+        self.console, self.level = console or Console(), level
+        self.narrator = Narrator()
+
+    def __enter__(self) -> Lines:
+        """Begin."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+
+    def take(self, event: Event) -> str:
+        """Take in one event of the coordinator, say it where it matters enough; return the line."""
+        line = self.narrator.line(event)
+        if level_of(event) >= self.level:
+            self.say(line, level_of(event))
+        return line
+
+    def say(self, line: str, level: int = logging.INFO) -> None:
+        """Say a line, where it matters enough."""
+        if level >= self.level:
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def end(self, record: RunRecord, page: Path) -> None:
+        """Show a finished run's table, and say where its page is."""
+        if self.level <= logging.INFO:
+            self.console.print(final_table(record))
+            self.say(f"report: {page}")
+
+
+class Objects(Lines):
+    """Says it as one JSON object a line, with the fields of an event."""
+
+    def take(self, event: Event) -> str:
+        """Print an event that matters enough; return it."""
+        if level_of(event) >= self.level:
+            self._print(event)
+        return event.to_json()
+
+    def say(self, line: str, level: int = logging.INFO) -> None:
+        """Print a line of the launcher."""
+        if level >= self.level:
+            self._print(Event("launcher", detail={"line": line}, unix_time=time.time()))
+
+    def end(self, record: RunRecord, page: Path) -> None:
+        """Print where the page of a finished run is."""
+        if self.level <= logging.INFO:
+            self._print(Event("report", detail={"path": str(page)}, unix_time=time.time()))
+
+    def _print(self, event: Event) -> None:
+        self.console.file.write(event.to_json() + "\n")
+        self.console.file.flush()
+
+
+class Display(Lines):
+    """Rounds and clients of a run on a terminal; lines that matter stand above them."""
 
     def __init__(self, title: str, console: Console | None = None) -> None:
-        self.console = console or Console()
+        super().__init__(console, logging.WARNING)
         self.clients: dict[str, str] = {}
-        self.metrics: dict[str, float] = {}
+        self.scores = ""
+        self.last = ""
+        """The last thing that happened to the run as a whole."""
         self.work = ""
         """What the server half does, while that takes long."""
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TimeElapsedColumn(), console=self.console,
+            TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=self.console,
         )  # fmt: skip
-        self._task = self._bar.add_task(title, total=None)
-        self._live: Live | None = None
+        self._task = self._bar.add_task(title, total=None, left="")
+        self._live = Live(console=self.console, refresh_per_second=4)
 
     def __enter__(self) -> Display:
-        """Begin showing, where there is a terminal."""
-        if self.console.is_terminal:
-            self._live = Live(self._render(), console=self.console, refresh_per_second=4)
-            self._live.start()
+        """Begin showing."""
+        self._live.start()
+        self._live.update(self._render())
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop showing."""
-        if self._live is not None:
-            self._live.update(self._bar)
-            self._live.stop()
+        self._live.update(self._bar)
+        self._live.stop()
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        """Take in one event of the coordinator."""
-        kind, client, detail = event["kind"], event.get("client", ""), event.get("detail", {})
-        if kind == "beat":
-            loss = f"{detail['loss']:.3f}"
-            self.clients[client] = f"epoch {detail['epoch']}, batch {detail['batch']}, loss {loss}"
-        elif kind in ("joined", "upload", "left"):
-            self.clients[client] = {"upload": "waits"}.get(kind, kind)
-        elif kind == "order":
-            self.clients[client] = {1: "trains", 2: "scores", 3: "finishes"}[detail["order"]]
-        elif kind == "failed":
-            reason = printable(detail["reason"])
-            self.clients[client] = f"failed: {reason}"
-            self.say(f"client {client} failed: {reason}")
-        elif kind == "waiting":
-            self.say(printable(detail["line"]))
-        elif kind == "server":
+    def take(self, event: Event) -> str:
+        """Take in one event of the coordinator; return its line."""
+        line = super().take(event)
+        client, detail = event.client, event.detail
+        if event.kind == "beat":
+            where = f"epoch {detail['epoch']}, batch {detail['batch']}"
+            self.clients[client] = f"{where}, loss {detail['loss']:.3f}"
+        elif event.kind in ("joined", "upload", "left"):
+            self.clients[client] = {"upload": "waits"}.get(event.kind, event.kind)
+        elif event.kind == "order":
+            self.clients[client] = DOING[detail["order"]]
+        elif event.kind == "failed":
+            self.clients[client] = f"failed: {printable(detail['reason'])}"
+        elif event.kind == "server":
             self.work = f"{printable(detail['work'])}, step {detail['step']} of {detail['of']}"
-        elif kind == "rollback":
-            self.say(f"rolling back: {printable(detail['reason'])}")
-        elif kind == "started-over":
-            self.say(f"client {client} goes on from its initial private state")
-        elif kind == "commit":
-            self.work = ""
-            self._bar.update(self._task, total=detail["of"], completed=event["interaction"] + 1)
-        elif kind == "scores":
-            self._scores(event["round"], detail["metrics"])
-        if self._live is not None:
-            self._live.update(self._render())
+        elif event.kind == "commit":
+            self._committed(event)
+            self.last = line
+        elif event.kind == "scores":
+            self.scores = figures_text(detail["metrics"])
+        elif event.kind == "listening":
+            self.last = line
+        self._live.update(self._render())
+        return line
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, level: int = logging.WARNING) -> None:
         """Print a line above the display."""
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        super().say(line, level)
 
-    def _scores(self, round: int, metrics: Mapping[str, float]) -> None:
-        self.metrics = {key: metrics[key] for key in _SHOWN if key in metrics}
-        if self._live is None and ("a_glo" in metrics or "a_loc" in metrics):
-            shown = ", ".join(f"{key} {100 * value:.2f} %" for key, value in self.metrics.items())
-            self.say(f"round {round}: loss {metrics.get('loss', float('nan')):.4f}, {shown}")
+    def end(self, record: RunRecord, page: Path) -> None:
+        """Show a finished run's table, and say where its page is."""
+        self.level = logging.INFO
+        super().end(record, page)
+
+    def _committed(self, event: Event) -> None:
+        self.work, of = "", event.detail["of"]
+        left = self.narrator.pace.seconds_left(of)
+        shown = "" if left is None else f"about {duration(left)} left"
+        self._bar.update(self._task, total=of, completed=event.interaction + 1, left=shown)
 
     def _render(self) -> Group:
         table = Table.grid(padding=(0, 2))
@@ -94,6 +157,15 @@ class Display:
         if len(self.clients) > MOST_CLIENTS:
             table.add_row(f"and {len(self.clients) - MOST_CLIENTS} more", "")
         if self.work:
-            table.add_row("server", self.work)
-        scores = "   ".join(f"{key} {100 * value:.2f} %" for key, value in self.metrics.items())
-        return Group(self._bar, scores, table)
+            table.add_row("server", Text(self.work))
+        return Group(self._bar, Text(self.last), Text(self.scores), table)
+
+
+def display_of(title: str, level: int, *, as_json: bool = False) -> Lines:
+    """Return what shows a run: objects, lines, or a live display where there is a terminal."""
+    console = Console()
+    if as_json:
+        return Objects(console, level)
+    if console.is_terminal and level == logging.INFO:
+        return Display(title, console)
+    return Lines(console, level)

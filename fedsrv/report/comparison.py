@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
-from fedsrv.report.quantities import direction, is_percentage
+from fedmodels.numerics.metric_names import metric
 from fedsrv.report.run_record import RunRecord, SeedGroup, Spread
 
 SPENT = {
@@ -19,6 +20,25 @@ SPENT = {
 }
 """What a run costs, and how a table calls it."""
 
+HEADLINES = {
+    "natural": ("personalization", "generalization", "global_f1", "a_loc", "a_glo"),
+    "dirichlet_pooled": ("personalization", "generalization", "global_f1", "a_loc", "a_glo"),
+    "replay": ("aa", "aa_scored", "afm", "forgetting", "forgetting_scored", "a_loc", "a_glo"),
+    "": ("a_loc_received", "a_loc", "a_glo", "a_loc_minority", "forgetting", "forgetting_scored"),
+}
+"""Metrics that a table shows first, by the beginning of a scenario's kind; ``""`` is any other."""
+
+MOST_METRICS = 4
+"""Metrics of a headline; with bytes up and seconds that makes six figures."""
+HEADLINE_COSTS = ("bytes up", "seconds wall")
+
+MIN_SEEDS, LEVEL = 3, 0.05
+TEST = (
+    f"bold: better than every other column in a paired t-test over seeds, p < {LEVEL}, "
+    f"at least {MIN_SEEDS} seeds"
+)
+"""How a winner is told; every other column has to be beaten, so the level needs no correction."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -30,39 +50,45 @@ class Comparison:
     lines: dict[str, list[str]]
     """By quantity; a dash where a group has no value."""
     best: dict[str, int]
-    """Index of the best group, for quantities that have a better and a worse."""
+    """Index of the group that a paired test says is the best, by quantity."""
+    hidden: int = 0
+    """Quantities that are left out."""
 
 
-def comparison(groups: Sequence[SeedGroup]) -> Comparison:
-    """Return the cells of a comparison of groups of runs."""
+def comparison(groups: Sequence[SeedGroup], everything: bool = False) -> Comparison:
+    """Return the cells of a comparison of groups of runs: the headline's, or every quantity's."""
     lines: dict[str, list[str]] = {}
     best: dict[str, int] = {}
     merged = [group.merge(RunRecord.metrics) for group in groups]
-    for name in dict.fromkeys(name for values in merged for name in values):
-        label = metric_label(name)
-        spreads = [values.get(name) for values in merged]
-        lines[label] = [metric_text(name, spread) for spread in spreads]
-        if direction(name) and sum(spread is not None for spread in spreads) > 1:
-            best[label] = _best(spreads, direction(name))
-    for part, names in SPENT.items():
-        totals = [group.merge(lambda run, part=part: run.totals(part)) for group in groups]  # type: ignore[misc]
-        for name, label in names.items():
-            if any(name in values for values in totals):
-                found = [values.get(name) for values in totals]
-                lines[label] = [cost_text(part, s.mean) if s else "–" for s in found]
-    return Comparison([g.label for g in groups], [_note(g) for g in groups], lines, best)
+    names = list(dict.fromkeys(name for values in merged for name in values))
+    shown = names if everything else headline(groups, names)
+    for name in shown:
+        label = metric(name).label
+        lines[label] = [metric_text(name, values.get(name)) for values in merged]
+        if (winner := _winner(groups, name)) is not None:
+            best[label] = winner
+    costs = dict(_costs(groups))
+    kept = costs if everything else {k: v for k, v in costs.items() if k in HEADLINE_COSTS}
+    hidden = len(names) + len(costs) - len(shown) - len(kept)
+    notes = [_note(group) for group in groups]
+    return Comparison([g.label for g in groups], notes, {**lines, **kept}, best, hidden)
 
 
-def metric_label(name: str) -> str:
-    """Return how a table calls a metric."""
-    return f"{name} %" if is_percentage(name) else name
+def headline(groups: Sequence[SeedGroup], names: Sequence[str]) -> list[str]:
+    """Return the few of these metrics that answer for the groups' scenario."""
+    kind = str(groups[0].runs[0].kind) if groups else ""
+    wanted = next(HEADLINES[start] for start in HEADLINES if kind.startswith(start))
+    found = [name for name in wanted if name in names]
+    if {"a_loc", "a_loc_received"} <= set(found):
+        found.remove("a_loc" if len(groups) > 1 else "a_loc_received")  # one view for all methods
+    return found[:MOST_METRICS] or list(names)[:MOST_METRICS]
 
 
 def metric_text(name: str, spread: Spread | None) -> str:
     """Return a metric's value: percentages with two decimals, ``±`` where seeds are merged."""
     if spread is None:
         return "–"
-    scale, form = (100, ".2f") if is_percentage(name) else (1, ".4g")
+    scale, form = (100, ".2f") if metric(name).unit else (1, ".4g")
     text = f"{scale * spread.mean:{form}}"
     return f"{text} ± {scale * spread.std:{form}}" if spread.n > 1 else text
 
@@ -78,9 +104,46 @@ def cost_text(part: str, value: float) -> str:
     return f"{value:.4g} TB"
 
 
-def _best(spreads: Sequence[Spread | None], sign: int) -> int:
-    ranked = [(sign * s.mean, -index) for index, s in enumerate(spreads) if s is not None]
-    return -max(ranked)[1]
+def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the two-sided p of a paired t-test; pairs that differ by one number are certain."""
+    from scipy.stats import t  # half a second to import, and most tables have no pairs
+
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    mean, spread = fmean(differences), stdev(differences)
+    if not spread:
+        return 0.0 if mean else 1.0
+    size = len(differences)
+    return float(2 * t.sf(abs(mean) / (spread / size**0.5), size - 1))
+
+
+def _winner(groups: Sequence[SeedGroup], name: str) -> int | None:
+    """Return the group that beats every other one in a paired test, None without one."""
+    values = [
+        {str(run.seed): found[name] for run in group.runs if name in (found := run.metrics())}
+        for group in groups
+    ]
+    having = [index for index, by_seed in enumerate(values) if by_seed]
+    sign = metric(name).better
+    if not sign or len(having) < 2:
+        return None
+    first = max(having, key=lambda index: sign * fmean(values[index].values()))
+    return first if all(_beats(values[first], values[i]) for i in having if i != first) else None
+
+
+def _beats(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:
+    seeds = sorted(ours.keys() & theirs.keys())
+    if len(seeds) < MIN_SEEDS:
+        return False
+    return paired_p([ours[s] for s in seeds], [theirs[s] for s in seeds]) < LEVEL
+
+
+def _costs(groups: Sequence[SeedGroup]) -> Iterator[tuple[str, list[str]]]:
+    for part, names in SPENT.items():
+        totals = [group.merge(lambda run, part=part: run.totals(part)) for group in groups]  # type: ignore[misc]
+        for name, label in names.items():
+            if any(name in values for values in totals):
+                found = [values.get(name) for values in totals]
+                yield label, [cost_text(part, s.mean) if s else "–" for s in found]
 
 
 def _note(group: SeedGroup) -> str:

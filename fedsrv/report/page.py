@@ -9,6 +9,7 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
 
+from fedmodels.numerics.metric_names import VIEWS, metric
 from fedsrv.report import quantities as q
 from fedsrv.report.figures import Unit, bars, curves, heat_map
 from fedsrv.report.run_record import RunRecord, SeedGroup, Spread
@@ -21,13 +22,6 @@ OPEN_GROUPS = 3
 
 MATRICES = 4
 """Interactions, from the first to the last, whose weights between clients are drawn."""
-
-VIEW_NAMES = {
-    "global": "global model",
-    "after_local": "after local training",
-    "after_downlink": "after the downlink",
-}
-
 
 COSTS: tuple[tuple[str, tuple[str, ...], Unit], ...] = (
     ("bytes", ("down", "up", "wire_down", "wire_up"), "bytes"),
@@ -190,7 +184,7 @@ def _per_group(groups: Sequence[SeedGroup], panels_of: PanelsOf) -> str:
 def _curves(groups: Sequence[SeedGroup]) -> Iterator[Panel]:
     runs = [run for group in groups for run in group.runs]
     quantities: dict[str, tuple[CurveOf, bool]] = {
-        name: (partial(q.metric_curve, name=name), q.is_percentage(name))
+        name: (partial(q.metric_curve, name=name), metric(name).unit == "%")
         for name in dict.fromkeys(name for run in runs for name in q.metric_names(run))
     }
     if not any(percent for _, percent in quantities.values()):
@@ -274,7 +268,7 @@ def _cost_panels(group: SeedGroup) -> Iterator[Panel]:
 def view_name(view: str) -> str:
     """Return how a page calls a view; ``global:nearest`` is one scored by a rule of its own."""
     model, _, rule = view.partition(":")
-    name = VIEW_NAMES.get(model, model)
+    name = VIEWS[model].title if model in VIEWS else model
     return f"{name}, {rule}" if rule else name
 
 

@@ -10,35 +10,14 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from fedsrv.report.run_record import VIEWS, RunRecord, number, numbers, table
-
-PERCENTAGES = {
-    *("a", "aa", "iaa", "afm", "acc", "accuracy", "f1", "forgetting", "bwt"),
-    *("personalization", "generalization", "many", "medium", "few"),
-}
-"""Words of a metric's name that make it a fraction of one, shown as a percentage."""
-
-SMALLER_IS_BETTER = {"afm", "forgetting"}
-
-
-def is_percentage(metric: str) -> bool:
-    """Tell whether a metric is a fraction that reports show as a percentage."""
-    words = metric.split("_")
-    return not {"round", "loss", "count"} & set(words) and bool(PERCENTAGES & set(words))
-
-
-def direction(metric: str) -> int:
-    """Return 1 where more is better, -1 where less is, and 0 where neither is."""
-    words = set(metric.split("_"))
-    if not is_percentage(metric) or "std" in words:
-        return 0
-    return -1 if SMALLER_IS_BETTER & words and "paper" not in words else 1
+from fedmodels.numerics.metric_names import VIEWS, metric
+from fedsrv.report.run_record import RunRecord, number, numbers, table
 
 
 def metric_names(run: RunRecord) -> list[str]:
     """Return every metric that some interaction has: percentages, then losses, then the rest."""
     found = dict.fromkeys(name for row in run.rows for name in numbers(row.get("metrics")))
-    return sorted(found, key=lambda name: (not is_percentage(name), "loss" not in name))
+    return sorted(found, key=lambda name: (not metric(name).unit, "loss" not in name))
 
 
 def metric_curve(run: RunRecord, name: str) -> dict[int, float]:

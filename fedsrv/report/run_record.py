@@ -15,14 +15,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fedmodels.errors import ArchiveError
+from fedmodels.numerics.metric_names import current
+from fedsrv.state.record import Record
 
 K = TypeVar("K", bound=Hashable)
-
-VIEWS = ("global", "after_local", "after_downlink")
-"""The models of a client that are scored, in the order in which reports show them."""
 
 _NOT_COMPARED = ("seed", "evaluate.reference", "tracking.tensorboard", "data.root")
 """Config keys in which two runs may differ and still be the same experiment."""
@@ -44,8 +43,8 @@ class RunRecord:
     path: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-    """One object per interaction, in order."""
+    rows: Sequence[Record]
+    """The record of each interaction, in order; an older or damaged file may lack any field."""
 
     @property
     def is_finished(self) -> bool:
@@ -63,6 +62,11 @@ class RunRecord:
         return self.summary.get("seed", self.config.get("seed"))
 
     @property
+    def kind(self) -> str:
+        """Return the kind of the scenario; empty where the run does not say."""
+        return str(self.summary.get("scenario") or self.setting("scenario.kind") or "")
+
+    @property
     def rounds(self) -> int:
         """Return how many rounds are committed."""
         stated = number(self.summary.get("rounds"))
@@ -78,9 +82,8 @@ class RunRecord:
     def title(self) -> str:
         """Return one line that says what this run is."""
         data = self.summary.get("data") or self.setting("data.name")
-        scenario = self.summary.get("scenario") or self.setting("scenario.kind")
         where = f"{self.method} on {data}" if data else self.method
-        return f"{where}, {scenario}" if scenario else where
+        return f"{where}, {self.kind}" if self.kind else where
 
     def metrics(self) -> dict[str, float]:
         """Return the summary's metrics, or the last value of each while the run is going on."""
@@ -137,9 +140,15 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(
         path,
         config,
-        {} if summary is None else _object(summary, str(path / "summary.json")),
+        {} if summary is None else _renamed(_object(summary, str(path / "summary.json"))),
         list(_rows(texts["rounds.jsonl"] or "", path / "rounds.jsonl")),
     )
+
+
+def _renamed(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary or a row with its metrics under their current names."""
+    found = record.get("metrics")
+    return {**record, "metrics": current(found)} if isinstance(found, dict) else record
 
 
 def _text(path: Path) -> str | None:
@@ -162,12 +171,12 @@ def _object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _rows(text: str, path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of lines; a last line that is not ended was cut by a kill."""
+def _rows(text: str, path: Path) -> Iterator[Record]:
+    """Yield the records of a file of lines; a last line that is not ended was cut by a kill."""
     lines = text.split("\n")
     for index, line in enumerate(lines[:-1], start=1):
         if line.strip():
-            yield _object(line, f"{path} line {index}")
+            yield cast(Record, _renamed(_object(line, f"{path} line {index}")))
 
 
 def table(value: object) -> Mapping[str, Any]:

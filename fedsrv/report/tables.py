@@ -10,15 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmodels.errors import ConfigError
-from fedsrv.report.comparison import SPENT, comparison, cost_text, metric_label, metric_text
-from fedsrv.report.run_record import RunRecord, Spread, group_runs, read_run
+from fedsrv.report.comparison import TEST, Comparison, comparison
+from fedsrv.report.run_record import RunRecord, group_runs, read_run
 
 MOST_COLUMNS = 4
 """Beyond this many groups a comparison has one line, not one column, for each."""
 
 
-def report_command(runs: list[Path], html: Path | None) -> None:
+def report_command(runs: list[Path], html: Path | None, everything: bool = False) -> None:
     """Print the tables of these run directories; write a page too where ``html`` says so.
+
+    Args:
+        runs: run directories.
+        html: where the page goes.
+        everything: show every figure, not the headline alone.
 
     Raises:
         ConfigError: no run is given, or the page cannot be written.
@@ -28,14 +33,15 @@ def report_command(runs: list[Path], html: Path | None) -> None:
         raise ConfigError("fedsrv report needs at least one run directory")
     records = [read_run(path) for path in dict.fromkeys(path.resolve() for path in runs)]
     console = Console()
-    console.print(final_table(records[0]) if len(records) == 1 else compare(records))
+    alone = len(records) == 1
+    console.print(final_table(records[0], everything) if alone else compare(records, everything))
     if html is not None:
         write_html(records, html)
         console.print(f"report written to {html}")
 
 
-def final_table(run: RunRecord | Path) -> Table:
-    """Return the result of one run: its metrics, and what it cost.
+def final_table(run: RunRecord | Path, everything: bool = False) -> Table:
+    """Return the result of one run: the headline's figures, or every one, and what it cost.
 
     Raises:
         ArchiveError: ``run`` is a directory that is no run's, or a file in it is damaged.
@@ -44,29 +50,27 @@ def final_table(run: RunRecord | Path) -> Table:
     seed = "" if run.seed is None else f", seed {run.seed}"
     state = "" if run.is_finished else ", not finished"
     title = Text(f"{run.title()}{seed}: {run.rounds} rounds{state}")
-    out = Table(title=title, title_justify="left", min_width=len(title))
-    out.add_column("metric")
+    cells = comparison(group_runs([run]), everything)
+    out = Table(title=title, title_justify="left", min_width=len(title), caption=_more(cells))
+    out.add_column("figure")
     out.add_column("value", justify="right")
-    for name, value in run.metrics().items():
-        out.add_row(Text(metric_label(name)), metric_text(name, Spread(value, 0.0, 1)))
-    out.add_section()
-    for part, names in SPENT.items():
-        totals = run.totals(part)
-        for name, label in names.items():
-            if name in totals:
-                out.add_row(label, cost_text(part, totals[name]))
+    for name, (value,) in cells.lines.items():
+        out.add_row(Text(name), value)
     return out
 
 
-def compare(runs: Sequence[RunRecord]) -> Table:
+def compare(runs: Sequence[RunRecord], everything: bool = False) -> Table:
     """Return runs side by side; runs that differ only in their seed stand in one column.
 
     With more than a few groups the table is turned: one line for each.
     """
     groups = group_runs(runs)
-    cells = comparison(groups)
-    is_merged = any(len(group.runs) > 1 for group in groups)
-    out = Table(caption="± is the population standard deviation over runs" if is_merged else None)
+    cells = comparison(groups, everything)
+    captions = ["± is the population standard deviation over runs"]
+    captions = captions if any(len(group.runs) > 1 for group in groups) else []
+    captions += [TEST] if cells.best else []
+    captions += [more] if (more := _more(cells)) else []
+    out = Table(caption="\n".join(captions) or None)
     heads = [
         Text(f"{group}\n{note}") for group, note in zip(cells.groups, cells.notes, strict=True)
     ]
@@ -82,6 +86,11 @@ def compare(runs: Sequence[RunRecord]) -> Table:
     return out
 
 
+def _more(cells: Comparison) -> str | None:
+    """Return how the other figures are shown."""
+    return f"{cells.hidden} more: fedsrv report --all" if cells.hidden else None
+
+
 def write_html(runs: Sequence[RunRecord], path: Path) -> None:
     """Write one self-contained page about these runs.
 
@@ -91,7 +100,7 @@ def write_html(runs: Sequence[RunRecord], path: Path) -> None:
     from fedsrv.report.page import page  # draws with matplotlib: only when a page is wanted
 
     groups = group_runs(runs)
-    text = page(groups, comparison(groups))
+    text = page(groups, comparison(groups, everything=True))
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -16,9 +16,9 @@ import sqlite3
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fedmodels.errors import ArchiveError, RunFailed
+from fedsrv.state.record import Record
 
 FORMAT = 2
 _ROW = """interaction INTEGER PRIMARY KEY, scored INTEGER NOT NULL, record TEXT NOT NULL,
@@ -30,8 +30,6 @@ _TABLES = {
     "interactions": _ROW,
     "undone": f"{_ROW}, before TEXT NOT NULL",
 }
-
-Record = dict[str, Any]
 
 
 class Ledger:

@@ -10,15 +10,17 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError
+from fedmodels.files import sync_path
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.client_parts import Parts
 from fedsrv.state.ledger import Ledger
-from fedsrv.state.run_directory import lock, state_numbers, sync_path, writing
+from fedsrv.state.record import Record
+from fedsrv.state.run_directory import lock, state_numbers, writing
 
 ASIDE = "set-aside"
 _DATABASE = ("run.db", "run.db-wal", "run.db-shm")
@@ -78,9 +80,9 @@ def _experiment(run: Path) -> Experiment:
         raise ArchiveError(f"{path} is needed, and cannot be read: {error}") from None
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
+def _records(path: Path) -> list[Record]:
     """Return the records from the first on, up to the first line that is not the next one."""
-    found: list[dict[str, Any]] = []
+    found: list[Record] = []
     if not path.is_file():
         return found
     for line in path.read_text(errors="replace").splitlines():
@@ -93,7 +95,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
         cohort = record.get("cohort")
         if not isinstance(cohort, list) or not all(isinstance(c, int) for c in cohort):
             break
-        found.append(record)
+        found.append(cast(Record, record))
     return found
 
 
@@ -124,7 +126,7 @@ def _write(
     path: Path,
     experiment: Experiment,
     run_id: str,
-    records: list[dict[str, Any]],
+    records: list[Record],
     facts: dict[str, str],
 ) -> None:
     ledger = Ledger(path, strict=True, new=True, run_id=run_id)

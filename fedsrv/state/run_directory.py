@@ -1,4 +1,4 @@
-"""The run directory as a folder: its lock, whether it holds a run, and atomic writes."""
+"""The run directory as a folder: its lock, and whether it holds a run."""
 
 from __future__ import annotations
 
@@ -64,25 +64,6 @@ def holds_commits(path: Path) -> bool:
     lines = path / "rounds.jsonl"
     written = lines.is_file() and lines.stat().st_size > 0
     return written or bool(state_numbers(path / "server"))
-
-
-def sync_path(path: Path) -> None:
-    """Fsync a file or a directory; ignore one that is gone meanwhile."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file; a reader sees the old text or the new one, never a mixture."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def may_hold_a_run(path: Path) -> bool:

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError
+from fedmodels.files import sync_path
 from fedmodels.tensors.archive import load_named, save_named
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.method import ServerState
 from fedsrv.state.client_parts import Manifest, Parts
-from fedsrv.state.run_directory import state_numbers, sync_path
+from fedsrv.state.run_directory import state_numbers
 
 
 class StateFiles:
@@ -124,6 +125,6 @@ class StateFiles:
         files = self._manifests.get(interaction, {}).values()
         parts = [self.directory / name for name in files if name not in self._synced]
         for path in (*parts, self.path(interaction), self.directory):
-            if path.exists():
+            with contextlib.suppress(FileNotFoundError):  # it is dropped meanwhile
                 sync_path(path)
         self._synced = set(files)

@@ -12,26 +12,28 @@ if everybody still has the states.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedmodels.config.experiment import Experiment, difference
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
+from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.method import ServerState
 from fedsrv.state.history import History
-from fedsrv.state.ledger import Ledger, Record
+from fedsrv.state.ledger import Ledger
+from fedsrv.state.record import Record
 from fedsrv.state.run_directory import (
     holds_commits,
     is_vacant,
     lock,
     may_hold_a_run,
     refuse_existing,
-    sync_path,
-    write_atomically,
     writing,
 )
 from fedsrv.state.state_files import StateFiles
@@ -256,7 +258,7 @@ class Store:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def end(self, summary: Record) -> None:
+    def end(self, summary: Mapping[str, Any]) -> None:
         """Commit the end of the run, and sync it: clients leave when they hear of it."""
         end = {"rounds": self.experiment.schedule.rounds, "after": self.committed}
         value = json.dumps({**end, "summary": summary})
@@ -264,7 +266,7 @@ class Store:
             self._ledger.set_facts(end=value)
             self.sync(self.committed)
 
-    def ended(self) -> Record | None:
+    def ended(self) -> dict[str, Any] | None:
         """Return the summary of an ended run; None if the run may go on."""
         end = json.loads(self._ledger.facts().get("end", "{}"))
         same = (end.get("rounds"), end.get("after")) == (
@@ -307,7 +309,8 @@ class Store:
                 f"it ends with interaction {self.newest}, and the states begin with {oldest}"
             )
         last, unusable = self._last_usable()
-        for leftover in self.states.glob(".*.safetensors.*"):  # a write that a crash cut short
+        cut_short = (*self.path.glob(LEFTOVER), *self.states.glob(".*.safetensors.*"))
+        for leftover in cut_short:  # by a crash
             leftover.unlink()
         undone = self._ledger.undone().keys()
         unusable |= {number for number in undone if files.why_unusable(number)}
@@ -357,7 +360,8 @@ class Store:
     def _sync_log(self) -> None:
         """Sync the database's log and its name in the directory; SQLite does not sync the name."""
         for path in (self.path / "run.db-wal", self.path):
-            sync_path(path)
+            with contextlib.suppress(FileNotFoundError):  # the log is written back meanwhile
+                sync_path(path)
 
     def close(self) -> None:
         """Close the database and unlock the directory."""

@@ -38,6 +38,13 @@ class OpenTrip:
         """Tell whether a client has sent a result or failed."""
         return client in self.results or client in self.failed
 
+    def keep(self, client: ClientId, result: Result) -> None:
+        """Add a client's result."""
+        encoded = self.personal.get(client)
+        result.logical_down = self.common.num_bytes + (encoded.num_bytes if encoded else 0)
+        self.results[client] = result
+        self.folding.came(result, self.results, self.failed)
+
     def is_complete(self) -> bool:
         """Tell whether every client answered."""
         return len(self.results) + len(self.failed) == len(self.trip.orders)

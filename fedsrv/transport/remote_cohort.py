@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
@@ -25,6 +25,7 @@ from fedsrv.transport.sessions import (
     Caller,
     Member,
     NotReady,
+    RunHasFailed,
     RunOver,
     Superseded,
     UnknownSession,
@@ -33,6 +34,7 @@ from fedsrv.transport.spool import Spool
 from fedsrv.transport.waiting import LOOK_EVERY_S, Notice, Patience
 
 MOST_TOKEN_BYTES = 64
+FAILED_S = 5.0  # for clients to leave a run that failed
 
 
 class RemoteCohort:
@@ -75,9 +77,10 @@ class RemoteCohort:
         self._open: OpenTrip | None = None
         self._has_opened = False
         """Whether this process has opened a trip yet."""
-        self._over = False
+        self._over: RunOver | RunHasFailed | None = None
         self._holdings = Holdings(self._members)
-        self._patience = Patience(self._changed, self._is_there, self._may_come, deadline_s)
+        there, may_come = self._is_there, self._may_come
+        self._patience = Patience(self._changed, there, may_come, deadline_s, clock)
         self._gathering = Notice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
 
@@ -132,6 +135,8 @@ class RemoteCohort:
         open_trip = OpenTrip.of(trip, self.spool.budget)
         needed = open_trip.needed
         with self._changed:
+            if trip.sample.kind == rpc.ORDER_TRAIN:
+                self._patience.check_begin()
             self._open, self._has_opened = open_trip, True
             self.wake()
             self._patience.wait(
@@ -172,20 +177,20 @@ class RemoteCohort:
         with self._changed:
             return self._holdings.durable(self.committed)
 
-    def stop(self, reason: str) -> None:
-        """End the engine's wait with an error."""
+    def stop(self, reason: str, kind: type[FedtideError] = RunFailed, grace_s: float = 0.0) -> None:
+        """End the run with an error; a trip under way may still end within ``grace_s``."""
         with self._changed:
-            self._patience.stop(reason)
+            self._patience.stop(kind(reason), grace_s if self._open else 0.0)
 
-    def end(self, *, returning: bool = False) -> None:
+    def end(self, failure: str = "", *, returning: bool = False) -> None:
         """Tell every client that the run is over; wait until all left, for a lease at most.
 
         ``returning``: an earlier process reached this end, and may not have told every client.
         """
         with self._changed:
-            self._over = True
+            self._over = RunHasFailed(failure) if failure else RunOver("the run is over")
             self.wake()
-            until = self._clock() + self.LEASE_S
+            until = self._clock() + (FAILED_S if failure else self.LEASE_S)
             while self._is_expected(returning) and (left := until - self._clock()) > 0:
                 self._changed.wait(min(left, LOOK_EVERY_S))
 
@@ -308,7 +313,7 @@ class RemoteCohort:
             if self._members.get(client) is not member:
                 raise UnknownSession(f"another session took over client {client}")
         if self._over:
-            raise RunOver("the run is over")
+            raise self._over
         if trip is None:
             return None
         due = [c for c in caller.clients if c in trip.trip.orders and not trip.answered(c)]
@@ -369,18 +374,12 @@ class RemoteCohort:
             if first and isinstance(result, str):
                 trip.failed[client] = result
             elif first and isinstance(result, Result):
-                encoded = trip.personal.get(client)
-                result.logical_down = trip.common.num_bytes + (encoded.num_bytes if encoded else 0)
-                trip.results[client] = result
-                trip.folding.came(result, trip.results, trip.failed)
+                trip.keep(client, result)
                 if trip.trip.sample.kind == rpc.ORDER_TRAIN:
-                    member = self._members[client]
-                    member.trained = trip.trip.sample.interaction
-                    member.versions = (*member.versions, member.trained)
+                    self._members[client].add_version(trip.trip.sample.interaction)
             if len(trip.results) >= trip.needed or isinstance(result, str):
                 self._changed.notify_all()
-            caller = self._members[client].caller
-            if caller is not None and caller.is_full:
+            if (caller := self._members[client].caller) and caller.is_full:
                 caller.told.notify()
         if first:
             kind = "failed" if isinstance(result, str) else "upload"

@@ -89,10 +89,9 @@ def start_server(
     )
     service.complaints.open()
     server.add_generic_rpc_handlers((_handlers(service),))
-    checks = health.HealthServicer(experimental_non_blocking=False)
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    health_pb2_grpc.add_HealthServicer_to_server(service.health, server)
     for name in ("", SERVICE):
-        checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        service.health.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection(
         (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )

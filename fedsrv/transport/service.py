@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import grpc
+from grpc_health.v1 import health
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
@@ -36,6 +37,7 @@ from fedsrv.transport.sessions import (
     AlreadyConnected,
     Member,
     NotReady,
+    RunHasFailed,
     RunOver,
     Superseded,
     UnknownSession,
@@ -72,6 +74,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     AlreadyConnected: grpc.StatusCode.ALREADY_EXISTS,
     Superseded: grpc.StatusCode.ABORTED,
     RunOver: grpc.StatusCode.OUT_OF_RANGE,
+    RunHasFailed: grpc.StatusCode.FAILED_PRECONDITION,
     NotReady: grpc.StatusCode.UNAVAILABLE,
 }
 
@@ -108,6 +111,7 @@ class Service:
         self.requires_identity = requires_identity
         self.complaints = Complaints(log)
         self.gate = Gate(cohort.num_clients)
+        self.health = health.HealthServicer(experimental_non_blocking=False)
         self._watchers = threading.BoundedSemaphore(MOST_WATCHERS)
 
     def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
@@ -116,7 +120,7 @@ class Service:
         line = printable(str(error))  # the line travels in a header, and may quote the caller
         if isinstance(error, NotReady):
             context.set_trailing_metadata(((AGAIN_AFTER, str(AGAIN_AFTER_MS)),))
-        elif not isinstance(error, RunOver):
+        elif not isinstance(error, RunOver | RunHasFailed):
             self.complaints.tell(code.name, line)
         context.abort(code, line)
 

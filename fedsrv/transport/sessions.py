@@ -27,6 +27,10 @@ class RunOver(Exception):
     """The run has ended, and its end is committed."""
 
 
+class RunHasFailed(Exception):
+    """The run cannot go on; whoever takes part is told why, and leaves."""
+
+
 class Superseded(Exception):
     """The order a result answers is no longer wanted."""
 
@@ -64,6 +68,11 @@ class Member:
         due = now - self.told >= NEWS_EVERY_S
         self.told = now if due else self.told
         return due
+
+    def add_version(self, interaction: int) -> None:
+        """Note that the client has trained in an interaction, and holds its private state."""
+        self.trained = interaction
+        self.versions = (*self.versions, interaction)
 
 
 @dataclass(eq=False)

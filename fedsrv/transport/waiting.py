@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from fedmodels.errors import RunFailed
+from fedmodels.errors import FedtideError
 from fedmodels.tensors.bundle import ClientId
 from fedsrv.events import EventLog
 
@@ -68,16 +68,32 @@ class Patience:
         is_there: Callable[[ClientId], bool],
         may_come: Callable[[ClientId], bool],
         deadline_s: float | None,
+        clock: Callable[[], float],
     ) -> None:
         """Store the checks whether a client is connected, and whether it may still connect."""
         self._changed, self._deadline_s = changed, deadline_s
-        self._is_there, self._may_come = is_there, may_come
-        self._stopped: str | None = None
+        self._is_there, self._may_come, self._clock = is_there, may_come, clock
+        self._stopped: FedtideError | None = None
+        self._grace_s = 0.0
+        """How long a wait may still last once the run is to stop."""
 
-    def stop(self, reason: str) -> None:
-        """End every wait with an error."""
-        self._stopped = self._stopped or reason
+    def stop(self, error: FedtideError, grace_s: float = 0.0) -> None:
+        """End every wait with an error: at once, or after a time, if others still answer."""
+        if self._stopped is None:
+            self._stopped, self._stopping_since = error, self._clock()
+        self._grace_s = grace_s
         self._changed.notify_all()
+
+    def check_begin(self) -> None:
+        """Refuse to begin anything new once the run is to stop."""
+        if self._stopped is not None:
+            raise self._stopped
+
+    def _is_out(self, at_work: Sequence[ClientId]) -> bool:
+        """Tell whether a wait has to end since the run is to stop."""
+        if self._stopped is None:
+            return False
+        return not at_work or self._clock() - self._stopping_since >= self._grace_s
 
     def wait(
         self,
@@ -94,13 +110,13 @@ class Patience:
         suffices once all missing clients are dead.
 
         Raises:
-            RunFailed: :meth:`stop` was called.
+            FedtideError: the one that :meth:`stop` was given.
         """
         while not done():
-            if self._stopped is not None:
-                raise RunFailed(self._stopped)
             late = missing()
             at_work = [c for c in late if self._is_there(c)]
+            if self._is_out(at_work):
+                self.check_begin()
             away = [c for c in late if c not in at_work]
             are_dead = not at_work and not any(map(self._may_come, away))
             left, rest = LOOK_EVERY_S, "all of them are needed"

@@ -9,6 +9,7 @@ FedtideError                     one clear line for the user; ``exit_code`` says
 ├── ClientFailed                 one client failed; names it, the round and the stage
 ├── TrainingFailed               a client's training diverged
 ├── RunFailed                    the run cannot go on                                     (exit 1)
+├── RunStopped                   the run was asked to stop, and can be resumed            (exit 143)
 └── LinkError                    the server refused, or cannot be reached any more        (exit 1)
 """
 
@@ -63,6 +64,12 @@ class TrainingFailed(FedtideError):
 
 class RunFailed(FedtideError):
     """The run cannot go on."""
+
+
+class RunStopped(FedtideError):
+    """The run was asked to stop (SIGTERM), and stopped where it can be resumed."""
+
+    exit_code = 143
 
 
 class LinkError(FedtideError):

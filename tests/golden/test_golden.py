@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedmodels.numerics.metric_names import is_known
 from fedtide.inprocess import run_in_process
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 
 HERE = Path(__file__).parent
 REWRITE = os.environ.get("FEDTIDE_REWRITE_GOLDEN") == "1"
+OWN_KEYS = {"seconds", "num_examples", "peak_rss_bytes", "views"}
+"""What a client's row has beside metrics."""
 SHOWN = ("loss", "a_glo", "a_loc", "a_sel")
 
 
@@ -33,12 +38,22 @@ def trace_of(run: Path) -> list[dict[str, float]]:
     ]
 
 
+def written_by(run: Path, summary: Mapping[str, Any]) -> set[str]:
+    """Return the name of every metric that a run wrote."""
+    records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    of_clients = [facts for record in records for facts in record["clients"].values()]
+    names = set(summary["metrics"]).union(*(record["metrics"] for record in records), *of_clients)
+    return names - OWN_KEYS
+
+
 @pytest.mark.parametrize(
     "case", CASES, ids=["-".join([name, *map(str, switches.values())]) for name, switches in CASES]
 )
 def test_the_trace_is_what_it_was(case, digits, tmp_path, request):
     file = HERE / f"{request.node.callspec.id}.jsonl"
-    run_in_process(experiment_for(case, schedule={"rounds": 5}), digits, tmp_path / "run")
+    experiment = experiment_for(case, schedule={"rounds": 5})
+    summary = run_in_process(experiment, digits, tmp_path / "run")
+    assert [n for n in sorted(written_by(tmp_path / "run", summary)) if not is_known(n)] == []
     trace = trace_of(tmp_path / "run")
     if REWRITE:
         file.write_text("".join(json.dumps(row) + "\n" for row in trace))

@@ -109,7 +109,7 @@ class Client:
         return self.server._fact(self.key, "status", timeout_s)
 
     def output(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
 @dataclass

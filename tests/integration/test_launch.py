@@ -59,6 +59,9 @@ class Launched:
         output, _ = self.process.communicate(timeout=timeout_s)
         return int(self.process.returncode or 0), output
 
+    def log(self, name: str) -> str:
+        return (self.out / "logs" / f"{name}.log").read_text()
+
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
@@ -101,7 +104,13 @@ def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Pat
     run = launch(SHORT, "--hosts", "2", forked=False)
     status, output = run.end()
     assert status == 0, output
-    assert "round 1: loss" in output
+    assert "waiting for 3 clients to join at 127.0.0.1:" in output
+    assert "client 2 joined (" in output
+    assert "round 1, task 1, interaction 3 (of 4) committed, loss " in output
+    said = (run.out / "logs" / "client-1.log").read_text()
+    assert "client 1, round 1, task 1: loss" in said
+    assert "client 1, round 1: scored after_local" in said or "scored global" in said
+    assert "client 2 joined" in (run.out / "logs" / "server.log").read_text()
     assert "a_glo %" in output
     files = {p.name for p in run.out.iterdir()}
     expected = {"config.toml", "env.json", "run.db", "rounds.jsonl", "summary.json"}
@@ -282,3 +291,28 @@ def test_the_record_of_a_run(launch: Any) -> None:
     assert records[0]["bytes"]["wire_up"] > records[0]["bytes"]["up"]
     assert records[-1]["seconds"]["wall"] < time.time() - begun
     assert {"a_glo", "a_loc", "a_sel", "global_f1"} <= set(records[-1]["metrics"])
+
+
+def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path) -> None:
+    (steer / "aggregate-3").touch()
+    run = launch(LONG, "--json", "--log-level", "debug")
+    reached(steer / "aggregate-3.reached")
+    family = run.family()
+    server = next(p for p in family if p.name() == "fedsrv serve")
+    run.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + TIMEOUT_S / 2
+    while "stopping: the interaction" not in (said := run.log("server")):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
+    server.kill()  # it hangs in the method: what a supervisor does when its patience is over
+    status, output = run.end()
+    assert status == 128 + signal.SIGTERM, output
+    *objects, last = output.splitlines()
+    assert last == f"stopped as asked; add --resume to go on with the run in {run.out}"
+    kinds = {json.loads(line)["kind"] for line in objects}
+    assert {"listening", "joined", "order", "commit", "draining", "launcher"} <= kinds
+    assert gone(family)
+    status, output = launch(LONG, "--resume", "--quiet").end()
+    assert (status, output) == (0, "")
+    alone = run_in_process(LONG, run.out / "data", tmp_path / "alone", evaluator=True)
+    assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]

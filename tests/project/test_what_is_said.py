@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,24 +12,39 @@ from typer.testing import CliRunner
 
 import fedcli.cli
 import fedsrv.cli
-from fedsrv.events import EventLog
+from fedcli.runtime.diary import tell_scored
+from fedmodels.log_lines import JsonLines
+from fedpb import coordinator_pb2 as rpc
+from fedsrv.events import Event, EventLog
+from fedsrv.narration import Pace, duration
 from fedtide.inprocess import run_in_process
 from fedtide.trial import tiny_experiment
 
 
 def test_a_server_says_what_happens(caplog: pytest.LogCaptureFixture) -> None:
     events = EventLog()
+    events.tell("listening", address="127.0.0.1:5", clients=4, needed=2)
     events.tell("joined", 3)
     events.tell("order", 3, interaction=0, round=0)
     events.tell("failed", 3, interaction=0, round=0, reason="its disk is full")
-    events.tell("commit", interaction=0, round=0, task=0, loss=0.25, of=2)
+    sizes = {"down": 1_500_000, "up": 20_000}
+    events.tell("commit", interaction=0, round=0, task=0, loss=0.25, of=4, bytes=sizes)
+    events.tell("commit", interaction=1, round=0, task=1, loss=0.2, of=4, bytes=sizes)
+    events.tell("joined", 3)
     events.close()
     with caplog.at_level(logging.INFO, "fedsrv"):
-        fedsrv.cli._log_events(events)
+        fedsrv.cli._tell(events)
+    spent = "1.5 MB down, 20 kB up"
     assert [(r.levelname, r.message) for r in caplog.records] == [
-        ("INFO", "client 3 joined"),
+        ("INFO", "waiting for 4 clients to join (2 suffice) at 127.0.0.1:5"),
+        ("INFO", "client 3 joined (1 of 4)"),
         ("WARNING", "client 3 failed: its disk is full"),
-        ("INFO", "round 0, task 0, interaction 0 (of 2) committed, loss 0.25"),
+        ("INFO", f"round 0, task 0, interaction 0 (of 4) committed, loss 0.25, {spent}"),
+        (
+            "INFO",
+            f"round 0, task 1, interaction 1 (of 4) committed, loss 0.2, {spent}, about 0 s left",
+        ),
+        ("INFO", "client 3 joined again"),
     ]
 
 
@@ -37,7 +53,7 @@ def test_a_client_says_what_it_did(
 ) -> None:
     with caplog.at_level(logging.INFO, "fedcli"):
         run_in_process(tiny_experiment(schedule={"rounds": 1}), digits, tmp_path / "run")
-    said = [r.message for r in caplog.records if r.name == "fedcli.runtime.worker"]
+    said = [r.message for r in caplog.records if r.name == "fedcli.runtime.diary"]
     assert said[0].startswith("client 0, round 0, task 0: loss ")
     assert said[0].endswith(" bytes go back")
     assert f"client 1: the run is over; its model is in {tmp_path / 'run/clients/1'}" in said
@@ -64,3 +80,40 @@ def test_how_much_is_said(
         where = ["--client-id", "x", "--server", "h:1", "--data", str(tmp_path)]
         CliRunner().invoke(fedcli.cli.app, ["join", *where, *words])
     assert found["level"] == level
+
+
+def test_how_long_a_run_still_takes() -> None:
+    pace = Pace()
+    assert pace.seconds_left(10) is None
+    for interaction, time in ((0, 100.0), (1, 102.0), (2, 110.0)):
+        pace.take(Event("commit", interaction=interaction, unix_time=time))
+    assert pace.seconds_left(10) == 5.0 * 7
+    pace.take(Event("rollback", interaction=0))
+    pace.take(Event("commit", interaction=1, unix_time=111.0))
+    assert pace.seconds_left(10) is None
+    assert [duration(s) for s in (59, 61, 7260)] == ["59 s", "1 min 1 s", "2 h 1 min"]
+
+
+def test_json_lines_are_events_or_records() -> None:
+    def written(**more: Any) -> dict[str, Any]:
+        record = logging.makeLogRecord({"name": "a", "levelname": "WARNING", "msg": "x\ny", **more})
+        found: dict[str, Any] = json.loads(JsonLines().format(record))
+        return found
+
+    event = Event("joined", "3").__dict__
+    assert written(event=event) == event
+    found = written()
+    assert found.keys() == event.keys()
+    assert found["detail"] == {"level": "warning", "logger": "a", "line": "x\ny"}
+
+
+def test_a_clients_objects_hold_its_figures(caplog: pytest.LogCaptureFixture) -> None:
+    order = rpc.Order(client_id="3", interaction=4, round=2, task=1)
+    counts = [rpc.Counts(view="global", test_set=f"task/{k}", support=[2, 2], correct=[k, 2])
+              for k in (0, 1)]  # fmt: skip
+    with caplog.at_level(logging.INFO, "fedcli"):
+        tell_scored(order, rpc.Report(counts=counts))
+    assert caplog.messages == ["client 3, round 2: scored global 0.625"]
+    event = caplog.records[0].event  # type: ignore[attr-defined]
+    assert (event["kind"], event["client"], event["interaction"]) == ("scored", "3", 4)
+    assert event["detail"]["accuracies"] == {"global": 0.625}

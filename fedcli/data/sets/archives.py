@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import IntArray
 from fedcli.data.sets.dataset import Source
 from fedmodels.errors import DataError
+from fedmodels.files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -125,11 +126,8 @@ def _unpack_gzip(path: Path, md5: str, target: Path) -> None:
     packed = path.read_bytes()
     _check_md5(packed, md5, path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(gzip.decompress(packed))
-    os.chmod(name, 0o644)
-    os.replace(name, target)
+    with replacing(target) as temporary:
+        temporary.write_bytes(gzip.decompress(packed))
     log.info("%s unpacked into %s", path, target.parent)
 
 

@@ -9,8 +9,6 @@ subject are never split between training and test set.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +21,7 @@ from fedcli.data.sets.hhar import hhar_arrays
 from fedcli.data.sets.realworld import realworld_arrays
 from fedcli.data.sets.registry import DATASETS
 from fedmodels.errors import DataError
+from fedmodels.files import replacing
 
 Arrays = dict[str, NDArray[Any]]
 WINDOW = 128
@@ -90,10 +89,8 @@ def _cut_once(source: Source, name: str, cut: Callable[[Source], Arrays]) -> Arr
         return read_npz(found)
     arrays = cut(source)
     source.cache.mkdir(parents=True, exist_ok=True)
-    handle, place = tempfile.mkstemp(dir=source.cache)
-    with os.fdopen(handle, "wb") as out:
+    with replacing(source.cache / file) as temporary, temporary.open("wb") as out:
         np.savez(out, allow_pickle=False, **arrays)
-    os.replace(place, source.cache / file)
     return arrays
 
 

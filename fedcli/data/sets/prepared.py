@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedcli.data.sets.dataset import Dataset, Source
+from fedmodels.files import replacing
 
 FORMAT = 1
 log = logging.getLogger(__name__)
@@ -68,10 +69,9 @@ def _keep(place: Path, dataset: Dataset) -> None:
     values = {f.name: getattr(dataset, f.name) for f in fields(dataset)}
     arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
     facts = {k: v for k, v in values.items() if k not in arrays}
-    temporary = place.with_suffix(".tmp")
     tensors = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in arrays.items()}
-    save_file(tensors, temporary, {"fedtide": json.dumps(facts)})
-    temporary.replace(place)
+    with replacing(place) as temporary:
+        save_file(tensors, temporary, {"fedtide": json.dumps(facts)})
 
 
 def _open(place: Path) -> Dataset:

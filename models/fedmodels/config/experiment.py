@@ -70,6 +70,11 @@ class Schedule(Table):
     """Clients in a cohort; all of them unless given."""
     order: Literal["rounds_outer", "tasks_outer"] = "rounds_outer"
 
+    @property
+    def selects(self) -> bool:
+        """Whether a cohort is smaller than everybody."""
+        return self.per_round is not None and self.per_round < self.clients
+
     @model_validator(mode="after")
     def _cohort_fits(self) -> Schedule:
         if self.per_round is not None and self.per_round > self.clients:

@@ -40,6 +40,7 @@ from fedmodels.numerics.prototypes import (
     uncounted,
 )
 from fedmodels.parts import evaluation_heads as heads
+from fedmodels.tensors.announced import STATISTICS
 from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
@@ -59,8 +60,6 @@ from fedmodels.training.method import (
     ServerContext,
     ServerState,
 )
-
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass

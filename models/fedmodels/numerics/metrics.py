@@ -22,7 +22,6 @@ from fedmodels.numerics.frechet import fid, frechet_distance
 __all__ = [
     "Counts",
     "average_forgetting_measure",
-    "backward_transfer",
     "best_round",
     "fid",
     "forgetting",
@@ -173,19 +172,6 @@ def forgetting(accuracy: ArrayLike) -> float:
     return _mean(a[k:last, k].max() - a[last, k] for k in range(last))
 
 
-def backward_transfer(accuracy: ArrayLike) -> float:
-    """Return the mean over earlier tasks of the last accuracy minus the one just after learning it.
-
-    Lopez-Paz and Ranzato, Gradient Episodic Memory, NeurIPS 2017, equation 3.
-
-    Args:
-        accuracy: (T, T); the part above the diagonal is not read.
-    """
-    a = _square(accuracy)
-    last = len(a) - 1
-    return _mean(a[last, k] - a[k, k] for k in range(last))
-
-
 def _square(accuracy: ArrayLike) -> Floats:
     """Return the accuracies as (T, T) floats."""
     a = np.asarray(accuracy, dtype=np.float64)
@@ -277,7 +263,9 @@ def minority_classes(counts: ArrayLike) -> list[int]:
 
 
 def frequency_groups(counts: ArrayLike) -> dict[str, list[int]]:
-    """Return the classes by frequency: first 20 % ``many``, next 30 % ``medium``, the rest ``few``.
+    """Return the most frequent 20 % of the classes as ``many`` and the next 30 % as ``medium``.
+
+    The rare ones are :func:`minority_classes`.
 
     Args:
         counts: (K,) global training counts; among equals the lower index comes first.
@@ -285,5 +273,4 @@ def frequency_groups(counts: ArrayLike) -> dict[str, list[int]]:
     n = np.asarray(counts, dtype=np.int64)
     falling = np.argsort(-n, kind="stable").tolist()
     first, second = round(0.2 * len(n)), round(0.5 * len(n))
-    parts = falling[:first], falling[first:second], falling[second:]
-    return {name: sorted(p) for name, p in zip(("many", "medium", "few"), parts, strict=True)}
+    return {"many": sorted(falling[:first]), "medium": sorted(falling[first:second])}

@@ -15,7 +15,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 from zlib_ng import zlib_ng
 
 from fedmodels.errors import ArchiveError, PayloadError
+from fedmodels.files import replacing
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import DTYPE_NAMES, Bundle, tensor_bytes
 from fedmodels.tensors.packed_weights import Packed
@@ -75,19 +75,10 @@ def save_named(
         metadata = {_KEY: json.dumps(facts, sort_keys=True, allow_nan=False)}
     except (TypeError, ValueError) as error:
         raise ArchiveError(f"the header of {target} is no JSON: {error}") from None
-    temporary: Path | None = None
     try:
-        with NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            temporary = Path(file.name)
-        serialize_file({key: spec for key, (spec, _) in entries.items()}, temporary, metadata)
-        if fsync:
-            _sync(temporary)
-        os.replace(temporary, target)
-        if fsync:
-            _sync(target.parent)
+        with replacing(target, sync=fsync, private=True) as temporary:
+            serialize_file({key: spec for key, (spec, _) in entries.items()}, temporary, metadata)
     except (OSError, SafetensorError) as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise ArchiveError(f"cannot write {target}: {_line(error)}") from None
 
 
@@ -193,15 +184,6 @@ def _checksum(data: Mapping[str, memoryview]) -> int:
     for key in sorted(data):
         crc = zlib_ng.crc32(data[key], zlib_ng.crc32(key.encode(), crc))
     return crc
-
-
-def _sync(path: Path) -> None:
-    """Flush a file or a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _line(error: BaseException) -> str:

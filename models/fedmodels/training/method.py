@@ -25,6 +25,7 @@ from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.pictures import Picture, PrototypeMap
+from fedmodels.training.position import Located, Position
 from fedmodels.training.run import Run as Run
 
 Metrics = dict[str, float]
@@ -67,13 +68,11 @@ class ServerData:
 
 
 @dataclass(frozen=True)
-class ServerContext:
+class ServerContext(Located):
     """Where the server half is in the run."""
 
     run: Run
-    interaction: int
-    round: int
-    task: int
+    at: Position
     cohort: tuple[int, ...]
     """The clients of this interaction, ascending."""
     series: dict[str, Any] = field(default_factory=dict)
@@ -88,6 +87,8 @@ class ServerContext:
     """Black and white of each channel after normalisation, (C,) or (1,) each, as announced."""
     ends_task: bool = False
     """Whether the next interaction is on another task; false for the last interaction."""
+    before: ServerState = field(default_factory=lambda: ServerState(Bundle()))
+    """The state before ``aggregate``, for ``finish``; empty outside of the two."""
     tell: Callable[[str, int, int, float], None] = lambda what, step, of, loss: None
     """Reports the progress of long work on the server: what, step, number of steps, loss."""
 
@@ -114,14 +115,12 @@ class Stream(Protocol):
 
 
 @dataclass
-class ClientContext:
+class ClientContext(Located):
     """Where the client half is in the run, and the net it works on."""
 
     run: Run
     client: ClientId
-    interaction: int
-    round: int
-    task: int
+    at: Position
     net: SplitNet
     stream: Stream
     device: torch.device
@@ -312,7 +311,17 @@ class Method(ABC):
     def finish(
         self, ctx: ServerContext, state: ServerState, uploads: Uploads
     ) -> tuple[ServerState, Metrics]:
-        """Optimise on the server after ``aggregate``; return the state to commit, and metrics."""
+        """Optimise on the server after ``aggregate``; return the state to commit, and metrics.
+
+        ``ctx.before`` is the state that ``aggregate`` was given.
+        """
+
+    def reduce(
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
+    ) -> tuple[ServerState, Metrics]:
+        """Aggregate and finish."""
+        ctx = dataclasses.replace(ctx, before=state)
+        return self.finish(ctx, self.aggregate(ctx, state, uploads), uploads)
 
     # --- client half ---------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from torch import nn
+
 from fedmodels.config.experiment import Experiment
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
@@ -54,6 +56,12 @@ class Run:
         They give names, shapes and dtypes, and hold no memory for values.
         """
         return {key: t.detach().to("meta") for key, t in self.make_net().tensors().items()}
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Return the names of the weights that are parameters; the others are buffers."""
+        tensors = self.make_net().tensors().items()
+        return tuple(key for key, tensor in tensors if isinstance(tensor, nn.Parameter))
 
     @cached_property
     def width(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -70,4 +71,6 @@ def test_a_session_is_safe_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monke
     states = StateDirectory(tmp_path / "0")
     monkeypatch.setattr(os, "fsync", noted)
     states.set_session(Session("run", b"token"))
-    assert synced == ["session.json.tmp", "0"]
+    content, name = synced
+    assert fnmatch(content, ".session.json.*.tmp")
+    assert name == "0"

@@ -17,6 +17,7 @@ from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run, ServerContext
+from fedmodels.training.position import Position
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
@@ -35,7 +36,7 @@ def committed(out):
 def server(method, classes=4, **more):
     experiment = tiny_experiment(method={**QUICK, **more})
     run = Run(experiment, Problem((1, 8, 8), classes))
-    return method_of(experiment), ServerContext(run, 3, 0, 0, (0, 1))
+    return method_of(experiment), ServerContext(run, Position(3, 0, 0), (0, 1))
 
 
 def reporting(rows, width, weights):

@@ -22,6 +22,7 @@ from fedmodels.numerics.neighbour_clustering import cluster_near
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run, ServerContext, ServerState
+from fedmodels.training.position import START, Position
 from fedsrv.engine.summary import run_metrics
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
@@ -49,7 +50,7 @@ def upload_of(rows, n):
 
 def clustered(method, *uploads):
     """Return the rows (G, d) that the server makes of one block's uploads."""
-    ctx = ServerContext(Run(aligned(), HAR), 0, 0, 0, tuple(range(len(uploads))))
+    ctx = ServerContext(Run(aligned(), HAR), START, tuple(range(len(uploads))))
     by_client = dict(enumerate(uploads))
     start = server_state(uploads[0].prototypes["alp/0"].vectors.tolist())
     uploads = method.received(by_client)
@@ -92,7 +93,7 @@ def test_bytes_of_the_paper(wire, num_bytes):
         net={"name": "hart", "alp": True}, method={"name": "fedali", "wire_prototypes": wire}
     )
     run, method = Run(experiment, HAR), method_of(experiment)
-    common, personal = method.broadcast(ServerContext(run, 0, 0, 0, (0,)), method.init_server(run))
+    common, personal = method.broadcast(ServerContext(run, START, (0,)), method.init_server(run))
     assert common.num_bytes() == num_bytes
     assert personal == {}
     assert method.payload_spec(run)[0].max_bytes == num_bytes
@@ -186,7 +187,7 @@ def test_a_client_without_examples_has_no_part():
     method = make("fedali")
     nobody = upload_of([[100.0, 100], [-100, -100]], 0)
     assert torch.equal(clustered(method, *ANCHOR, nobody), clustered(method, *ANCHOR))
-    ctx, start = ServerContext(Run(aligned(), HAR), 0, 0, 0, (0,)), server_state([[1.0, 1]])
+    ctx, start = ServerContext(Run(aligned(), HAR), START, (0,)), server_state([[1.0, 1]])
     nobody = {0: upload_of([[5.0, 5]], 0)}
     assert method.aggregate(ctx, start, method.received(nobody)) is start
     assert method.finish(ctx, start, method.received(nobody))[0] is start
@@ -272,7 +273,7 @@ def test_beta_of_the_first_round(digits, given, expected):
     assert betas(ctx.net) == [expected] * 2  # and so the client's own model is scored
     method.load_global(ctx, payload)
     assert betas(ctx.net) == [0.3] * 2
-    ctx.round = 1
+    ctx.at = Position(0, 1, 0)
     train_locally(method, ctx, payload, state)
     assert betas(ctx.net) == [0.3] * 2
 
@@ -351,34 +352,33 @@ def test_views_of_the_paper(digits, tmp_path):
     experiment = aligned(evaluate={"generalization": True, "batch_size": 32})
     summary = run_in_process(experiment, digits, tmp_path / "out", evaluator=True)
     for name in ("personalization", "generalization"):
-        assert {name, f"{name}_std", f"{name}_acc", f"{name}_last"} <= summary["metrics"].keys()
-    assert {"global_f1", "global_acc", "global_f1_last"} <= summary["metrics"].keys()
+        assert {name, f"{name}_std", f"best_{name}"} <= summary["metrics"].keys()
+    assert {"global_f1", "best_global_f1", "best_a_glo_balanced"} <= summary["metrics"].keys()
 
 
 ROUNDS = [
-    {"personalization": 0.5, "personalization_acc": 0.9, "generalization": 0.3, "global_f1": 0.4},
-    {"personalization": 0.7, "personalization_acc": 0.8, "generalization": 0.2, "global_f1": 0.6},
-    {"personalization": 0.7, "personalization_acc": 0.9, "generalization": 0.1, "global_f1": 0.5},
+    {"personalization": 0.5, "a_loc_trained": 0.9, "generalization": 0.3, "global_f1": 0.4},
+    {"personalization": 0.7, "a_loc_trained": 0.8, "generalization": 0.2, "global_f1": 0.6},
+    {"personalization": 0.7, "a_loc_trained": 0.9, "generalization": 0.1, "global_f1": 0.5},
 ]
 
 
 @pytest.mark.parametrize(
     ("select_by", "expected"),
     [
-        ("f1", {"personalization": 0.7, "generalization": 0.2, "global_f1": 0.6}),
-        ("accuracy", {"personalization": 0.5, "generalization": 0.3, "global_f1": 0.4}),
+        ("f1", (0.7, 0.2, 0.6)),
+        ("accuracy", (0.5, 0.3, 0.4)),
     ],
 )
 def test_the_best_round(select_by, expected):
     """By F1 round 1, by accuracy round 0, the earlier of two equals; the last round beside it."""
-    global_acc = [0.9, 0.8, 0.7]
+    accuracies = [0.9, 0.8, 0.7]
     records = [
-        {"round": i, "task": 0, "metrics": {**m, "a_loc": 0.0, "global_acc": acc}}
-        for i, (m, acc) in enumerate(zip(ROUNDS, global_acc, strict=True))
+        {"round": i, "task": 0, "metrics": {**m, "a_loc": 0.0, "a_glo_balanced": acc}}
+        for i, (m, acc) in enumerate(zip(ROUNDS, accuracies, strict=True))
     ]
     experiment = aligned(evaluate={"select_by": select_by})
     found = run_metrics(records, experiment, "after_local")
-    assert {key: found[key] for key in expected} == expected
-    assert found["personalization_last"] == 0.7
-    assert found["generalization_last"] == 0.1
-    assert found["global_f1_last"] == 0.5
+    names = ("personalization", "generalization", "global_f1")
+    assert tuple(found[f"best_{name}"] for name in names) == expected
+    assert [found[name] for name in names] == [0.7, 0.1, 0.5]

@@ -10,6 +10,7 @@ from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run, ServerContext, ServerState
+from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
 
@@ -22,7 +23,7 @@ def upload(num_examples, **weights):
 
 
 def aggregated(uploads, method=None, state=None):
-    ctx = ServerContext(RUN, 0, 0, 0, tuple(sorted(uploads)))
+    ctx = ServerContext(RUN, START, tuple(sorted(uploads)))
     state = state or ServerState(Bundle())
     method = method or make("fedavg")
     return method.aggregate(ctx, state, method.received(uploads)).common.weights
@@ -135,7 +136,7 @@ def test_one_client_is_a_plain_loop(net, digits, tmp_path):
     expected = weights_of(net)
     method, (payload, state) = method_of(experiment), payload_of(experiment, ctx)
     upload = train_locally(method, ctx, payload, state).upload
-    server = ServerContext(ctx.run, 0, 0, 0, (0,))
+    server = ServerContext(ctx.run, START, (0,))
     after = method.aggregate(
         server, method.init_server(ctx.run), method.received({0: upload})
     ).common.weights

@@ -20,6 +20,7 @@ from fedmodels.parts.acgan import Maker, Pool, balanced, labels_from
 from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.training.loop import batches, train_locally
+from fedmodels.training.position import Position
 from fedsrv.engine.rounds import Engine
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, server_context, tiny_experiment
@@ -235,7 +236,7 @@ def test_the_server_keeps_last_generators(digits):
     method, run = method_of(experiment), done[0][0].run
     state, uploaded = method.init_server(run), []
     for number, (ctx, _, result) in enumerate(done):
-        server = replace(server_context(run, number, (0,)), task=ctx.task)
+        server = replace(server_context(run, number, (0,)), at=Position(number, 0, ctx.task))
         state = method.aggregate(server, state, method.received({0: result.upload}))
         uploaded.append(part_of(result.upload.weights, "generator"))
     held = state.clients[0].generators

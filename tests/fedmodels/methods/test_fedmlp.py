@@ -27,6 +27,7 @@ from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Run, ServerContext
+from fedmodels.training.position import START, Position
 from fedpb import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
 from tests.conftest import context_of, digest_of, method_of, payload_of, tiny_experiment
@@ -66,7 +67,7 @@ def server(classes=10, width=16, interaction=0, task=0, **switches):
         method={"name": "fedmlp", **switches}, net={"name": "mlp", "hidden": [width]}
     )
     run = Run(experiment, Problem((1, 8, 8), classes))
-    return method_of(experiment), ServerContext(run, interaction, 0, task, (0, 1))
+    return method_of(experiment), ServerContext(run, Position(interaction, 0, task), (0, 1))
 
 
 def upload(ctx, found):
@@ -317,11 +318,11 @@ def test_a_revisited_task_counts_once():
     state = interact(method, ctx, method.init_server(ctx.run), found)
     assert minority_of(state) == [0]  # 30 against 45
     for _ in range(3):
-        state = interact(method, replace(ctx, interaction=1), state, found)
+        state = interact(method, replace(ctx, at=Position(1, 0, 0)), state, found)
     assert sorted(state.own.weights) == ["counts/0/0", "counts/1/0"]
     assert minority_of(state) == [0]
     later = {0: {0: (drawn(16), 16)}}
-    state = interact(method, replace(ctx, interaction=2, task=1), state, later)
+    state = interact(method, replace(ctx, at=Position(2, 0, 1)), state, later)
     assert minority_of(state) == [1]  # 46 against 45
 
 
@@ -399,7 +400,7 @@ def test_global_model_has_the_mean_of_the_heads(digits):
     for client in (0, 1):
         ctx = context_of(experiment, digits, client)
         sent[client] = train_locally(method, ctx, *payload_of(experiment, ctx)).upload
-    at = ServerContext(ctx.run, 0, 0, 0, (0, 1))
+    at = ServerContext(ctx.run, START, (0, 1))
     state = method.finish(
         at,
         method.aggregate(at, method.init_server(ctx.run), method.received(sent)),
@@ -472,7 +473,7 @@ def test_memory_of_the_previous_task_alone(digits):
 def test_losses_refer_to_what_was_remembered_and_received(digits):
     experiment = tiny_experiment(method={"name": "fedmlp", "v": 2})
     method, ctx = method_of(experiment), context_of(experiment, digits)
-    at = ServerContext(ctx.run, 0, 0, 0, (0,))
+    at = ServerContext(ctx.run, START, (0,))
     found = {k: (drawn(16, seed=k), n) for k, n in ((2, 50), (3, 40), (5, 10), (8, 1))}
     state = interact(method, at, method.init_server(ctx.run), {1: found})
     payload, _ = method.broadcast(at, state)

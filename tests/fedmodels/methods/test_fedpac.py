@@ -14,6 +14,7 @@ from fedmodels.methods.fedpac import FedPAC, statistics_of
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output, Run, ServerContext
+from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import (
     context_of,
@@ -47,7 +48,7 @@ def served(*uploads, state=None, cohort=None, method=None):
     """Return the state after aggregation and finish, and the server's context."""
     method, run = method or FedPAC(), Run(LINEAR, PROBLEM)
     cohort = cohort or tuple(range(len(uploads)))
-    ctx = ServerContext(run, 0, 0, 0, cohort)
+    ctx = ServerContext(run, START, cohort)
     by_client = dict(zip(cohort, uploads, strict=True))
     state = state or method.init_server(run)
     return method.finish(

@@ -8,6 +8,7 @@ from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import ServerContext
+from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, payload_of, tiny_experiment
 
@@ -101,7 +102,7 @@ def test_global_model_has_the_mean_head(digits):
     experiment = fedper(eval_upload_head=True)
     uploads = {c: result_of(experiment, digits, c)[3].upload for c in (0, 1)}
     method, ctx, _, result = result_of(experiment, digits)
-    server = ServerContext(ctx.run, 0, 0, 0, (0, 1))
+    server = ServerContext(ctx.run, START, (0, 1))
     state = method.aggregate(server, method.init_server(ctx.run), method.received(uploads))
     common, parts = method.evaluation(server, state)
     assert parts.keys() == {0, 1, 2, EVALUATOR}

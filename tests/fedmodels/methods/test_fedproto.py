@@ -9,6 +9,7 @@ from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes, tensor_bytes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output, Run, ServerContext, ServerState
+from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, payload_of, tiny_experiment
 
@@ -61,7 +62,7 @@ def aggregated(reports, known=None, **switches):
     run = Run(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))
     state = ServerState(Bundle(prototypes={"class": uncounted(prototypes(known or {}))}))
     uploads = {c: Bundle(prototypes={"class": prototypes(r)}) for c, r in enumerate(reports)}
-    ctx = ServerContext(run, 0, 0, 0, tuple(uploads))
+    ctx = ServerContext(run, START, tuple(uploads))
     found = method.aggregate(ctx, state, method.received(uploads)).common.prototypes["class"]
     return dict(zip(found.labels.tolist(), found.vectors.flatten().tolist(), strict=True))
 
@@ -88,7 +89,7 @@ def test_one_model_on_all_clients_gives_pooled_class_means(digits):
         examples.append(ctx.stream.train(0))
     state = method.init_server(ctx.run)
     after = method.aggregate(
-        ServerContext(ctx.run, 0, 0, 0, (0, 1, 2)), state, method.received(uploads)
+        ServerContext(ctx.run, START, (0, 1, 2)), state, method.received(uploads)
     )
     x, y = (torch.cat(parts) for parts in zip(*examples, strict=True))
     pooled = class_prototypes(embeddings(ctx.net, x), y, 10)

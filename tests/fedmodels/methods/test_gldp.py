@@ -13,6 +13,7 @@ from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Prototypes, tensor_bytes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
+from fedmodels.training.position import START, Position
 from fedtide.inprocess import run_in_process
 from tests.conftest import OneTask, context_of, linear_context, payload_of, tiny_experiment
 
@@ -221,7 +222,7 @@ def aggregated(method, known, reported):
     held = prototypes(known) if known else Prototypes.of({}, width)
     state = ServerState(Bundle(prototypes={"class": uncounted(held)}))
     uploads = {c: Bundle(prototypes={"class": prototypes(rows)}) for c, rows in reported.items()}
-    ctx = ServerContext(run, 0, 0, 0, tuple(uploads))
+    ctx = ServerContext(run, START, tuple(uploads))
     found = method.aggregate(ctx, state, method.received(uploads)).common.prototypes["class"]
     return {int(k): v for k, v in zip(found.labels, found.vectors, strict=True)}
 
@@ -241,7 +242,7 @@ def test_server_average_is_not_weighed():
     weights = state.common.weights
     uploads = {c: Bundle(weights, {"class": p}) for c, p in enumerate((many, one))}
     after = make("gldp").aggregate(
-        ServerContext(run, 0, 0, 0, (0, 1)), state, make("gldp").received(uploads)
+        ServerContext(run, START, (0, 1)), state, make("gldp").received(uploads)
     )
     assert after.common.prototypes["class"].vectors.tolist() == [[2.0]]
 
@@ -298,7 +299,7 @@ def predicted(own, everyone, *, candidates="client_seen", view="after_downlink",
     base = linear_context(experiment, [[1.0, 0.0]], [0])
     net = base.net
     net.head = torch.nn.Linear(2, 10)
-    ctx = ClientContext(run, 0, 0, 0, 0, net, base.stream, torch.device("cpu"), view=view)
+    ctx = ClientContext(run, 0, START, net, base.stream, torch.device("cpu"), view=view)
     method = make("gldp", **experiment.method.hyper_parameters())
     state = Bundle(prototypes={"class": prototypes(own)} if own else {})
     payload = Bundle(prototypes={"class": uncounted(prototypes(everyone))} if everyone else {})
@@ -507,10 +508,10 @@ def test_bytes_of_resnet18():
     common = Bundle(
         method.init_server(run).common.weights, {"class": uncounted(Prototypes.of(rows, 512))}
     )
-    ctx = ServerContext(run, 0, 0, 0, (0,))
+    ctx = ServerContext(run, START, (0,))
     assert method.broadcast(ctx, ServerState(common))[0].num_bytes() == 44_734_408
     net = run.make_net()
-    client = ClientContext(run, 0, 0, 0, 0, net, OneTask([[0.0]], [0]), torch.device("cpu"))
+    client = ClientContext(run, 0, START, net, OneTask([[0.0]], [0]), torch.device("cpu"))
     refs = Refs(nowhere(512), nowhere(512), torch.zeros(0), torch.zeros(0))
     refs.fresh = Prototypes.of({k: rows[k] for k in range(4)}, 512)
     upload = method.uplink(client, Bundle(), refs, 20)
@@ -545,7 +546,7 @@ def test_prototypes_of_the_round_stay_through_it():
     state, sent, scored = method.init_server(run), [], []
     weights = state.common.weights
     for interaction in range(4):
-        ctx = ServerContext(run, interaction, interaction // 2, interaction % 2, (0,))
+        ctx = ServerContext(run, Position(interaction, interaction // 2, interaction % 2), (0,))
         sent.append(method.broadcast(ctx, state)[0].prototypes["class"].vectors.flatten().tolist())
         upload = Bundle(weights, {"class": prototypes({0: (float(interaction),)})})
         state = method.aggregate(ctx, state, method.received({0: upload}))
@@ -561,7 +562,7 @@ def test_mean_over_the_stages_of_a_round():
     state, means = method.init_server(run), []
     for interaction, value in enumerate([1.0, 2.0, 6.0, 10.0]):
         weights = {k: torch.full_like(t, value) for k, t in state.common.weights.items()}
-        ctx = ServerContext(run, interaction, interaction // 3, interaction % 3, (0,))
+        ctx = ServerContext(run, Position(interaction, interaction // 3, interaction % 3), (0,))
         upload = Bundle(weights, {"class": prototypes({0: (0.0,)})})
         state = method.aggregate(ctx, state, method.received({0: upload}))
         common, parts = method.evaluation(ctx, state)
@@ -581,7 +582,7 @@ def test_theta_does_not_depend_on_who_comes_first_or_on_counts(digits):
     for client in range(2):
         ctx = context_of(experiment, digits, client)
         uploads[client] = trained(experiment, ctx, *payload_of(experiment, ctx)).upload
-    method, server = make("gldp"), ServerContext(ctx.run, 0, 0, 0, (0, 1))
+    method, server = make("gldp"), ServerContext(ctx.run, START, (0, 1))
     after = method.aggregate(
         server, method.init_server(ctx.run), method.received(uploads)
     ).common.weights

@@ -90,7 +90,7 @@ def test_a_generator_is_asked_for_and_newer_than_the_last(honest):
     with pytest.raises(PayloadError, match=f"generator '{other}' is of a class that was not"):
         method.check_upload(ctx, state, unasked, told)
     after = method.aggregate(ctx, state, method.received(uploads))
-    again = replace(ctx, interaction=1)
+    again = replace(ctx, at=replace(ctx.at, interaction=1))
     with pytest.raises(PayloadError, match=f"'generators/{key}/version' is 1; expected 2 to 2"):
         method.check_upload(again, after, upload, told)
     newer = {k: replace(g, version=2) for k, g in upload.generators.items()}

@@ -3,6 +3,7 @@ import json
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.training.method import ServerContext
+from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
@@ -52,7 +53,7 @@ def test_nothing_travels(digits, tmp_path):
     method = method_of(experiment)
     assert not any(spec.required or spec.optional for spec in method.payload_spec(ctx.run))
     assert method.uplink(ctx, Bundle(weights=ctx.run.initial_weights), None, 5) == Bundle()
-    server = ServerContext(ctx.run, 0, 0, 0, (0,))
+    server = ServerContext(ctx.run, START, (0,))
     assert method.broadcast(server, method.init_server(ctx.run)) == (Bundle(), {})
 
 

@@ -16,6 +16,7 @@ from fedmodels.parts.collaboration import (
 )
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.method import Run, ServerContext
+from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
@@ -116,7 +117,7 @@ def test_large_alpha_gives_everybody_the_fedavg_model(method):
     )
     graph, mean = method_of(run.experiment), method_of(tiny_experiment())
     uploads = uploads_of(run, {0: (1.0, 10.0), 1: (-2.0, 30.0), 2: (0.5, 0.0)})
-    ctx = ServerContext(run, 0, 0, 0, (0, 1, 2))
+    ctx = ServerContext(run, START, (0, 1, 2))
     mine = graph.aggregate(ctx, graph.init_server(run), graph.received(uploads))
     theirs = mean.aggregate(ctx, mean.init_server(run), mean.received(uploads)).common.weights
     for client in range(3):
@@ -126,7 +127,7 @@ def test_large_alpha_gives_everybody_the_fedavg_model(method):
 
 def test_absent_clients_keep_their_model():
     run = Run(tiny_experiment(method={"name": "pfedgraph"}), Problem((1, 8, 8), 10))
-    method, ctx = method_of(run.experiment), ServerContext(run, 0, 0, 0, (0, 1))
+    method, ctx = method_of(run.experiment), ServerContext(run, START, (0, 1))
     first = method.aggregate(
         ctx,
         method.init_server(run),

@@ -18,6 +18,7 @@ from fedmodels.parts.generators import public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output, Run, ServerContext
+from fedmodels.training.position import START, Position
 from fedtide.inprocess import InProcessCohort, run_in_process, transported
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
@@ -125,7 +126,7 @@ def test_first_round_without_history_is_fedavg(switches, digits):
     for client in range(3):
         ctx = context_of(plain, digits, client)
         theirs[client] = train_locally(fedavg, ctx, *payload_of(plain, ctx))
-    ctx = ServerContext(run, 0, 0, 0, (0, 1, 2))
+    ctx = ServerContext(run, START, (0, 1, 2))
     means = [
         m.aggregate(
             ctx, m.init_server(run), m.received({c: r.upload for c, r in found.items()})
@@ -210,7 +211,7 @@ def test_restart_begins_from_scratch(digits):
 def test_the_server_caches_what_the_client_holds(digits):
     """Property 6: bitwise, also of generators that came in an earlier round."""
     method, run, first = trained(digits, th_g=0.0)
-    ctx = ServerContext(run, 0, 0, 0, (0, 1, 2))
+    ctx = ServerContext(run, START, (0, 1, 2))
     state = method.aggregate(
         ctx, method.init_server(run), method.received({c: r.upload for c, r in first.items()})
     )
@@ -250,7 +251,7 @@ def test_an_incomplete_generator_is_refused(digits):
 
 
 def finished(method, run, uploads, ctx=None):
-    ctx = ctx or ServerContext(run, 0, 0, 0, tuple(uploads))
+    ctx = ctx or ServerContext(run, START, tuple(uploads))
     state = method.aggregate(ctx, method.init_server(run), method.received(uploads))
     return (*method.finish(ctx, state, method.received(uploads)), ctx)
 
@@ -308,7 +309,7 @@ def test_c_g_does_not_depend_on_the_order_of_clients(digits):
     """Property 9, up to the rounding of the mean."""
     method, run, results = trained(digits)
     uploads = {c: r.upload for c, r in results.items()}
-    ctx = ServerContext(run, 0, 0, 0, (0, 1, 2))
+    ctx = ServerContext(run, START, (0, 1, 2))
     one = method.aggregate(ctx, method.init_server(run), method.received(uploads)).common.weights
     turned = dict(zip((0, 1, 2), [uploads[2], uploads[0], uploads[1]], strict=True))
     other = method.aggregate(ctx, method.init_server(run), method.received(turned)).common.weights
@@ -346,7 +347,7 @@ def test_absent_clients_keep_what_the_server_holds(digits):
     method, run, results = trained(digits)
     uploads = {c: r.upload for c, r in results.items()}
     state, _, _ = finished(method, run, uploads)
-    ctx = ServerContext(run, 1, 1, 0, (1,))
+    ctx = ServerContext(run, Position(1, 1, 0), (1,))
     later = method.aggregate(ctx, state, method.received({1: uploads[1]}))
     later, _ = method.finish(ctx, later, method.received({1: uploads[1]}))
     assert later.clients[0] is state.clients[0]

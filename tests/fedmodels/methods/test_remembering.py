@@ -11,6 +11,7 @@ from fedmodels.tensors.bundle import Problem
 from fedmodels.tensors.packed_weights import num_bytes
 from fedmodels.training.method import Run
 from fedsrv.engine.rounds import Engine
+from fedsrv.events import Event
 from fedsrv.launch.progress import Display
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
@@ -105,12 +106,12 @@ def test_several_rounds_of_a_task(name, streams, tmp_path):
 def test_the_display_shows_the_servers_work():
     display = Display("a run", Console(quiet=True))
     work = {"work": "synthesis", "step": 3, "of": 10, "loss": 0.5}
-    display.take({"kind": "server", "interaction": 1, "round": 1, "detail": work})
+    display.take(Event("server", interaction=1, round=1, detail=work))
     shown = Console(width=100)
     with shown.capture() as capture:
         shown.print(display._render())
     assert "synthesis, step 3 of 10" in capture.get()
-    display.take({"kind": "commit", "interaction": 1, "round": 1, "detail": {"of": 5}})
+    display.take(Event("commit", interaction=1, round=1, detail={"of": 5}))
     with shown.capture() as capture:
         shown.print(display._render())
     assert "synthesis" not in capture.get()

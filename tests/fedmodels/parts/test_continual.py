@@ -22,6 +22,7 @@ from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.method import Run, ServerContext
+from fedmodels.training.position import START
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
@@ -32,7 +33,7 @@ from tests.conftest import tiny_experiment
 
 def context(labels, cohort=(0, 1), classes=4):
     run = Run(tiny_experiment(), Problem((2,), classes))
-    return ServerContext(run, 0, 0, 0, cohort, labels=labels)
+    return ServerContext(run, START, cohort, labels=labels)
 
 
 # --- masks ----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import ClientContext, Phase, Run
+from fedmodels.training.position import START
 from fedmodels.training.stack import begin_apart, check_stacks, fit_together
 from tests.conftest import TABLES, OneTask, context_of, method_of, payload_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for
@@ -153,7 +154,7 @@ def half_of(client: int, method: FedAvg, **training: Any) -> ClientHalf:
     x, y = torch.randn(n, 4, generator=draw), torch.randint(0, 3, (n,), generator=draw)
     stream = OneTask([], [])
     stream.x, stream.y = x, y
-    ctx = ClientContext(run, client, 0, 0, 0, net, stream, torch.device("cpu"))
+    ctx = ClientContext(run, client, START, net, stream, torch.device("cpu"))
     return ClientHalf(method, ctx, Bundle(weights=weights_of(net)), Bundle())
 
 
@@ -190,7 +191,7 @@ def test_the_bits_do_not_depend_on_who_is_beside(net):
         x = torch.randn(SIZES[client], 1, 8, 8, generator=draw)
         y = torch.randint(10, (len(x),), generator=draw)
         stream = OneTask(x.tolist(), y.tolist())
-        ctx = ClientContext(run, client, 0, 0, 0, run.make_net(), stream, torch.device("cpu"))
+        ctx = ClientContext(run, client, START, run.make_net(), stream, torch.device("cpu"))
         return ClientHalf(method, ctx, Bundle(weights=run.initial_weights), Bundle())
 
     expected = together([made(client) for client in range(4)])

@@ -22,6 +22,7 @@ from fedmodels.training.loop import (
     train_locally,
 )
 from fedmodels.training.method import ClientContext, Phase, Run
+from fedmodels.training.position import Position
 from tests.conftest import OneTask, tiny_experiment
 
 
@@ -54,8 +55,8 @@ def context(net=None, client=0, interaction=0, tick=None, **training):
     run = Run(experiment, Problem((4,), 3))
     options = {} if tick is None else {"tick": tick}
     return ClientContext(
-        run, client, interaction, 0, 0, net or small_net(), OneTask(X.tolist(), Y.tolist()),
-        torch.device("cpu"), **options,
+        run, client, Position(interaction, 0, 0), net or small_net(),
+        OneTask(X.tolist(), Y.tolist()), torch.device("cpu"), **options,
     )  # fmt: skip
 
 
@@ -431,3 +432,11 @@ def test_memory_format_and_fused_steps_are_the_plain_ones(net, optimizer):
             cross_entropy(forward(x), y).backward()
             stepping.step()
     torch.testing.assert_close(weights_of(fast), weights_of(plain), rtol=1e-3, atol=1e-5)
+
+
+def test_a_run_tells_parameters_from_buffers():
+    run = Run(tiny_experiment(net={"name": "resnet18"}), Problem((3, 32, 32), 10))
+    net = run.make_net()
+    assert set(run.parameters) == {k.replace(".", "/", 1) for k, _ in net.named_parameters()}
+    buffers = run.forms.keys() - set(run.parameters)
+    assert any(name.endswith("running_mean") for name in buffers)

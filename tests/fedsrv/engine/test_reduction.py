@@ -15,6 +15,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction
 from fedmodels.training.method import Run, ServerContext, ServerState
+from fedmodels.training.position import START, Position
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
 from tests.conftest import tiny_experiment
@@ -42,7 +43,7 @@ class Fragile(FedAvg):
 
 def reduce(values, needed=1, folded=None):
     run = Run(tiny_experiment(), Problem((1, 8, 8), 10))
-    ctx = ServerContext(run, 4, 2, 0, tuple(range(len(values))))
+    ctx = ServerContext(run, Position(4, 2, 0), tuple(range(len(values))))
     uploads = {
         c: Bundle({"w": torch.full((2,), value)}, scalars={"num_examples": count})
         for c, (value, count) in enumerate(values)
@@ -126,3 +127,21 @@ def test_the_run_goes_on_without_whom_no_check_caught(digits, tmp_path, monkeypa
         record = json.loads(line)
         assert record["cohort"] == [0, 1]
         assert record["failed"]["2"].startswith("in the state that would follow, common: tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looking(FedAvg):
+    """Reports what the first weight was before and is after the mean."""
+
+    def finish(self, ctx, state, uploads):
+        before, after = (s.common.weights["w"][0] for s in (ctx.before, state))
+        return state, {"before": float(before), "after": float(after)}
+
+
+def test_finish_sees_the_state_before():
+    run = Run(tiny_experiment(), Problem((1, 8, 8), 10))
+    method, ctx = Looking(), ServerContext(run, START, (0, 1))
+    sent = {c: Bundle({"w": torch.ones(1)}, scalars={"num_examples": 1.0}) for c in (0, 1)}
+    before = ServerState(Bundle({"w": torch.zeros(1)}))
+    found = reduced(method, ctx, before, method.received(sent), 2)
+    assert found.metrics == {"before": 0.0, "after": 1.0}

@@ -13,6 +13,7 @@ from fedcli.data.store.commands import run_partition
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import Run
+from fedsrv.state.record import Durations, Record, Traffic
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import tiny_experiment
@@ -65,6 +66,17 @@ def test_a_cohort_stays_for_its_round(digits, tmp_path):
     assert all(len(c) == 2 for c in cohorts)
     assert cohorts[::2] == cohorts[1::2]
     assert len({tuple(c) for c in cohorts}) > 1
+
+
+def test_a_record_has_the_fields_of_its_type(digits, tmp_path):
+    experiment = tiny_experiment(method="pfedgraph", schedule={"rounds": 1})
+    run_in_process(experiment, digits, tmp_path / "run")
+    known = Record.__required_keys__ | Record.__optional_keys__
+    for record in records_of(tmp_path / "run"):
+        assert Record.__required_keys__ <= record.keys() <= known
+        assert record.keys() & Record.__optional_keys__ == {"series"}
+        assert record["bytes"].keys() == Traffic.__annotations__.keys()
+        assert record["seconds"].keys() == Durations.__annotations__.keys()
 
 
 def test_a_finished_run_may_grow(digits, tmp_path):

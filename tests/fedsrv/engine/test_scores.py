@@ -173,7 +173,6 @@ def test_personalization_and_generalization():
     assert found["generalization"] == pytest.approx(1 / 3)
     assert found["generalization_std"] == pytest.approx(0.0)
     assert found["global_f1"] == pytest.approx(1 / 3)
-    assert found["global_acc"] == 0.5
     assert "a_glo" not in found, "the evaluator is no client"
     assert found["a_glo_balanced"] == 0.5
 
@@ -280,9 +279,9 @@ def test_the_best_round_by_personalization():
         for r, (p, g) in enumerate([(0.5, 0.9), (0.8, 0.3), (0.8, 0.7), (0.6, 1.0)])
     ]
     found = run_of(records)
-    assert (found["personalization"], found["generalization"]) == (0.8, 0.3)
-    assert found["personalization_std"] == pytest.approx(0.08)
-    assert found["personalization_last"] == 0.6
+    assert (found["best_personalization"], found["best_generalization"]) == (0.8, 0.3)
+    assert found["best_personalization_std"] == pytest.approx(0.08)
+    assert (found["personalization"], found["generalization"]) == (0.6, 1.0), "the last round's"
 
 
 @pytest.mark.parametrize(
@@ -290,12 +289,12 @@ def test_the_best_round_by_personalization():
 )
 def test_global_scores_are_of_their_own_best_round(select_by, best):
     records = [
-        record(r, a_glo=0.0, global_f1=f, global_acc=a)
+        record(r, a_glo=0.0, global_f1=f, a_glo_balanced=a)
         for r, (f, a) in enumerate([(0.2, 0.9), (0.7, 0.1), (0.3, 0.5)])
     ]
     found = run_of(records, select_by=select_by)
-    assert (found["global_f1"], found["global_acc"]) == best
-    assert (found["global_f1_last"], found["global_acc_last"]) == (0.3, 0.5)
+    assert (found["best_global_f1"], found["best_a_glo_balanced"]) == best
+    assert (found["global_f1"], found["a_glo_balanced"]) == (0.3, 0.5)
 
 
 def test_aa_and_afm(tmp_path):
@@ -308,6 +307,26 @@ def test_aa_and_afm(tmp_path):
     assert found["afm"] == pytest.approx(0.25)
     assert found["iaa"] == 0.7
     assert "afm" not in run_of(records)
+
+
+def test_what_depends_on_how_often_one_evaluates_says_so():
+    """Of two tasks with two rounds each, the first round of each is scored, and the last."""
+    every = [record(r, r // 2, {"0": row(*[0.5] * (r // 2 + 1))}, iaa=0.1 * r) for r in range(4)]
+    found = run_of(every)
+    assert {"aa", "forgetting"} <= found.keys()
+    assert not {"aa_scored", "forgetting_scored"} & found.keys()
+    some = [each if r != 1 else record(1, 0, {"0": {"loss": 1.0}}) for r, each in enumerate(every)]
+    found = run_of(some)
+    assert found["aa_scored"] == pytest.approx((0.0 + 0.2 + 0.3) / 3)
+    assert "forgetting_scored" in found
+    assert not {"aa", "forgetting"} & found.keys()
+
+
+def test_a_sel_is_there_where_clients_are_selected():
+    records = [record(0, a_loc=0.5, a_sel=0.4)]
+    assert "a_sel" not in run_of(records)
+    selecting = tiny_experiment(schedule={"clients": 4, "per_round": 2})
+    assert run_metrics(records, selecting, "after_local")["a_sel"] == 0.4
 
 
 def test_a_reference_that_is_none(tmp_path):
@@ -368,7 +387,7 @@ def test_summary():
     }
     facts = ("format", "method", "data", "scenario", "seed", "rounds", "state_sha256")
     assert [found[key] for key in facts] == [
-        1, "fedavg", "digits", "per_class_shards", 0, 4, "digest",
+        2, "fedavg", "digits", "per_class_shards", 0, 4, "digest",
     ]  # fmt: skip
 
 
@@ -380,7 +399,7 @@ def test_the_global_test_set_is_what_most_scored_on():
 
     scores = scores_of({0: on(9, 9), 1: on(4, 4), 2: on(4, 4)})
     assert scores.settle_global_test() == [0]
-    assert metrics_of(scores)["generalization_acc"] == pytest.approx(2 / 8)
+    assert metrics_of(scores)["a_loc_trained_balanced"] == pytest.approx(2 / 8)
     assert scores.settle_global_test() == []
     scores = scores_of({0: on(9, 9), EVALUATOR: on(4, 4)})
     assert scores.settle_global_test() == [0], "the evaluator's counts where as many say otherwise"

@@ -1,20 +1,66 @@
-import io
+"""What a launched run shows: on a terminal, as lines, as objects."""
 
+import io
+import json
+import logging
+
+import pytest
 from rich.console import Console
 
-from fedsrv.launch.progress import Display
+from fedsrv.events import Event
+from fedsrv.launch.progress import Display, Lines, Objects
+
+HAPPENED = [
+    Event("listening", detail={"address": "127.0.0.1:5", "clients": 2, "needed": 2}),
+    Event("joined", "0"),
+    Event("order", "0", 0, 0, {"order": 1}),
+    Event("failed", "0", 0, 0, {"reason": "[/nothing] \x1b]0;forged\x07 [red]x"}),
+    Event("commit", "", 0, 0, {"task": 0, "loss": 0.5, "of": 3}),
+]
 
 
-def shown(terminal, reason):
+def shown(kind, **how):
     out = io.StringIO()
-    with Display("a run", Console(file=out, force_terminal=terminal, width=120)) as display:
-        display.take({"kind": "failed", "client": "2", "detail": {"reason": reason}})
+    console = Console(file=out, force_terminal=kind is Display, width=120)
+    with kind("a run", console) if kind is Display else kind(console, **how) as display:
+        for event in HAPPENED:
+            display.take(event)
     return out.getvalue()
 
 
-def test_what_a_client_says_is_neither_markup_nor_control():
+@pytest.mark.parametrize("kind", [Lines, Display])
+def test_what_a_client_says_is_neither_markup_nor_control(kind):
     """Markup that does not close would end the launcher."""
-    for terminal in (False, True):
-        text = shown(terminal, "[/nothing] \x1b]0;forged\x07 [red]x")
-        assert "client 2 failed: [/nothing] \\x1b]0;forged\\x07 [red]x" in text
-        assert "\x1b]0;" not in text
+    text = shown(kind)
+    assert "client 0 failed: [/nothing] \\x1b]0;forged\\x07 [red]x" in text
+    assert "\x1b]0;" not in text
+
+
+def test_lines_without_a_terminal():
+    lines = shown(Lines).splitlines()
+    assert lines[0] == "waiting for 2 clients to join at 127.0.0.1:5"
+    assert lines[1] == "client 0 joined (1 of 2)"
+    assert lines[3] == "round 0, task 0, interaction 0 (of 3) committed, loss 0.5"
+    assert [line[:15] for line in shown(Lines, level=logging.WARNING).splitlines()] == [
+        "client 0 failed"
+    ]
+    assert "client 0 order" in shown(Lines, level=logging.DEBUG)
+
+
+def test_objects_are_one_a_line():
+    found = [Event.from_json(line) for line in shown(Objects).splitlines()]
+    assert found == [event for event in HAPPENED if event.kind != "order"]
+    out = io.StringIO()
+    Objects(Console(file=out)).say("dealing out")
+    assert json.loads(out.getvalue())["detail"] == {"line": "dealing out"}
+
+
+def test_the_terminal_shows_clients_and_the_last_step():
+    console = Console(file=io.StringIO(), width=120)
+    display = Display("a run", console)
+    for event in HAPPENED:
+        display.take(event)
+    with console.capture() as capture:
+        console.print(display._render())
+    assert "client 0  failed" in capture.get()
+    assert "interaction 0 (of 3) committed, loss 0.5" in capture.get()

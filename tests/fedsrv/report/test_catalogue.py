@@ -1,11 +1,13 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make, method_class, names
-from fedsrv.catalogue import method_table, methods_table
+from fedmodels.numerics.metric_names import METRICS
+from fedsrv.catalogue import method_table, methods_table, metrics_markdown, metrics_table
 
 
 def text_of(table):
@@ -44,3 +46,17 @@ def test_what_is_shown():
 def test_an_unknown_method():
     with pytest.raises(ConfigError, match=r"unknown method 'fedprx'; .* Did you mean 'fedprox'\?"):
         method_table("fedprx")
+
+
+def test_the_page_of_metrics_is_the_table():
+    """After a change: ``fedsrv metrics --markdown``."""
+    page = Path(__file__).parents[3] / "docs" / "metrics.md"
+    assert page.read_text().endswith("\n\n" + metrics_markdown())
+
+
+def test_metrics_in_the_terminal():
+    assert list(metrics_table(()).columns[0].cells) == list(METRICS)
+    text = text_of(metrics_table(["a_loc_minority", "afm"]))
+    assert "a_loc_minority" in text
+    assert "rare classes" in text
+    assert "pFedGRP, Eq. 11" in text

@@ -22,6 +22,7 @@ from rich.table import Table
 from fedmodels.errors import ArchiveError, ConfigError
 from fedsrv.report import quantities
 from fedsrv.report import tables as report
+from fedsrv.report.comparison import paired_p
 from fedsrv.report.page import view_name
 from fedsrv.report.run_record import group_runs, read_run
 
@@ -40,6 +41,7 @@ def write_run(
     summary: bool = True,
     config: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
+    kind: str = "long_tail",
 ) -> Path:
     """Write a synthetic run directory; ``parts`` says what its rows hold."""
     path.mkdir(parents=True)
@@ -53,7 +55,7 @@ def write_run(
     tables = {
         "seed": seed,
         "data": {"name": "digits", "root": str(path / "data")},
-        "scenario": {"kind": "long_tail"},
+        "scenario": {"kind": kind},
         "method": {"name": method},
         "schedule": {"rounds": rounds, "clients": clients},
         **(config or {}),
@@ -64,7 +66,7 @@ def write_run(
             "format": 1,
             "method": tables["method"]["name"],
             "data": "digits",
-            "scenario": "long_tail",
+            "scenario": kind,
             "seed": seed,
             "rounds": rounds,
             "metrics": metrics or {"a_glo": 0.8 + seed / 100, "a_loc": 0.9, "afm": 0.05},
@@ -145,18 +147,18 @@ def headings(page: str) -> list[str]:
 
 
 def test_final_table_shows_metrics_and_cost(tmp_path: Path) -> None:
-    text = text_of(report.final_table(write_run(tmp_path / "run", seed=3)))
-    assert "gldp on digits, long_tail, seed 3: 4 rounds" in text
+    run = write_run(tmp_path / "run", seed=3, kind="replay_gradual")
+    text = text_of(report.final_table(run))
+    assert "gldp on digits, replay_gradual, seed 3: 4 rounds" in text
     assert line_of(text, "a_glo %") == ["83.00"]
     assert line_of(text, "afm %") == ["5.00"]
-    assert line_of(text, "bytes down") == ["12.3 MB"]
     assert line_of(text, "bytes up") == ["4.56 kB"]
     assert line_of(text, "seconds wall") == ["12.0 s"]
 
 
 def test_a_run_in_progress_shows_what_it_has(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", rounds=2, tasks=2, summary=False))
-    text = text_of(report.final_table(run))
+    text = text_of(report.final_table(run, everything=True))
     assert "2 rounds, not finished" in text
     assert line_of(text, "a_glo %") == [f"{100 * (1 - 0.8 * 0.8**3):.2f}"]
     assert line_of(text, "round_best") == ["1"]
@@ -170,7 +172,7 @@ def test_seeds_merge_as_mean_and_population_deviation(tmp_path: Path) -> None:
         read_run(write_run(tmp_path / f"s{i}", seed=i, metrics={"a_glo": v, "entropy": 2.0}))
         for i, v in enumerate(values)
     ]
-    text = text_of(report.compare(runs))
+    text = text_of(report.compare(runs, everything=True))
     assert line_of(text, "a_glo %") == ["81.67 ± 1.70"]
     assert line_of(text, "entropy") == ["2 ± 0"]
     assert "3 seeds" in text
@@ -191,16 +193,72 @@ def test_only_the_seed_may_differ_within_a_group(tmp_path: Path) -> None:
     assert [len(g.runs) for g in groups] == [2, 1, 1]
 
 
-def test_methods_side_by_side_and_the_best_stands_out(tmp_path: Path) -> None:
+def test_methods_side_by_side(tmp_path: Path) -> None:
     runs = [
         read_run(write_run(tmp_path / "a", metrics={"a_glo": 0.5, "afm": 0.1})),
         read_run(write_run(tmp_path / "b", method="fedavg", metrics={"a_glo": 0.6, "afm": 0.2})),
         read_run(write_run(tmp_path / "c", method="local", metrics={"iaa": 0.6})),
     ]
-    cells = report.comparison(group_runs(runs))
+    cells = report.comparison(group_runs(runs), everything=True)
     assert cells.groups == ["gldp", "fedavg", "local"]
     assert cells.lines["a_glo %"] == ["50.00", "60.00", "–"]
-    assert cells.best == {"a_glo %": 1, "afm %": 0}
+    assert cells.best == {}, "one seed each says nothing of a winner"
+
+
+def seeds(place: Path, method: str, *values: float, name: str = "a_glo") -> list[Any]:
+    return [
+        read_run(write_run(place / f"{method}{i}", method=method, seed=i, metrics={name: value}))
+        for i, value in enumerate(values)
+    ]
+
+
+def test_a_winner_beats_every_other_in_a_paired_test(tmp_path: Path) -> None:
+    """Seeds differ more than methods; b is better than a by .02, .03, .04: t = 5.196, p = .0351.
+
+    Against c, whose differences are .02, .03 and -.03, nothing is known.
+    """
+    a = seeds(tmp_path, "a", 0.50, 0.60, 0.70)
+    b = seeds(tmp_path, "b", 0.52, 0.63, 0.74)
+    c = seeds(tmp_path, "c", 0.50, 0.60, 0.77)
+    assert paired_p([0.52, 0.63, 0.74], [0.50, 0.60, 0.70]) == pytest.approx(0.0351, abs=1e-4)
+    assert report.comparison(group_runs([*a, *b])).best == {"a_glo %": 1}
+    assert report.comparison(group_runs([*a, *b, *c])).best == {}
+    assert report.comparison(group_runs([*a[:2], *b[:2]])).best == {}, "two seeds are too few"
+    assert report.comparison(group_runs([*a, *b[1:]])).best == {}, "pairs have the seed in common"
+    assert "paired t-test over seeds" in text_of(report.compare([*a, *b]))
+    assert "paired" not in text_of(report.compare([*a, *b, *c]))
+
+
+def test_less_forgetting_wins(tmp_path: Path) -> None:
+    a = seeds(tmp_path, "a", 0.5, 0.6, 0.7, name="forgetting")
+    b = seeds(tmp_path, "b", 0.4, 0.5, 0.6, name="forgetting")
+    assert report.comparison(group_runs([*a, *b])).best == {"forgetting %": 1}
+    assert paired_p([1.0, 1.0], [1.0, 1.0]) == 1.0
+
+
+def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
+    names = (
+        "a_glo", "a_loc", "a_loc_received", "a_loc_minority", "a_glo_many", "forgetting", "aa",
+        "personalization", "generalization", "global_f1", "loss",
+    )  # fmt: skip
+    metrics = dict.fromkeys(names, 0.5)
+    found = {
+        kind: list(report.comparison(group_runs([read_run(run)])).lines)
+        for kind in ("per_class_shards", "natural", "replay_gradual")
+        if (run := write_run(tmp_path / kind, kind=kind, metrics=metrics))
+    }
+    costs = ["bytes up", "seconds wall"]
+    assert found == {
+        "per_class_shards": ["a_loc %", "a_glo %", "a_loc_minority %", "forgetting %", *costs],
+        "natural": ["personalization %", "generalization %", "global_f1 %", "a_loc %", *costs],
+        "replay_gradual": ["aa %", "forgetting %", "a_loc %", "a_glo %", *costs],
+    }
+    several = [write_run(tmp_path / m, method=m, metrics=metrics) for m in ("a", "b")]
+    cells = report.comparison(group_runs(map(read_run, several)))
+    assert next(iter(cells.lines)) == "a_loc_received %", "one view for all methods"
+    assert cells.hidden == len(names) - 4 + 5
+    assert "12 more: fedsrv report --all" in text_of(report.compare([*map(read_run, several)]))
+    assert len(report.comparison(group_runs(map(read_run, several)), everything=True).lines) == 18
 
 
 def test_many_groups_turn_the_table(tmp_path: Path) -> None:
@@ -208,29 +266,6 @@ def test_many_groups_turn_the_table(tmp_path: Path) -> None:
     table = report.compare(runs)
     assert len(table.rows) == 6
     assert len(report.compare(runs[:2]).columns) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a_glo", True),
-        ("a_loc_minority", True),
-        ("personalization_std", True),
-        ("afm_paper", True),
-        ("global_f1", True),
-        ("personalization_round", False),
-        ("loss", False),
-        ("fid", False),
-        ("generator_trainings", False),
-    ],
-)
-def test_which_metrics_are_percentages(name: str, expected: bool) -> None:
-    assert quantities.is_percentage(name) is expected
-
-
-def test_which_way_is_better() -> None:
-    names = ("a_glo", "afm", "forgetting", "afm_paper", "personalization_std", "fid")
-    assert [quantities.direction(name) for name in names] == [1, -1, -1, 1, 0, 0]
 
 
 # -- quantities -----------------------------------------------------------------------------------

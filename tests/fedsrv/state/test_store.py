@@ -8,7 +8,7 @@ import torch
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedmodels.training.method import ServerState
-from fedsrv.state.run_directory import refuse_existing, write_atomically
+from fedsrv.state.run_directory import refuse_existing
 from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
 from tests.conftest import tiny_experiment
@@ -382,11 +382,3 @@ def test_a_roll_back_while_a_sync_is_under_way():
         assert syncer.durable == 2
     finally:
         syncer.close()
-
-
-def test_small_files_are_whole(tmp_path):
-    path = tmp_path / "file"
-    for text in ("one", "another"):
-        write_atomically(path, text)
-        assert path.read_text() == text
-    assert os.listdir(tmp_path) == ["file"]

@@ -4,13 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, RunStopped
 from fedmodels.resolution import parse_experiment
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.waiting import Notice, Patience
 from fedtide.inprocess import InProcessCohort
 from tests.conftest import tiny_experiment
 from tests.fedsrv.transport.test_cohort import World, trip_to, until, values
@@ -286,3 +287,26 @@ def test_the_schedule_stays_what_it_was_when_the_run_began(digits, tmp_path):
     store = Store(tmp_path / "run", experiment, True)
     assert store.fixed_tasks({0: 2, 1: 7, 2: 2}) == {0: 2, 1: 2, 2: 2}
     store.close()
+
+
+@pytest.mark.parametrize(("connected", "waits"), [(True, 5), (False, 0)])
+def test_a_run_that_is_to_stop_waits_for_those_at_work_and_not_for_long(clock, connected, waits):
+    begun, looks = clock.now, []
+
+    class Looking:
+        def wait(self, seconds):
+            looks.append(seconds)
+            clock.now += 1
+
+        def notify_all(self):
+            pass
+
+    patience = Patience(Looking(), lambda c: connected, lambda c: False, None, clock)
+    patience.stop(RunStopped("as asked"), 5.0)
+    notice = Notice("training", EventLog(), clock)
+    with pytest.raises(RunStopped, match="as asked"):
+        patience.wait(notice, lambda: [1], lambda: False, lambda: False)
+    assert (clock.now - begun, len(looks)) == (waits, waits)
+    patience.wait(notice, lambda: [1], lambda: True, lambda: False)  # what is done is done
+    with pytest.raises(RunStopped):
+        patience.check_begin()

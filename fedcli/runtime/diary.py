@@ -1,0 +1,51 @@
+"""What a client says of its work: a line each in the log, with figures for ``--json``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from fedmodels.log_lines import event_of
+from fedpb import coordinator_pb2 as rpc
+
+log = logging.getLogger(__name__)
+
+
+def tell(
+    kind: str, client: object, line: str, order: rpc.Order | None = None, **facts: Any
+) -> None:
+    """Log a line about one client; ``facts`` are what ``--json`` gives beside it."""
+    place = {} if order is None else {"interaction": order.interaction, "round": order.round}
+    event = event_of(kind, time.time(), client=client, detail={"line": line, **facts}, **place)
+    log.info("client %s%s", client, line, extra={"event": event})
+
+
+def tell_trained(order: rpc.Order, report: rpc.Report, num_bytes: int) -> None:
+    """Say what a local training came to, and how large the upload is."""
+    tell(
+        "trained", order.client_id,
+        f", round {order.round}, task {order.task}: loss {report.loss:.4g} on "
+        f"{report.num_examples} examples in {report.seconds:.1f} s, {num_bytes} bytes go back",
+        order, task=order.task, loss=report.loss, num_examples=report.num_examples,
+        seconds=report.seconds, bytes=num_bytes, metrics=dict(report.extra),
+    )  # fmt: skip
+
+
+def tell_scored(order: rpc.Order, report: rpc.Report) -> None:
+    """Say how accurate each view of the client's model is on the tasks seen."""
+    found = accuracies(report)
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+    line = f", round {order.round}: scored {figures or 'nothing'}"
+    tell("scored", order.client_id, line, order, task=order.task, accuracies=found)
+
+
+def accuracies(report: rpc.Report) -> dict[str, float]:
+    """Return the accuracy over a report's test sets, by view and prediction rule."""
+    right: dict[str, list[int]] = {}
+    for one in report.counts:
+        name = f"{one.view} ({one.rule})" if one.rule else one.view
+        sums = right.setdefault(name, [0, 0])
+        sums[0] += sum(one.correct)
+        sums[1] += sum(one.support)
+    return {name: correct / tested for name, (correct, tested) in right.items() if tested}

@@ -1,0 +1,73 @@
+"""``fedsrv status`` and ``fedsrv watch``: a run seen from outside."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedmodels.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedsrv.events import Event
+
+monitor_app = typer.Typer()
+Coordinator = Annotated[str, typer.Argument(metavar="HOST:PORT", help="The coordinator.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Objects instead of lines.")]
+Authority = Annotated[Path | None, typer.Option("--tls-ca", help="Authority of the server.")]
+Cert = Annotated[Path | None, typer.Option("--tls-cert", help="The monitor's certificate.")]
+Key = Annotated[Path | None, typer.Option("--tls-key", help="Its key.")]
+
+
+@monitor_app.command()
+def status(
+    server: Coordinator,
+    as_json: AsJson = False,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to listen.")] = 2.0,
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Say where a run stands: what is committed, its scores, who is there, why nothing moves."""
+    from fedsrv.narration import Standing
+
+    found = Standing.of(_events(server, ca, cert, key, seconds))
+    for line in [json.dumps(found.to_dict())] if as_json else found.lines():
+        typer.echo(line)
+
+
+@monitor_app.command()
+def watch(
+    server: Coordinator,
+    as_json: AsJson = False,
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Follow a run from outside until it ends, a line for each thing that happens."""
+    from fedsrv.narration import Narrator, level_of
+
+    narrator = Narrator()
+    for event in _events(server, ca, cert, key, None):
+        if as_json or level_of(event) > logging.DEBUG:
+            typer.echo(event.to_json() if as_json else narrator.line(event))
+            sys.stdout.flush()
+
+
+def _events(
+    server: str, ca: Path | None, cert: Path | None, key: Path | None, seconds: float | None
+) -> Iterator[Event]:
+    """Yield what a coordinator tells a monitor."""
+    from fedsrv.transport.monitor import monitor_credentials, watched
+
+    credentials = None
+    if ca and cert and key:
+        credentials = monitor_credentials(ca, cert, key)
+    elif ca or cert or key:
+        raise ConfigError("--tls-ca, --tls-cert and --tls-key of a monitor belong together")
+    return watched(server, credentials, seconds)

@@ -1,0 +1,58 @@
+"""The record of an interaction: a JSON object, the same in ``run.db`` and ``rounds.jsonl``.
+
+The engine makes it (:mod:`fedsrv.engine.rows`) and adds scores, the ledger stores it, the summary
+and the reports read it. It stays a JSON object in memory. So a record goes back to the disk as it
+came, with what another version of fedtide put into it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+ClientRow = dict[str, Any]
+"""What a client reported: ``loss``, ``seconds``, ``num_examples``, ``peak_rss_bytes``, the method's
+own numbers, and ``views`` once the client is scored."""
+
+
+class Traffic(TypedDict):
+    """The bytes of an interaction, scoring included where a key says ``wire``."""
+
+    down: int
+    """Payloads of all clients, each counted in full."""
+    up: int
+    """Uploads of all clients."""
+    wire_down: int
+    """What the coordinator sent in fact."""
+    wire_up: int
+    """What the coordinator received in fact."""
+    per_client: dict[str, dict[str, int]]
+    """``down`` and ``up`` of each client, and ``eval_up`` where it sent tensors for scoring."""
+
+
+class Durations(TypedDict):
+    """Where the time of an interaction went, in seconds."""
+
+    train: float
+    """Local training of the slowest client."""
+    server: NotRequired[float]
+    """Aggregation and what follows it."""
+    wall: NotRequired[float]
+    """From broadcast to commit, without scoring."""
+
+
+class Record(TypedDict):
+    """What is committed of an interaction; clients' keys are their ids as text."""
+
+    round: int
+    interaction: int
+    task: int
+    cohort: list[int]
+    """The clients whose uploads count, ascending."""
+    metrics: dict[str, float]
+    """Finite numbers alone: JSON has no others."""
+    bytes: Traffic
+    seconds: Durations
+    clients: dict[str, ClientRow]
+    failed: NotRequired[dict[str, str]]
+    """The clients that were left out, and why."""
+    series: NotRequired[Mapping[str, Any]]
+    """Nested lists for the reports, such as ``aggregation_weights``."""

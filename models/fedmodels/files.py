@@ -1,0 +1,63 @@
+"""Files that appear whole or not at all, and files that are safe on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+LEFTOVER = ".*.tmp"
+"""Glob pattern of what a crash in the middle of :func:`replacing` leaves."""
+
+
+def sync_path(path: Path) -> None:
+    """Fsync a file or a directory.
+
+    Raises:
+        OSError: it is gone, or the disk fails.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool = False, private: bool = False) -> Iterator[Path]:
+    """Give a file new content; a reader sees the old content or the new, never a mixture.
+
+    Several processes may replace one file at the same time; the last one wins.
+
+    Args:
+        path: the file, which may be missing.
+        sync: make content and name safe on the disk before the block ends.
+        private: let nobody but the owner read the file.
+
+    Yields:
+        An empty file beside it to write to. An error in the block removes that file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    os.close(os.open(temporary, flags, 0o600 if private else 0o666))
+    try:
+        yield temporary
+        if sync:
+            sync_path(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_path(path.parent)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small text file whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text)

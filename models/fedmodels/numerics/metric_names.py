@@ -1,0 +1,343 @@
+"""What every metric and every view is called, and what it means: the one table of each.
+
+Reports, ``fedsrv metrics`` and ``docs/metrics.md`` are made from these tables. A name is an entry
+of :data:`METRICS`, or one of its accuracies with endings from :data:`ENDINGS`:
+``a_loc_received_balanced_minority`` is the accuracy of clients' models as received, on the global
+test set, over the rare classes alone.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class View:
+    """One of a client's models, at one moment."""
+
+    title: str
+    meaning: str
+
+
+VIEWS: Mapping[str, View] = {
+    "global": View("global model", "everyone's model, the same for all clients"),
+    "after_local": View("after local training", "a client's model, right after it trained"),
+    "after_downlink": View("after the downlink", "what a client holds before it trains again"),
+}
+"""The models that are scored, in the order in which reports show them."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure that a run may write."""
+
+    name: str
+    title: str
+    """A few words for a reader who does not know the name."""
+    meaning: str
+    """The formula, or one line where there is none."""
+    source: str = "–"
+    """The paper that defines it."""
+    better: Literal[1, -1, 0] = 1
+    """1 where more is better, -1 where less is, 0 where neither is."""
+    unit: Literal["%", ""] = "%"
+    """``%``: a fraction of one, which reports show as a percentage."""
+    range: str = "0 … 1"
+
+    @property
+    def label(self) -> str:
+        """Return how a table calls it."""
+        return f"{self.name} %" if self.unit else self.name
+
+
+_BY_CLIENTS = "with the best `personalization`, or the best `a_loc_trained` by `select_by`"
+_BY_SERVER = "with the best `global_f1`, or the best `a_glo_balanced` by `select_by`"
+
+SCORES = (
+    Metric(
+        "a_glo", "global model, clients' test data",
+        "mean over clients i of acc_i(global model), on i's own test data of the tasks so far",
+        "GLDP, FedMLP",
+    ),
+    Metric(
+        "a_loc", "clients' models, own test data",
+        "mean over clients i of acc_i(model of i), on i's own test data of the tasks so far. The "
+        "method says which view is the model: it is `a_loc_received` or `a_loc_trained`",
+        "GLDP, FedMLP",
+    ),
+    Metric(
+        "a_loc_received", "clients' models, as received",
+        "`a_loc` of the model that a client holds before it trains: its own, or everyone's where "
+        "it holds no private part",
+    ),
+    Metric(
+        "a_loc_trained", "clients' models, just trained",
+        "`a_loc` of the model right after local training",
+    ),
+    Metric(
+        "a_sel", "selected clients' models",
+        "`a_loc` over the cohort of one interaction alone; everyone's model where clients have no "
+        "model of their own. A summary has it where `schedule.per_round` selects clients",
+        "GLDP, FedMLP",
+    ),
+    Metric(
+        "iaa", "instant average accuracy",
+        "Σ n_i acc_i / Σ n_i of what clients hold after the downlink; n_i: training examples that "
+        "client i has met",
+        "pFedGRP",
+    ),
+    Metric(
+        "aa", "average accuracy over the run",
+        "mean of `iaa` over all rounds; it is there if every round is scored",
+        "pFedGRP",
+    ),
+    Metric(
+        "aa_scored", "average accuracy over scored rounds",
+        "mean of `iaa` over the scored rounds, where some are not: it depends on `evaluate.every`",
+    ),
+    Metric(
+        "afm", "average forgetting measure",
+        "mean over scored rounds of (`iaa` of the reference run − `iaa`). Both runs must have "
+        "scored the same rounds",
+        "pFedGRP, Eq. 11", -1, range="−1 … 1",
+    ),
+    Metric(
+        "forgetting", "forgetting",
+        "mean over tasks k < T − 1 of max_t R[t, k] − R[T − 1, k], k ≤ t < T − 1. R[t, k]: mean "
+        "accuracy of clients on task k after the last round of task t, in the view of `a_loc`",
+        "Chaudhry et al. 2018", -1, range="−1 … 1",
+    ),
+    Metric(
+        "forgetting_scored", "forgetting between scored rounds",
+        "as `forgetting`, after the last scored round of each task, where the last round of a task "
+        "is not scored: it depends on `evaluate.every`",
+        "Chaudhry et al. 2018", -1, range="−1 … 1",
+    ),
+    Metric(
+        "personalization", "macro-F1 on own test data",
+        "mean over clients of the macro-F1 of the model after local training, on own test data",
+        "FedAli",
+    ),
+    Metric(
+        "personalization_std", "deviation of that over clients",
+        "population standard deviation over clients of what `personalization` averages",
+        "FedAli", 0,
+    ),
+    Metric(
+        "generalization", "macro-F1 on everyone's test data",
+        "as `personalization`, on the global test set",
+        "FedAli",
+    ),
+    Metric(
+        "generalization_std", "deviation of that over clients",
+        "population standard deviation over clients of what `generalization` averages",
+        "FedAli", 0,
+    ),
+    Metric("global_f1", "macro-F1 of the global model", "on the global test set", "FedAli"),
+    *(
+        Metric(
+            f"best_{name}", f"best round: {name}",
+            f"`{name}` of the scored round {which}; it depends on which rounds are scored",
+            "FedAli", 0 if name.endswith("_std") else 1,
+        )
+        for which, names in (
+            (_BY_CLIENTS, ("personalization", "personalization_std")),
+            (_BY_CLIENTS, ("generalization", "generalization_std")),
+            (_BY_SERVER, ("global_f1", "a_glo_balanced")),
+        )
+        for name in names
+    ),
+)  # fmt: skip
+"""What the coordinator computes from the clients' counts."""
+
+
+def _share(name: str, title: str, meaning: str, source: str = "–") -> Metric:
+    return Metric(name, title, meaning, source, better=0)
+
+
+def _number(name: str, title: str, meaning: str, source: str = "–", range: str = "≥ 0") -> Metric:
+    return Metric(name, title, meaning, source, better=0, unit="", range=range)
+
+
+REPORTED = (
+    Metric("loss", "training loss", "mean over the cohort's examples", "–", -1, "", "≥ 0"),
+    _number(
+        "prototype_drift", "how far class prototypes moved",
+        "mean over classes of ‖p' − p‖ / ‖p‖: prototypes p before and p' after an interaction",
+    ),
+    _share(
+        "prototypes_moved", "prototypes that changed rows",
+        "share of the clients' prototypes that k-means puts into another row than their own",
+        "FedAli",
+    ),
+    _share("known_share", "classes with a prototype", "share of all K classes", "FedMLP"),
+    _share(
+        "weights_self", "weight of a client on itself",
+        "mean over clients of the aggregation weight of their own model", "pFedGRP, pFedGraph",
+    ),
+    _number(
+        "weights_entropy", "spread of the aggregation weights",
+        "mean over clients of −Σ_j w_ij ln w_ij", "pFedGRP, pFedGraph",
+    ),
+    _number(
+        "gradient_cosine", "gradient match", "cosine of matched gradients", "CReFF", "−1 … 1"
+    ),
+    _share(
+        "teacher_accuracy", "accuracy of the calibrated ensemble",
+        "on the server's own examples", "FEDIC",
+    ),
+    _share(
+        "synthesis_accuracy", "agreement on made images",
+        "share of synthesised images that the old model takes for their label", "TARGET",
+    ),
+    _number(
+        "generator_spread", "spread of generated classes",
+        "1 − the loss that makes the generator draw all classes alike", "MFCL", "real",
+    ),
+    _share(
+        "consolidation_agreement", "agreement after consolidation",
+        "share of generated examples on which the consolidated model agrees", "FedCIL",
+    ),
+    _share(
+        "server_acceptance", "images accepted on the server",
+        "share of drawn images that their client's model takes for their class", "pFedGRP",
+    ),
+    _share(
+        "server_shortage", "images lacking on the server",
+        "accepted images that are lacking, over those asked for", "pFedGRP",
+    ),
+    _share("alpha", "mixing weight", "weight of the private model in the mixture", "APFL"),
+    _number("flow_loss", "loss of the flow", "per dimension, of the last step", "AF-FCL", "real"),
+    _number("flow_density", "density of embeddings", "mean over a batch, last step", "AF-FCL"),
+    _number("credibility", "credibility of replayed embeddings", "mean, last step", "AF-FCL"),
+    _number("generator_loss", "loss of the generator", "of the last step", "FedCIL", "real"),
+    _share(
+        "replay_acceptance", "replayed images accepted",
+        "share of drawn images that the old model takes for their class; `…_K`: of class K",
+        "pFedGRP",
+    ),
+    _number("replay_examples", "replayed images", "how many are trained on", "pFedGRP"),
+    _number("replay_shortage", "replayed images lacking", "of those asked for", "pFedGRP"),
+    _number("generators_trained", "generators trained", "in this interaction", "pFedGRP"),
+    _number("generator_trainings", "trainings of generators", "since the beginning", "pFedGRP"),
+    _share(
+        "generator_ratio", "quality of a generator",
+        "`…_K`: share of its images of class K that the old model takes for K", "pFedGRP",
+    ),
+)  # fmt: skip
+"""What methods and clients report beside."""
+
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*SCORES, *REPORTED)}
+
+ENDINGS: Mapping[str, tuple[str, str]] = {
+    "balanced": ("on the global test set", "on the global test set, in place of own test data"),
+    "many": ("frequent classes", "over the most frequent 20 % of the classes"),
+    "medium": ("medium classes", "over the next 30 % of the classes"),
+    "minority": ("rare classes", "over the lower half of the classes by training examples"),
+    "classifier": ("by the classifier", "by the net's classifier"),
+    "nearest": ("by the nearest prototype", "by the nearest class prototype"),
+    "prototype": ("by prototypes", "by FedMLP's prototypes"),
+    "gldp_gp": ("by global prototypes", "by GLDP's global prototypes"),
+    "gldp_lp": ("by local prototypes", "by GLDP's local prototypes"),
+    "all_classes": ("among all classes", "by GLDP's prototypes, without its mask of classes"),
+}
+"""Endings of ``a_glo`` and the ``a_loc…``: title and meaning; the last ones are methods' rules."""
+
+RETIRED: Mapping[str, str] = {
+    "few": "minority",
+    "personalization_acc": "a_loc_trained",
+    "generalization_acc": "a_loc_trained_balanced",
+    "global_acc": "a_glo_balanced",
+}
+"""Old names and endings, and those that stayed; ``bwt`` was −``forgetting``."""
+
+_ACCURACY = re.compile(r"(best_)?(a_glo|a_loc_received|a_loc_trained|a_loc)_(.+)")
+_BEST = ("personalization", "generalization", "global_f1")
+
+
+def metric(name: str) -> Metric:
+    """Return what the tables say of a name; a method's own metric is a plain number."""
+    if found := METRICS.get(name):
+        return found
+    if match := _ACCURACY.fullmatch(name):
+        base = METRICS[match[2]]
+        titles, meanings = zip(*_endings(match[3]), strict=True)
+        title, meaning = ", ".join([base.title, *titles]), "; ".join([base.meaning, *meanings])
+        return replace(base, name=name, title=title, meaning=meaning)
+    family = METRICS.get(re.sub(r"_(\d+|all)$", "", name))
+    if family is not None:
+        whose = name.rpartition("_")[2]
+        return replace(family, name=name, title=f"{family.title}, class {whose}")
+    return Metric(name, name, "a metric of the method's own", better=0, unit="", range="real")
+
+
+def is_known(name: str) -> bool:
+    """Tell whether the tables have a name, with every one of its endings."""
+    match = _ACCURACY.fullmatch(name)
+    if name not in METRICS and match:
+        return all(title != f"by {rule}" for rule, (title, _) in _parts(match[3]))
+    return metric(name).meaning != "a metric of the method's own"
+
+
+def current(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics under the names of the tables, whenever they were written.
+
+    Old summaries took some metrics from the best round and kept the last value as ``…_last``.
+    A value under an old name gives way to one under the new name.
+    """
+    out = dict(metrics)
+    for name in _BEST:
+        if f"{name}_last" in out:
+            out[f"best_{name}"], out[name] = out[name], out.pop(f"{name}_last")
+            if f"{name}_std" in out:
+                out[f"best_{name}_std"] = out.pop(f"{name}_std")
+    if "global_acc_last" in out:
+        out["best_a_glo_balanced"], out["global_acc"] = out["global_acc"], out["global_acc_last"]
+        del out["global_acc_last"]
+    if "forgetting" in out:
+        out.pop("bwt", None)
+    renamed = {_renamed(name): value for name, value in out.items() if _renamed(name) != name}
+    return renamed | {name: value for name, value in out.items() if _renamed(name) == name}
+
+
+def find(metrics: Mapping[str, float], name: str) -> float | None:
+    """Return a metric that a user named, by its current or by an old name; None without it.
+
+    An old name gives a warning that says which name stayed.
+    """
+    found = current(metrics)
+    stayed = "forgetting" if name == "bwt" else _renamed(name)
+    if name == "a_sel" and name not in found:
+        stayed = "a_loc" if "a_loc" in found else "a_glo"
+    if stayed == name:
+        return found.get(name)
+    warnings.warn(f"the metric {name} is now {stayed}", FutureWarning, stacklevel=2)
+    value = found.get(stayed)
+    return -value if name == "bwt" and value is not None else value
+
+
+def _renamed(name: str) -> str:
+    if name in RETIRED:
+        return RETIRED[name]
+    base, _, ending = name.rpartition("_")
+    return f"{base}_{RETIRED[ending]}" if base and ending in RETIRED else name
+
+
+def _endings(text: str) -> list[tuple[str, str]]:
+    return [words for _, words in _parts(text)]
+
+
+def _parts(text: str) -> list[tuple[str, tuple[str, str]]]:
+    """Return the endings of a name; what no entry knows is the rule of a method of one's own."""
+    found = []
+    while text:
+        known = [e for e in ENDINGS if text == e or text.startswith(f"{e}_")]
+        ending = max(known, key=len, default=text)
+        unknown = (f"by {ending}", f"by the method's rule {ending}")
+        found.append((ending, ENDINGS.get(ending, unknown)))
+        text = text.removeprefix(ending).removeprefix("_")
+    return found

@@ -1,0 +1,70 @@
+"""Files that are replaced: whole, of the right mode, safe, and without leftovers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedmodels.files import LEFTOVER, replacing, write_atomically
+
+
+def test_small_files_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for text in ("one", "another"):
+        write_atomically(path, text)
+        assert path.read_text() == text
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_error_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write_half() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise ValueError("full")
+
+    with pytest.raises(ValueError, match="full"):
+        write_half()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_beside_it_is_what_a_crash_leaves(tmp_path: Path) -> None:
+    with replacing(tmp_path / "file") as one, replacing(tmp_path / "file") as other:
+        assert one != other
+        assert set(tmp_path.glob(LEFTOVER)) == {one, other}
+
+
+@pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o640)])
+def test_private_files_are_their_owner_s(tmp_path: Path, private: bool, mode: int) -> None:
+    before = os.umask(0o027)
+    try:
+        with replacing(tmp_path / "file", private=private) as temporary:
+            temporary.write_text("text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
+def test_content_is_safe_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = list[str]()
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(handle: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        done.append("content" if place.is_file() else "name")
+        fsync(handle)
+
+    def noted_replace(source: Path, target: Path) -> None:
+        done.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    with replacing(tmp_path / "file", sync=True):
+        pass
+    assert done == ["content", "rename", "name"]

@@ -1,0 +1,98 @@
+"""How a run ends before its end: it fails, it is drained, a client is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fedsrv.transport.service import SERVICE
+from fedtide.inprocess import run_in_process
+from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.harness import TIMEOUT_S, reached
+
+pytestmark = pytest.mark.loopback
+
+EXPERIMENT = tables("held", schedule={"rounds": 2, "clients": 3})
+STOPPED = 128 + signal.SIGTERM
+
+
+def committed(run: Loopback) -> int:
+    return len((run.out / "rounds.jsonl").read_text().splitlines())
+
+
+def test_clients_are_told_that_the_run_failed_and_exit(loopback: Sites) -> None:
+    diverges = {**EXPERIMENT["training"], "lr": 1e30}
+    run = loopback({**EXPERIMENT, "training": diverges})
+    server = run.serve()
+    clients = [run.join(name) for name in ("0-1", "2")]
+    assert server.wait() == 1
+    assert [client.wait(timeout_s=10) for client in clients] == [1, 1]
+    line = clients[1].output().splitlines()[-1]
+    assert line.startswith("error: pull: the run has failed: client ")
+    assert "(FAILED_PRECONDITION)" in line
+
+
+def test_sigterm_lets_the_interaction_end_and_resume_comes_to_the_same(
+    loopback: Sites, partition: Path, tmp_path: Path, steer: Path
+) -> None:
+    (steer / "aggregate-1").touch()
+    run = loopback(EXPERIMENT)
+    server = run.serve()
+    clients = [run.join(str(c), "--json") for c in range(3)]
+    reached(steer / "aggregate-1.reached")
+    server.kill()
+    server = run.serve()
+    server.wait_kind("commit", interaction=1)
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_kind("draining")
+    with grpc.insecure_channel(f"127.0.0.1:{run.port}") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        with suppress(grpc.RpcError):  # it may be gone already
+            answer = health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=5)
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert server.wait() == STOPPED
+    assert "stopped as asked: the same command with --resume" in server.error()
+    assert 2 <= committed(run) <= 4
+    summary = run.finish(run.serve(), *clients)
+    alone = run_in_process(EXPERIMENT, partition, tmp_path / "alone")
+    assert summary["state_sha256"] == alone["state_sha256"]
+    assert summary["metrics"] == alone["metrics"]
+    said = [json.loads(line) for line in clients[0].output().splitlines()]
+    assert {"joined", "trained", "scored", "finished", "log"} <= {each["kind"] for each in said}
+
+
+def test_sigterm_while_it_waits_for_clients_ends_it_at_once(loopback: Sites) -> None:
+    run = loopback(EXPERIMENT)
+    server = run.serve()
+    client = run.join("0")
+    server.wait_kind("joined", client="0")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait(10) == STOPPED
+    os.kill(client.pid, signal.SIGTERM)
+    assert client.wait(10) == STOPPED
+
+
+def test_a_client_that_is_stopped_leaves_with_a_line(loopback: Sites) -> None:
+    run = loopback(EXPERIMENT)
+    server = run.serve()
+    client = run.join("0-1")
+    deadline = time.monotonic() + TIMEOUT_S
+    while "waiting for orders" not in client.output():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(client.pid, signal.SIGTERM)
+    for name in ("0", "1"):
+        assert server.wait_kind("left", client=name)["detail"] == {"reason": "stopped"}
+    assert client.wait(10) == STOPPED
+    said = client.output()
+    assert said.splitlines()[-1].endswith("leaves the run; the same command takes part again")
+    assert "Traceback" not in said
+    run.finish(server, run.join("0-1"), run.join("2"))
