@@ -320,7 +320,9 @@ class Worker:
     ) -> None:
         """Score the model in the net on the test sets of the order."""
         ctx.view = view
-        found = score(self.method, ctx, payload, state, dict(self._sets(order, view)))
+        masks = self.experiment.evaluate.class_masks and self.client != EVALUATOR
+        seen = self._seen(order) if masks else None
+        found = score(self.method, ctx, payload, state, dict(self._sets(order, view)), seen)
         for (rule, name), c in found.items():
             report.counts.append(
                 rpc.Counts(
@@ -333,6 +335,11 @@ class Worker:
                     correct=c.correct,
                 )
             )
+
+    def _seen(self, order: rpc.Order) -> Tensor:
+        """Return which classes the client has met (K,): had training examples of by now."""
+        counts = [task.train for task in self.data.file.tasks or ()][: order.tasks_seen]
+        return torch.tensor(counts).sum(0) > 0
 
     def _sets(self, order: rpc.Order, view: str) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         if self.client != EVALUATOR:

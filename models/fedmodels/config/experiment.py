@@ -126,6 +126,9 @@ class Evaluate(Table):
     generalization: bool = False
     """Score clients' models on the global test set too, where there is one: costly. It gives
     FedAli's Generalization and FedMLP's A_loc (``a_loc_balanced``)."""
+    class_masks: bool = False
+    """Score clients' models twice more by the method's own rule: among the classes a client has
+    met (``…_seen_classes``), as GLDP does, and among all (``…_all_classes``), as others do."""
     pictures: Annotated[int, Field(ge=0)] = 2
     """Clients, from the first on, that draw what they learnt into their own directory in the end:
     prototypes among the embeddings of their test data, images they replay."""
