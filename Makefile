@@ -88,8 +88,8 @@ bench: $(STAMP)  ## measure transport, rounds and memory on this machine
 	$(PYTHON) -m benchmarks
 
 compare: $(STAMP)  ## run STUDY=gldp, or another of benchmarks/studies, into runs/ (JOBS=2 SEEDS="0 1")
-	$(PYTHON) -m benchmarks.study benchmarks/studies/$(STUDY).toml --out runs/$(STUDY) \
-		--jobs $(JOBS) $(if $(SEEDS),--seeds $(SEEDS))
+	$(BIN)/fedsrv sweep benchmarks/studies/$(STUDY).toml --out runs/$(STUDY) \
+		--jobs $(JOBS) $(addprefix --seed ,$(SEEDS))
 
 compare-gldp:  ## GLDP, its ablations and its baselines
 	$(MAKE) compare STUDY=gldp

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedmodels.config.experiment import Experiment
     from fedsrv.coordinator import Listen
     from fedsrv.events import EventLog
+    from fedsrv.tracking.trackers import Ending
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,6 +45,10 @@ Sets = Annotated[
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
 Level = Annotated[LogLevel, typer.Option("--log-level", help="What is said at least.")]
+MetricsPort = Annotated[
+    str | None,
+    typer.Option(metavar="PORT", help="Metrics for Prometheus; loopback unless HOST:PORT."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
@@ -144,6 +150,7 @@ def serve(
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Serve one run: the coordinator alone."""
     set_up(LogLevel.WARNING if quiet else log_level, as_json=as_json)
@@ -177,11 +184,24 @@ def serve(
         server_data=server_data,
         on_ready=ready,
         stop=stop,
+        watchers=_watchers(metrics_port),
     )
     tellers[0].join(LAST_WORDS_S)
     if not (events or quiet or as_json):
         _show(out)
     logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
+
+
+def _watchers(metrics_port: str | None) -> list[Callable[[EventLog], Ending]]:
+    """Return what follows a run's events, as options ask for it."""
+    found: list[Callable[[EventLog], Ending]] = []
+    if metrics_port is not None:
+        from fedmodels.config.places import http_place
+        from fedsrv.tracking.prometheus import export
+
+        host, port = http_place(metrics_port, "--metrics-port")
+        found.append(lambda events: export(events, host, port))
+    return found
 
 
 def _listen(
@@ -253,6 +273,7 @@ def launch(
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Run coordinator and clients as local processes, with live progress and a final table."""
     level = LogLevel.WARNING if quiet else log_level
@@ -271,7 +292,29 @@ def launch(
         server_data=server_data,
         log_level=level,
         as_json=as_json,
+        serve_options=[] if metrics_port is None else ["--metrics-port", metrics_port],
     )
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Methods, seeds, settings.")],
+    out: Annotated[Path, typer.Option(help="The directory of the runs and the tables.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", min=0, help="In place of the file's.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A row to run; all unless given.")] = None,
+    sets: Sets = None,
+) -> None:
+    """Run methods with seeds in settings, and tabulate them; what is finished is not run again."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from fedsrv.sweep.plan import Sweep
+    from fedsrv.sweep.sweeping import run_sweep
+
+    rows, sets = only or (), sets or []
+    found, say = Sweep.read(file), typer.echo
+    run_sweep(found, out, only=rows, seeds=seeds or (), sets=sets, jobs=jobs, say=say)
 
 
 @app.command(epilog="fedsrv metrics says what each figure is.")

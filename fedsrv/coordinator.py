@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
-from fedsrv.tracking import check_extras, track
+from fedsrv.tracking.trackers import Ending, check_extras, track, wanted
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
@@ -78,6 +78,7 @@ def serve(
     server_data: Path | None = None,
     on_ready: Callable[[str, EventLog], None] = lambda address, events: None,
     stop: threading.Event | None = None,
+    watchers: Sequence[Callable[[EventLog], Ending]] = (),
 ) -> dict[str, Any]:
     """Serve one run to its end and return its summary.
 
@@ -90,6 +91,7 @@ def serve(
         server_data: directory of the server's own examples, for methods that train on them.
         on_ready: told the address, once clients can join.
         stop: set to end the run where it can be resumed.
+        watchers: begin to follow the run's events, and return what ends that.
 
     Raises:
         RunStopped: ``stop`` was set.
@@ -107,8 +109,10 @@ def serve(
         with writing(out):
             write_facts(out, experiment)
         events = EventLog()
-        if experiment.tracking.tensorboard:
-            stack.callback(track(events, out / "tensorboard"))
+        if wanted(experiment):
+            stack.callback(track(events, experiment, out))
+        for watcher in watchers:
+            stack.callback(watcher(events))
         spool = Spool(out / "server" / "spool", experiment.server.upload_memory_mb << 20)
         cohort = RemoteCohort(
             experiment.schedule.clients,

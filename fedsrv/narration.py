@@ -111,6 +111,9 @@ class Narrator:
     def _say_rollback(self, event: Event) -> str:
         return f"rolling back to interaction {event.interaction}: {event.detail.get('reason', '')}"
 
+    def _say_metrics(self, event: Event) -> str:
+        return f"metrics for Prometheus: {event.detail['url']}"
+
     def _say_waiting(self, event: Event) -> str:
         return str(event.detail.get("line", "waiting"))
 

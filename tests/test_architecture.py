@@ -78,8 +78,8 @@ ROOMS = {
     ),
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
-        "presets", "events", "state", "report", "narration", "engine", "transport", "tracking",
-        "coordinator", "catalogue", "trained_models", "export", "certs_commands",
+        "presets", "events", "state", "report", "narration", "sweep", "engine", "transport",
+        "tracking", "coordinator", "catalogue", "trained_models", "export", "certs_commands",
         "catalogue_commands", "monitor_commands", "launch", "cli", "__main__",
     ),
     "fedcli": (

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,7 @@ from fedsrv.launch.progress import Lines, display_of
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import write_html
 from fedsrv.state.run_directory import beginning, make_directory, refuse_existing, require_run
-from fedsrv.tracking import check_extras
+from fedsrv.tracking.trackers import check_extras
 
 MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""
@@ -65,6 +65,7 @@ def launch(
     server_data: Path | None = None,
     log_level: LogLevel = LogLevel.INFO,
     as_json: bool = False,
+    serve_options: Sequence[str] = (),
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
 
@@ -78,6 +79,7 @@ def launch(
         server_data: the server's own examples; those of the partition, if any, unless given.
         log_level: what is said at least, here and in the logs of the processes.
         as_json: say it as one object a line.
+        serve_options: more options of ``fedsrv serve``.
 
     Raises:
         FedtideError: the run failed; says why.
@@ -94,7 +96,8 @@ def launch(
     with beginning(out) as began:
         make_directory(out / "logs")
         made_before = data is not None
-        with Launch(experiment, out, root, device, display, held, made_before, began, logs) as run:
+        parts = (experiment, out, root, device, display, held, made_before, began, logs)
+        with Launch(*parts, serve_options=serve_options) as run:
             run.partition()
             try:
                 with display, draining(run):
@@ -176,6 +179,8 @@ class Launch:
     """Set when clients can join: from then on nothing of the run is taken back."""
     log_level: LogLevel = LogLevel.INFO
     """What the processes say in their logs at least."""
+    serve_options: Sequence[str] = ()
+    """More options of ``fedsrv serve``."""
     box: Box = field(default_factory=Box)
     address: str = "127.0.0.1:0"
     clients: list[str] = field(default_factory=list)
@@ -236,7 +241,7 @@ class Launch:
         held = self.server_data if self.server_data.is_dir() else None
         evaluator = EVALUATOR in self.clients
         found = coordinator_arguments(self.config, self.out, self.address, evaluator, held)
-        return [*found, "--log-level", self.log_level]
+        return [*found, "--log-level", self.log_level, *self.serve_options]
 
     def _start_client(self, client: str) -> None:
         argv = ["join", "--client-id", client, "--server", self.address]

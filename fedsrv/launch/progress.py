@@ -132,6 +132,8 @@ class Display(Lines):
             self.scores = figures_text(detail["metrics"])
         elif event.kind == "listening":
             self.last = line
+        elif event.kind in ("metrics", "dashboard"):
+            self.say(line)
         self._live.update(self._render())
         return line
 

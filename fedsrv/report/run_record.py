@@ -23,7 +23,10 @@ from fedsrv.state.record import Record
 
 K = TypeVar("K", bound=Hashable)
 
-_NOT_COMPARED = ("seed", "evaluate.reference", "tracking.tensorboard", "data.root")
+_NOT_COMPARED = {
+    *("seed", "evaluate.reference", "data.root"),
+    *("tracking.tensorboard", "tracking.mlflow", "tracking.wandb"),
+}
 """Config keys in which two runs may differ and still be the same experiment."""
 
 

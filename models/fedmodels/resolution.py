@@ -37,7 +37,7 @@ def parse_experiment(
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
     _drop_former_keys(tables, overrides)
     for item in overrides:
-        _override(tables, item)
+        override(tables, item)
     return experiment_of(tables, source)
 
 
@@ -103,7 +103,7 @@ def _drop_former_keys(tables: dict[str, Any], overrides: Sequence[str]) -> None:
     if not asked or not isinstance(table, dict) or not isinstance(table.get("name"), str):
         return
     there: dict[str, Any] = {}
-    _override(there, asked[-1])
+    override(there, asked[-1])
     dropped = sorted(key for key in table if key != "name")
     if there["method"]["name"] != table["name"] and dropped:
         tables["method"] = {"name": table["name"]}
@@ -114,7 +114,12 @@ def _drop_former_keys(tables: dict[str, Any], overrides: Sequence[str]) -> None:
         )  # fmt: skip
 
 
-def _override(tables: dict[str, Any], item: str) -> None:
+def override(tables: dict[str, Any], item: str) -> None:
+    """Put what one ``KEY=VALUE`` says into plain tables.
+
+    Raises:
+        ConfigError: it is not of that form, or a part of the path is a value.
+    """
     path, equals, text = item.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"--set {item!r} is not key=value, such as --set method.lam=0.3")

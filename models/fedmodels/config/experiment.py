@@ -170,6 +170,10 @@ class Tracking(Table):
 
     tensorboard: bool = False
     """Write metrics to OUT/tensorboard as they come; needs the extra ``tensorboard``."""
+    mlflow: bool = False
+    """Log them to ``$MLFLOW_TRACKING_URI``, or OUT/mlflow.db; needs the extra ``mlflow``."""
+    wandb: bool = False
+    """Log them to Weights & Biases, as its environment says; needs the extra ``wandb``."""
 
 
 class Experiment(Table):

@@ -26,6 +26,18 @@ def check_address(text: str, option: str, lowest_port: int = 1) -> None:
         )
 
 
+def http_place(text: str, option: str) -> tuple[str, int]:
+    """Return host and port of a page: ``PORT`` is on loopback, ``HOST:PORT`` where it says.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    host, _, port = text.rpartition(":")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > MOST_PORT or re.search(r"[/\s]", host):
+        raise ConfigError(f"{option} {text!r} is neither PORT nor HOST:PORT, such as 8080")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
 def check_device(text: str) -> None:
     """Check that this machine has a device.
 

@@ -9,13 +9,13 @@ import pytest
 import tomli_w
 
 from fedcli.cli import main as fedcli
-from fedmodels.config.places import check_address, check_device
+from fedmodels.config.places import check_address, check_device, http_place
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.resolution import experiment_of, parse_experiment
-from fedsrv import tracking
 from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve
 from fedsrv.state.run_directory import beginning
+from fedsrv.tracking import trackers
 from fedtide.inprocess import launch_in_process
 from tests.conftest import TABLES, tiny_experiment
 
@@ -54,6 +54,15 @@ def test_what_is_no_address(text):
 def test_what_is_an_address(text):
     check_address(text, "--server")
     check_address("localhost:0", "--listen", lowest_port=0)
+
+
+def test_where_a_page_is():
+    assert http_place("8080", "--x") == ("127.0.0.1", 8080)
+    assert http_place("0.0.0.0:0", "--x") == ("0.0.0.0", 0)
+    assert http_place("[::1]:80", "--x") == ("::1", 80)
+    for text in ("", "x", "99999", "http://a:8080", "a:"):
+        with pytest.raises(ConfigError, match=r"--x .* is neither PORT nor HOST:PORT"):
+            http_place(text, "--x")
 
 
 def test_devices_that_are_not_there(monkeypatch):
@@ -99,10 +108,11 @@ def test_a_server_and_a_client_that_cannot_be(config, tmp_path, capsys, monkeypa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.toml"]
 
 
-def test_a_missing_extra_is_said_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
-    experiment = tiny_experiment(tracking={"tensorboard": True})
-    with pytest.raises(ConfigError, match=r"pip install 'fedtide\[tensorboard\]'"):
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+def test_a_missing_extra_is_said_first(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    experiment = tiny_experiment(tracking={name: True})
+    with pytest.raises(ConfigError, match=rf"pip install 'fedtide\[{name}\]'"):
         serve(experiment, tmp_path / "run", LOOPBACK)
     assert not (tmp_path / "run").exists()
 

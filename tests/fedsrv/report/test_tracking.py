@@ -1,41 +1,154 @@
-"""TensorBoard gets every score, and its absence one line."""
+"""Trackers get every score; Prometheus gets where a run stands; what is missing gets one line."""
 
 from __future__ import annotations
 
 import sys
 import types
+import urllib.request
 
 import pytest
 
 from fedmodels.errors import ConfigError
-from fedsrv.events import EventLog
-from fedsrv.tracking import track
+from fedsrv.events import Event, EventLog
+from fedsrv.tracking.prometheus import export
+from fedsrv.tracking.trackers import TRACKERS, settings_of, track
+from tests.conftest import tiny_experiment
 
 
-def test_every_score_is_written(monkeypatch, tmp_path):
-    told: list[tuple[object, ...]] = []
+class Recorder:
+    """Stands for any object of a tracker's package: remembers calls, and answers with itself."""
 
-    class Writer:
-        def __init__(self, place):
-            told.append(("opened", place))
+    def __init__(self, told, **answers):
+        self.__dict__.update(answers, told=told)
 
-        def add_scalar(self, *facts):
-            told.append(facts)
+    def __getattr__(self, name):
+        def call(*args, **more):
+            self.told.append((name, *args, *more.items()))
+            return self
 
-        def close(self):
-            told.append(("closed",))
+        return call
 
-    fake = types.SimpleNamespace(SummaryWriter=Writer)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+
+def follow(name, out):
     events = EventLog()
-    end = track(events, tmp_path)
+    end = track(events, tiny_experiment(tracking={name: True}), out)
     events.tell("commit", interaction=0)
     events.tell("scores", interaction=3, metrics={"a_glo": 0.5, "loss": 1.0})
     end()
-    assert told == [("opened", str(tmp_path)), ("a_glo", 0.5, 3), ("loss", 1.0, 3), ("closed",)]
 
 
-def test_without_tensorboard_there_is_one_line(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"pip install 'fedtide\[tensorboard\]'"):
-        track(EventLog(), tmp_path)
+def test_tensorboard_is_written(monkeypatch, tmp_path):
+    told = []
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Recorder(told))
+    follow("tensorboard", tmp_path)
+    assert told == [
+        ("SummaryWriter", str(tmp_path / "tensorboard")),
+        ("add_scalar", "a_glo", 0.5, 3),
+        ("add_scalar", "loss", 1.0, 3),
+        ("close",),
+    ]
+
+
+def test_mlflow_is_told(monkeypatch, tmp_path):
+    told = []
+    run = Recorder(told, info=types.SimpleNamespace(run_id="r7"))
+    client = Recorder(told)
+    client.__dict__["get_experiment_by_name"] = lambda name: None
+    client.__dict__["create_run"] = lambda within, run_name: run
+    fake = types.SimpleNamespace(
+        MlflowClient=lambda tracking_uri: told.append(("at", tracking_uri)) or client
+    )
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    follow("mlflow", tmp_path)
+    assert told[:2] == [
+        ("at", f"sqlite:///{tmp_path}/mlflow.db"),
+        ("create_experiment", "fedtide"),
+    ]
+    assert ("log_param", "r7", "method.name", "fedavg") in told
+    assert told[-3:] == [
+        ("log_metric", "r7", "a_glo", 0.5, ("step", 3)),
+        ("log_metric", "r7", "loss", 1.0, ("step", 3)),
+        ("set_terminated", "r7"),
+    ]
+
+
+def test_wandb_is_told(monkeypatch, tmp_path):
+    told = []
+    monkeypatch.setitem(sys.modules, "wandb", Recorder(told))
+    follow("wandb", tmp_path / "my-run")
+    assert told[0][:3] == ("init", ("project", "fedtide"), ("name", "my-run"))
+    assert dict(told[0][1:])["config"]["method.name"] == "fedavg"
+    assert told[1:] == [("log", {"a_glo": 0.5, "loss": 1.0}, ("step", 3)), ("finish",)]
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_without_its_package_there_is_one_line(monkeypatch, tmp_path, name):
+    module = "torch.utils.tensorboard" if name == "tensorboard" else name
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=rf"pip install 'fedtide\[{name}\]'"):
+        track(EventLog(), tiny_experiment(tracking={name: True}), tmp_path)
+
+
+def test_settings_are_flat():
+    found = settings_of(tiny_experiment(seed=4))
+    assert (found["seed"], found["method.name"]) == (4, "fedavg")
+
+
+HAPPENED = [
+    Event("joined", "0"),
+    Event("joined", "1"),
+    Event("left", "1"),
+    Event("failed", "1", detail={"reason": "its disk is full"}),
+    Event("waiting", detail={"seconds": 70}),
+]
+SIZES = {"down": 300, "up": 100}
+
+
+def test_prometheus_scrapes_where_a_run_stands():
+    pytest.importorskip("prometheus_client")
+    events = EventLog()
+    end = export(events, "127.0.0.1", 0)
+    for event in HAPPENED:
+        events.tell(event.kind, event.client, **event.detail)
+    for step in (0, 1):
+        place = {"interaction": step, "round": step, "task": 0}
+        events.tell("commit", **place, of=9, loss=1.0, bytes=SIZES, seconds=2.0)
+    events.tell("scores", interaction=1, round=1, metrics={"a_loc": 0.75})
+    (url,) = [e.detail["url"] for e in listened(events) if e.kind == "metrics"]
+    text = scraped_until(url, 'fedtide_metric{name="a_loc"} 0.75')
+    for line in (
+        "fedtide_interactions_committed 2.0",
+        "fedtide_interactions_planned 9.0",
+        "fedtide_clients_joined 1.0",
+        'fedtide_client_failures_total{client="1"} 1.0',
+        'fedtide_payload_bytes_total{direction="down"} 600.0',
+        "fedtide_interaction_seconds_count 2.0",
+        "fedtide_waiting_seconds 0.0",
+        "fedtide_finished 0.0",
+    ):
+        assert line in text
+    with pytest.raises(ConfigError, match=r"--metrics-port 127\.0\.0\.1:\d+ cannot be used: "):
+        export(EventLog(), "127.0.0.1", int(url.split(":")[2].split("/")[0]))
+    end()
+
+
+def listened(events):
+    """Return what a log holds so far."""
+    return list(events._kept)
+
+
+def scraped_until(url, line):
+    """Scrape until a line is there: a thread of its own takes the events in."""
+    for _ in range(1000):
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            text = answer.read().decode()
+        if line in text:
+            return text
+    raise AssertionError(text)
+
+
+def test_without_prometheus_there_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedtide\[prometheus\]'"):
+        export(EventLog(), "127.0.0.1", 0)

@@ -1,0 +1,80 @@
+"""The runs of a sweep, as processes: some at a time, resumed where they were interrupted."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+
+from fedsrv.sweep.plan import PlannedRun
+
+Say = Callable[[str], None]
+
+
+def execute(
+    runs: Sequence[PlannedRun], further: Sequence[str], jobs: int, say: Say
+) -> list[PlannedRun]:
+    """Run to its end what is not finished; return what failed.
+
+    The first row of each setting and seed comes first: it writes the partition that others share,
+    and what they may refer to.
+
+    Args:
+        runs: of the sweep.
+        further: options of ``fedsrv launch``.
+        jobs: runs at a time.
+        say: told what is run, and what failed.
+    """
+    first = {(run.cell.setting, run.seed): run for run in reversed(runs)}
+    leading = [run for run in runs if run in first.values()]
+    others = [run for run in runs if run not in leading]
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for group in (leading, others):
+                list(pool.map(lambda run: _execute(run, further, say), group))
+        except BaseException:  # Ctrl-C ended what was under way; nothing more is begun
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [run for run in runs if not run.is_finished]
+
+
+def _execute(run: PlannedRun, further: Sequence[str], say: Say) -> None:
+    """Run one experiment to its end, unless it has come there before."""
+    if run.is_finished:
+        return
+    out, data = run.directory, run.data
+    out.parent.mkdir(parents=True, exist_ok=True)
+    file = out.with_name(out.name + ".toml")
+    file.write_text(run.config)
+    options = ["--out", str(out), "--set", f"seed={run.seed}", *further]
+    options += ["--resume"] if (out / "config.toml").exists() else []
+    options += ["--data", str(data)] if data.exists() and not run.own_data else []
+    say(f"$ fedsrv launch {file} {' '.join(options)}")
+    log = out.with_name(out.name + ".log")
+    with log.open("a") as to_log:
+        command = [sys.executable, "-m", "fedsrv", "launch", str(file), *options]
+        done = subprocess.run(command, stdout=to_log, stderr=subprocess.STDOUT)
+    if done.returncode:
+        say(f"{out.name} failed: {_last_line(log)} (see {log})")
+    elif not run.own_data and not data.exists():
+        _share(out / "data", data)
+
+
+def _share(written: Path, data: Path) -> None:
+    """Copy a run's partition to where others find it; another run may do so at the same time."""
+    copy = Path(mkdtemp(prefix=f".{data.name}-", dir=data.parent))
+    shutil.copytree(written, copy, dirs_exist_ok=True)
+    with suppress(OSError):
+        copy.rename(data)
+        return
+    shutil.rmtree(copy)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "it said nothing")

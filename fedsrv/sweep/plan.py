@@ -1,0 +1,177 @@
+"""What a sweep's file says, and the runs that come of it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedmodels.errors import ConfigError, suggestion
+from fedmodels.resolution import override, parse_experiment
+from fedsrv.presets import preset_file
+
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class Sweep(BaseModel):
+    """What a sweep's file says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    preset: Annotated[Path, Field(strict=False)]
+    """The config of all runs: a file, found from here or beside the sweep's, or a preset's name."""
+    methods: Annotated[Mapping[str, str], Field(min_length=1)]
+    """Name of a row -> a method's name and its switches."""
+    columns: Mapping[str, str]
+    """Heading -> where in ``summary.json``, e.g. ``metrics.a_glo``."""
+    settings: Mapping[str, Strings] = {}
+    """Name -> what is set in all rows; every row is run in every setting."""
+    curves: Mapping[str, str] = {}
+    """Heading -> a metric of ``rounds.jsonl``, shown after each round."""
+    reference: bool = False
+    """Whether the average forgetting of all runs is measured against the first row's."""
+    set: Strings = ()
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = (0, 1, 2)
+    against: str = ""
+    """The row that others are compared with, seed by seed; the first unless given."""
+    launch: Strings = ("--hosts=1",)
+    """More options of ``fedsrv launch``."""
+
+    @classmethod
+    def read(cls, path: Path) -> Sweep:
+        """Read a file.
+
+        Raises:
+            ConfigError: it cannot be read, or says what it must not.
+        """
+        try:
+            table = tomllib.loads(path.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"cannot read the sweep {path}: {error}") from None
+        for key in table.keys() - cls.model_fields.keys():
+            raise ConfigError(f"{path}: unknown key {key!r}.{suggestion(key, cls.model_fields)}")
+        try:
+            found = cls.model_validate(table)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"{path}: {where}: {first['msg']}") from None
+        if found.against and found.against not in found.methods:
+            raise ConfigError(f"{path}: against = {found.against!r} is none of its methods")
+        return found.model_copy(update={"preset": _preset(found.preset, path.parent)})
+
+
+def _preset(given: Path, beside: Path) -> Path:
+    """Return the file of a preset: by its place, beside the sweep's file, or by its name."""
+    for place in (given, beside / given):
+        if place.is_file():
+            return place
+    if given.suffix or len(given.parts) > 1:
+        raise ConfigError(f"preset = {str(given)!r} is no file, here or in {beside}")
+    return preset_file(str(given))
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One row of a sweep's tables: a method in a setting."""
+
+    setting: str
+    row: str
+
+    @property
+    def title(self) -> str:
+        """Return its name in tables."""
+        return f"{self.setting}: {self.row}" if self.setting else self.row
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep."""
+
+    cell: Cell
+    seed: int
+    config: str
+    """Its TOML."""
+    directory: Path
+    data: Path
+    """The partition that the runs of a setting and a seed share."""
+    own_data: bool
+    """Whether the method deals out data of its own: all of them pooled."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it came to its end."""
+        return (self.directory / "summary.json").exists()
+
+
+def plan(
+    sweep: Sweep, out: Path, rows: Sequence[str], seeds: Sequence[int], more: Sequence[str] = ()
+) -> list[PlannedRun]:
+    """Return every run of a sweep; those of one seed and setting begin with the first row.
+
+    Raises:
+        ConfigError: a row is not the sweep's, or no experiment comes of it.
+    """
+    for row in rows:
+        if row not in sweep.methods:
+            known = suggestion(row, sweep.methods)
+            raise ConfigError(f"--only {row!r} is no row of the sweep.{known}")
+    preset = tomllib.loads(sweep.preset.read_text())
+    found = list(_planned(sweep, preset, out, rows, seeds, more))
+    places = Counter(run.directory for run in found) + Counter({run.data for run in found})
+    for place, count in places.items():
+        if count > 1:
+            raise ConfigError(f"two runs of the sweep would write {place.name}: name them apart")
+    return found
+
+
+def _planned(
+    sweep: Sweep,
+    preset: Mapping[str, Any],
+    out: Path,
+    rows: Sequence[str],
+    seeds: Sequence[int],
+    more: Sequence[str],
+) -> Iterator[PlannedRun]:
+    for setting, switches in (sweep.settings or {"": ()}).items():
+        for seed in seeds:
+            place = "-".join([*([_slug(setting)] if setting else []), "{}", f"seed{seed}"])
+            first = out / place.format(_slug(rows[0]))
+            for row in rows:
+                overrides = [*sweep.set, *switches, *more]
+                if sweep.reference and row != rows[0]:
+                    overrides.append(f"evaluate.reference={first.resolve()}")
+                config = config_for(preset, sweep.methods[row], overrides)
+                pools = parse_experiment(config, row).method.pools_data
+                directory, data = out / place.format(_slug(row)), out / place.format("data")
+                yield PlannedRun(Cell(setting, row), seed, config, directory, data, pools)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def config_for(preset: Mapping[str, Any], method: str, overrides: Iterable[str]) -> str:
+    """Return the TOML of a preset with another method and overrides.
+
+    Args:
+        preset: its tables.
+        method: its name and switches; a switch with a dot belongs to the table that it names.
+        overrides: ``KEY=VALUE``, as ``--set`` takes them.
+    """
+    name, *switches = method.split()
+    tables = deepcopy(dict(preset))
+    if tables["method"]["name"] != name:
+        tables["method"] = {"name": name}
+    switches = [s if "." in s.partition("=")[0] else f"method.{s}" for s in switches]
+    for item in (*overrides, *switches):
+        override(tables, item)
+    return tomli_w.dumps(tables)

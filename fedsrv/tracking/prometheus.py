@@ -1,0 +1,112 @@
+"""The state of a run for Prometheus to scrape (``--metrics-port``)."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import Any
+
+from fedmodels.errors import ConfigError
+from fedsrv.events import Event, EventLog
+from fedsrv.narration import Pace
+from fedsrv.tracking.trackers import Ending
+
+MISSING = "--metrics-port needs prometheus-client: pip install 'fedtide[prometheus]'"
+
+
+class Exporter:
+    """Keeps a registry of metrics in step with events."""
+
+    def __init__(self, prometheus: Any) -> None:
+        """Declare the metrics; ``prometheus`` is the package ``prometheus_client``."""
+        self.registry = prometheus.CollectorRegistry()
+        self._pace = Pace()
+        self._here: set[str] = set()
+
+        def made(kind: str, name: str, what: str, *labels: str) -> Any:
+            return getattr(prometheus, kind)(
+                f"fedtide_{name}", what, labels, registry=self.registry
+            )
+
+        self.committed = made("Gauge", "interactions_committed", "Interactions committed so far.")
+        self.planned = made("Gauge", "interactions_planned", "Interactions of the whole run.")
+        self.round = made("Gauge", "round", "Round of the last commit, from 0.")
+        self.task = made("Gauge", "task", "Task of the last commit, from 0.")
+        self.left = made("Gauge", "seconds_left", "Time the run still needs, by its last commits.")
+        self.took = made("Histogram", "interaction_seconds", "Duration of an interaction.")
+        self.bytes = made("Counter", "payload_bytes", "Bytes of payloads and uploads.", "direction")
+        self.metric = made("Gauge", "metric", "Last value of each metric of the run.", "name")
+        self.clients = made("Gauge", "clients_joined", "Clients that have joined and not left.")
+        self.waiting = made(
+            "Gauge", "waiting_seconds", "How long the run has waited; 0: it goes on."
+        )
+        self.failures = made("Counter", "client_failures", "Failures of clients.", "client")
+        self.finished = made("Gauge", "finished", "1 once the run has ended.")
+
+    def take(self, event: Event) -> None:
+        """Take in one event."""
+        self._pace.take(event)
+        facts = event.detail
+        if event.kind == "commit":
+            self._commit(event)
+        elif event.kind == "scores":
+            for name, value in facts["metrics"].items():
+                self.metric.labels(name).set(value)
+        elif event.kind in ("joined", "left"):
+            (self._here.add if event.kind == "joined" else self._here.discard)(event.client)
+            self.clients.set(len(self._here))
+        elif event.kind == "waiting":
+            self.waiting.set(facts["seconds"])
+        elif event.kind == "failed":
+            self.failures.labels(event.client).inc()
+        elif event.kind == "finished":
+            self.finished.set(1)
+
+    def _commit(self, event: Event) -> None:
+        facts = event.detail
+        self.committed.set(event.interaction + 1)
+        self.planned.set(facts["of"])
+        self.round.set(event.round)
+        self.task.set(facts["task"])
+        self.took.observe(facts["seconds"])
+        self.waiting.set(0)
+        for way, size in facts["bytes"].items():
+            self.bytes.labels(way).inc(size)
+        left = self._pace.seconds_left(facts["of"])
+        if left is not None:
+            self.left.set(left)
+
+
+def export(events: EventLog, host: str, port: int) -> Ending:
+    """Serve the metrics of a run at ``http://HOST:PORT/metrics``; return what ends that.
+
+    Raises:
+        ConfigError: the package is missing, or the address cannot be listened on.
+    """
+    try:
+        prometheus: Any = importlib.import_module("prometheus_client")
+    except ImportError:
+        raise ConfigError(MISSING) from None
+    exporter = Exporter(prometheus)
+    try:
+        server, _ = prometheus.start_http_server(port, host, exporter.registry)
+    except OSError as error:
+        why = error.strerror
+        raise ConfigError(f"--metrics-port {host}:{port} cannot be used: {why}") from None
+    shown = f"[{host}]" if ":" in host else host
+    events.tell("metrics", url=f"http://{shown}:{server.server_port}/metrics")
+    thread = threading.Thread(target=_follow, args=(events, exporter), name="metrics", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        events.close()
+        thread.join()
+        server.shutdown()
+        server.server_close()
+
+    return end
+
+
+def _follow(events: EventLog, exporter: Exporter) -> None:
+    for event in events.listen(from_start=True):
+        exporter.take(event)

@@ -1,0 +1,253 @@
+"""Sweeps: what a file says, the runs that come of it, and what tables say of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+import fedsrv.cli
+from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.resolution import parse_experiment
+from fedsrv.sweep import execution
+from fedsrv.sweep.figures import difference
+from fedsrv.sweep.plan import Cell, Sweep, config_for, plan
+from fedsrv.sweep.sweeping import run_sweep
+from fedsrv.sweep.tables import Outcome, latex
+from tests.conftest import TABLES
+
+ROOT = Path(__file__).parents[3]
+STUDIES = sorted((ROOT / "benchmarks" / "studies").glob("*.toml"))
+FILE = {
+    "preset": "preset.toml",
+    "columns": {"A": "metrics.a_loc", "MB up": "bytes.up", "trained": "clients.trained"},
+    "methods": {"FedAvg": "fedavg", "FedProx, 0.5": "fedprox mu=0.5", "Local": "local"},
+    "seeds": [0, 1, 2],
+}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Any:
+    """Return a maker of sweeps beside a preset."""
+    (tmp_path / "preset.toml").write_text(tomli_w.dumps(TABLES))
+
+    def make(**more: Any) -> Sweep:
+        (tmp_path / "sweep.toml").write_text(tomli_w.dumps({**FILE, **more}))
+        return Sweep.read(tmp_path / "sweep.toml")
+
+    return make
+
+
+class Launches:
+    """Takes the place of processes: writes what a run would, or fails."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+        self.broken: set[str] = set()
+
+    def __call__(self, command: list[str], stdout: Any, stderr: int) -> SimpleNamespace:
+        assert command[:4] == [sys.executable, "-m", "fedsrv", "launch"]
+        self.commands.append(command)
+        out = Path(command[command.index("--out") + 1])
+        out.mkdir(exist_ok=True)
+        (out / "config.toml").touch()
+        if out.name in self.broken:
+            stdout.write("error: its disk is full\n")
+            return SimpleNamespace(returncode=1)
+        (out / "data").mkdir()
+        config = tomllib.loads(Path(command[4]).read_text())
+        better = {"fedavg": 0.0, "fedprox": 0.05, "local": -0.1}[config["method"]["name"]]
+        seed = int(command[command.index("--set") + 1].removeprefix("seed="))
+        finished_run(out, [0.5 + better + 0.01 * seed * (1 + better)], 3 + seed)
+        return SimpleNamespace(returncode=0)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    found = Launches()
+    monkeypatch.setattr(execution, "subprocess", SimpleNamespace(run=found, STDOUT=-2))
+    monkeypatch.setattr("fedsrv.sweep.sweeping.write_html", lambda runs, path: path.touch())
+    return found
+
+
+def finished_run(run: Path, accuracies: list[float], trained: int) -> None:
+    run.mkdir(exist_ok=True)
+    summary = {"metrics": {"a_loc": accuracies[-1]}, "bytes": {"up": 2_500_000}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    clients = {"0": {"trained": trained, "views": {}}, "1": {"trained": trained}, "evaluator": {}}
+    lines = [json.dumps({"metrics": {"a_loc": a}, "clients": clients}) for a in accuracies]
+    (run / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_row_of_a_study_is_a_valid_experiment(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    study = Sweep.read(path)
+    runs = plan(study, tmp_path, list(study.methods), [0])
+    assert [run.cell.row for run in runs] == list(study.methods)
+    for run in runs:
+        found = parse_experiment(run.config, run.cell.row)
+        assert found.method.name == study.methods[run.cell.row].split()[0]
+
+
+def test_there_are_studies() -> None:
+    assert {"gldp", "fedmlp", "pfedgrp", "continual", "continual-circulating"} <= {
+        path.stem for path in STUDIES
+    }
+
+
+def test_switches_go_to_the_table_they_name() -> None:
+    preset = {"method": {"name": "gldp", "t": 3}, "net": {"name": "mlp"}, "seed": 0}
+    own = tomllib.loads(config_for(preset, "gldp s=2", ["schedule.rounds=4"]))
+    assert own["method"] == {"name": "gldp", "t": 3, "s": 2}
+    assert own["schedule"] == {"rounds": 4}
+    other = tomllib.loads(config_for(preset, 'fedprox mu=0.5 net.name="cnn5"', []))
+    assert other["method"] == {"name": "fedprox", "mu": 0.5}
+    assert other["net"] == {"name": "cnn5"}
+    assert preset["net"] == {"name": "mlp"}
+
+
+def test_every_method_runs_with_every_seed_in_every_setting(sweep: Any, tmp_path: Path) -> None:
+    settings = {"few": ["schedule.rounds=1"], "many": ["schedule.rounds=9"]}
+    found = plan(sweep(settings=settings), tmp_path, ["FedAvg", "FedProx, 0.5"], [0, 4])
+    assert len(found) == 8
+    assert found[0].cell == Cell("few", "FedAvg")
+    assert [run.directory.name for run in found[2:5]] == [
+        "few-fedavg-seed4", "few-fedprox-0-5-seed4", "many-fedavg-seed0"
+    ]  # fmt: skip
+    assert found[3].data == tmp_path / "few-data-seed4"
+    assert tomllib.loads(found[-1].config)["schedule"]["rounds"] == 9
+    plain = plan(sweep(reference=True), tmp_path, ["FedAvg", "Local"], [0])
+    assert [run.directory.name for run in plain] == ["fedavg-seed0", "local-seed0"]
+    assert plain[0].data == tmp_path / "data-seed0"
+    referred = tomllib.loads(plain[1].config)["evaluate"]["reference"]
+    assert referred == str(tmp_path / "fedavg-seed0")
+    assert "reference" not in tomllib.loads(plain[0].config).get("evaluate", {})
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"method": {}}, r"unknown key 'method'. Did you mean 'methods'\?"),
+        ({"methods": {}}, "methods: "),
+        ({"seeds": [-1]}, r"seeds\.0: "),
+        ({"against": "FedAvgg"}, "against = 'FedAvgg' is none of its methods"),
+        ({"preset": "no.toml"}, r"preset = 'no\.toml' is no file"),
+        ({"preset": "quickstrat"}, "Did you mean 'quickstart'"),
+    ],
+)
+def test_mistakes_in_a_file(sweep: Any, more: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        sweep(**more)
+
+
+def test_mistakes_in_a_plan(sweep: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no row of the sweep. Did you mean 'FedAvg'\?"):
+        plan(sweep(), tmp_path, ["FedAv"], [0])
+    with pytest.raises(ConfigError, match="unknown key 'mue'"):
+        plan(sweep(methods={"x": "fedprox mue=1"}), tmp_path, ["x"], [0])
+    with pytest.raises(ConfigError, match="would write data-seed0: name them apart"):
+        plan(sweep(methods={"Data": "fedavg"}), tmp_path, ["Data"], [0])
+    assert sweep(preset="quickstart").preset.name == "quickstart.toml"
+
+
+# --- the runs -------------------------------------------------------------------------------------
+
+
+def test_a_sweep_from_beginning_to_end(sweep: Any, tmp_path: Path, launches: Launches) -> None:
+    out, said = tmp_path / "out", list[str]()
+    launches.broken = {"local-seed1"}
+    with pytest.raises(RunFailed, match="1 of 9 runs failed and are left out: local-seed1"):
+        run_sweep(sweep(), out, jobs=2, say=said.append)
+    assert any(s.startswith("local-seed1 failed: error: its disk is full (see ") for s in said)
+    names = [Path(command[4]).stem for command in launches.commands]
+    assert sorted(names[:3]) == [f"fedavg-seed{n}" for n in range(3)]
+    assert all(("--data" in command) == (n >= 3) for n, command in enumerate(launches.commands))
+    assert sorted(p.name for p in out.glob("data-*")) == [f"data-seed{n}" for n in range(3)]
+    assert not list(out.glob(".data-*"))
+    table = (out / "table.md").read_text().splitlines()
+    assert table[:5] == [
+        "| | A | MB up | trained |",
+        "|---|---|---|---|",
+        "| FedAvg | 51.00 ± 0.82 | 2.5 | 4.0 |",
+        "| FedProx, 0.5 | 56.05 ± 0.86 | 2.5 | 4.0 |",
+        "| Local (2 of 3 seeds) | 40.90 ± 0.90 | 2.5 | 4.0 |",
+    ]
+    # differences of 5, 5.05 and 5.1: s = 0.05, and t of two degrees of freedom is 4.303
+    assert (
+        "| FedProx, 0.5 | +5.05 [+4.93, +5.17] * | +0.0 [+0.0, +0.0] | +0.0 [+0.0, +0.0] |" in table
+    )
+    with (out / "runs.csv").open() as file:
+        assert next(csv.DictReader(file)) == {
+            "setting": "", "row": "FedAvg", "seed": "0", "column": "A",
+            "path": "metrics.a_loc", "value": "50.0",
+        }  # fmt: skip
+    assert (out / "report.html").exists()
+    launches.broken = set()
+    launches.commands.clear()
+    run_sweep(sweep(), out, say=said.append)
+    (again,) = launches.commands
+    assert "--resume" in again
+    assert "| Local | 40.90 ± 0.73 |" in (out / "table.md").read_text()
+
+
+def test_the_command(sweep: Any, tmp_path: Path, launches: Launches) -> None:
+    sweep()
+    words = ["sweep", str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "out")]
+    found = CliRunner().invoke(fedsrv.cli.app, [*words, "--seed", "7", "--only", "FedAvg"])
+    assert found.exit_code == 0, found.output
+    assert "| FedAvg | 57.00 | 2.5 | 10.0 |" in found.output
+    assert len(launches.commands) == 1
+
+
+def test_compare_of_the_makefile_is_a_sweep() -> None:
+    told = subprocess.run(
+        ["make", "-n", "compare", "STUDY=gldp", "SEEDS=0 1", "JOBS=2"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    words = " ".join(told.stdout.replace("\\\n", " ").split())
+    assert words.endswith(
+        "fedsrv sweep benchmarks/studies/gldp.toml --out runs/gldp --jobs 2 --seed 0 --seed 1"
+    )
+
+
+# --- the tables -----------------------------------------------------------------------------------
+
+
+def test_differences_are_of_the_same_seeds() -> None:
+    found = difference({0: 3.0, 1: 5.0, 2: None, 3: 9.0}, {0: 1.0, 1: 1.0, 2: 1.0})
+    assert (found.mean, found.pairs) == (3.0, 2)
+    # s = sqrt(2), and t of one degree of freedom is 12.706: half a width of 12.706
+    assert found.low == pytest.approx(3 - 12.7062, abs=1e-4)
+    assert not found.is_clear
+    with pytest.raises(ValueError, match="no seed"):
+        difference({0: 1.0}, {1: 1.0})
+
+
+def test_curves_settings_and_latex(sweep: Any, tmp_path: Path, launches: Launches) -> None:
+    out = tmp_path / "out"
+    settings = {"a_b": [], "50 %": ["schedule.rounds=1"]}
+    made = sweep(settings=settings, curves={"acc": "a_loc"}, against="Local")
+    run_sweep(made, out, only=["FedAvg", "Local"], seeds=[0], say=lambda line: None)
+    text = (out / "table.md").read_text()
+    assert "| acc | 1 | mean |\n|---|---|---|\n| a_b: FedAvg | 50 | 50.0 |\n" in text
+    assert "Differences to Local" in text
+    assert "| 50 %: FedAvg | +10.00 | +0.0 | +0.0 |" in text
+    assert r"50 \%: FedAvg & 50.00 & 2.5 & 3.0 \\" in (out / "table.tex").read_text()
+    assert latex(Outcome([], [Cell("", "x_1 ±")], {"n": "bytes.up"}, "", 0)).splitlines()[3] == (
+        r"x\_1 $\pm$ & -- \\"
+    )
