@@ -38,16 +38,54 @@ def unit_of(path: str) -> tuple[float, str]:
     return UNITS.get(table, (1, "{:.3f}"))
 
 
-def values_of(path: str, runs: Iterable[PlannedRun]) -> Values:
-    """Return one column of finished runs, in the unit that tables show."""
+@dataclass(frozen=True)
+class Figures:
+    """What the tables of a sweep need of one finished run."""
+
+    cell: Cell
+    seed: int
+    values: Mapping[str, float | None]
+    """By path, as in ``summary.json``; None where the run has no such figure."""
+    curves: Mapping[str, Sequence[float]]
+    """By metric, as in ``rounds.jsonl``: its value after each round that has one."""
+    environment: Mapping[str, str | int]
+    """Versions and commit the run was made with, as in ``env.json``."""
+
+
+def read_figures(run: PlannedRun, columns: Iterable[str], curves: Iterable[str]) -> Figures:
+    """Read the figures of a finished run.
+
+    Args:
+        run: of the sweep.
+        columns: paths into its summary.
+        curves: metrics of its rounds.
+    """
+    summary, rounds = summary_of(run.directory), list(rounds_of(run.directory))
+    lines = {name: [find(one["metrics"], name) for one in rounds] for name in curves}
+    environment = run.directory / "env.json"
+    return Figures(
+        run.cell,
+        run.seed,
+        {path: _figure(summary, path) for path in columns},
+        {name: [value for value in line if value is not None] for name, line in lines.items()},
+        json.loads(environment.read_text()) if environment.exists() else {},
+    )
+
+
+def _figure(summary: Mapping[str, Any], path: str) -> float | None:
     table, _, name = path.partition(".")
+    found = summary.get(table, {})
+    value = find(found, name) if table == "metrics" else found.get(name)
+    return value if isinstance(value, int | float) else None
+
+
+def values_of(path: str, runs: Iterable[Figures]) -> Values:
+    """Return one column of finished runs, in the unit that tables show."""
     factor, _ = unit_of(path)
     found: dict[Cell, dict[int, float | None]] = {}
     for run in runs:
-        values = summary_of(run.directory).get(table, {})
-        value = find(values, name) if table == "metrics" else values.get(name)
-        number = factor * value if isinstance(value, int | float) else None
-        found.setdefault(run.cell, {})[run.seed] = number
+        value = run.values.get(path)
+        found.setdefault(run.cell, {})[run.seed] = None if value is None else factor * value
     return found
 
 
@@ -115,3 +153,39 @@ def differences(values: Values, against: str, cells: Sequence[Cell]) -> dict[Cel
         ):
             found[cell] = difference(values[cell], base)
     return found
+
+
+def winners(values: Values, cells: Sequence[Cell], better: int) -> set[Cell]:
+    """Return the cells that beat every other row of their setting.
+
+    A row beats another where the interval of their difference over the same seeds leaves out zero.
+
+    Args:
+        values: of one column.
+        cells: of the table.
+        better: 1 where more is better, -1 where less is, 0 where neither is.
+    """
+    found = set()
+    for setting in dict.fromkeys(cell.setting for cell in cells):
+        rivals = {
+            cell: known
+            for cell in cells
+            if cell.setting == setting and (known := _known(values.get(cell, {})))
+        }
+        if better and len(rivals) > 1:
+            first = max(rivals, key=lambda cell: better * fmean(rivals[cell].values()))
+            others = [known for cell, known in rivals.items() if cell != first]
+            if all(_beats(rivals[first], other, better) for other in others):
+                found.add(first)
+    return found
+
+
+def _known(seeds: Mapping[int, float | None]) -> dict[int, float]:
+    return {seed: value for seed, value in seeds.items() if value is not None}
+
+
+def _beats(row: Mapping[int, float], other: Mapping[int, float], better: int) -> bool:
+    if not row.keys() & other.keys():
+        return False
+    found = difference(row, other)
+    return found.is_clear and better * found.mean > 0

@@ -184,7 +184,7 @@ def test_a_sweep_from_beginning_to_end(sweep: Any, tmp_path: Path, launches: Lau
         "| | A | MB up | trained |",
         "|---|---|---|---|",
         "| FedAvg | 51.00 ± 0.82 | 2.5 | 4.0 |",
-        "| FedProx, 0.5 | 56.05 ± 0.86 | 2.5 | 4.0 |",
+        "| FedProx, 0.5 | **56.05 ± 0.86** | 2.5 | 4.0 |",
         "| Local (2 of 3 seeds) | 40.90 ± 0.90 | 2.5 | 4.0 |",
     ]
     # differences of 5, 5.05 and 5.1: s = 0.05, and t of two degrees of freedom is 4.303
