@@ -96,11 +96,11 @@ class Training(Table):
     precision: Literal["float32", "bfloat16"] = "float32"
     """What nets compute in on the way to their embeddings, in training and in scoring; weights,
     losses and what travels are float32 all the same. It changes floats, and pays on CPUs with
-    AMX, not on others: docs/results.md."""
+    AMX, not on others: docs/results/speed.md."""
     augment: Literal["none", "crop-flip"] = "none"
     together: Annotated[int, Field(ge=1)] = 1
     """Clients of one process that train as one stacked step at most; 1: in turn. It changes
-    floats, and pays for small nets alone: docs/results.md."""
+    floats, and pays for small nets alone: docs/results/speed.md."""
 
     @property
     def mixed_precision(self) -> bool:
