@@ -24,7 +24,7 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
-from fedmodels.methods.bases.replay import Replaying
+from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.nets import SplitNet, make_net
 from fedmodels.nets.embedding import embeddings
 from fedmodels.numerics.frechet import fid
@@ -32,7 +32,7 @@ from fedmodels.numerics.randomness import seeded
 from fedmodels.parts.generators import Painter
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import load
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 
 EPOCHS, BATCH = 8, 64
 
@@ -60,8 +60,8 @@ def _row(path: Path, count: int) -> dict[str, Any]:
         state = load(newest)[0]
         problem = ClientData(path / "data" / str(client)).problem
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
-        assert isinstance(method, Replaying), f"{path}: its clients replay nothing"
-        family = method.replay(Run(experiment, problem)).family
+        assert isinstance(method, GenerativeReplay), f"{path}: its clients replay nothing"
+        family = method.class_replay(RunFacts(experiment, problem)).family
         for key, generator in state.generators.items():
             images = Painter(family, generator.tensors).inputs(count, seed=client)
             shown = x if key == "all" else x[y == int(key)]

@@ -24,7 +24,7 @@ import grpc
 
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 from fedpb import PROTOCOL, coordinator_pb2_grpc
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode
@@ -169,7 +169,7 @@ def main() -> None:
     files = {c: (Path(data) / str(c) / "client.json").read_text() for c in clients}
     facts = json.loads(files[clients[0]])
     problem = Problem(tuple(facts["input_shape"]), facts["num_classes"])
-    run = Run(parse_experiment(Path(config).read_text(), config, ()), problem)
+    run = RunFacts(parse_experiment(Path(config).read_text(), config, ()), problem)
     weights = dict(run.initial_weights)
     kinds = kind[0] if kind else "honest"
     asyncio.run(_live_all([Light(c, text, weights, kinds) for c, text in files.items()], address))

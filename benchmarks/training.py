@@ -36,7 +36,7 @@ from fedmodels.nets import SplitNet, load_weights, make_net, weights_of
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import ClientHalf, train_locally
-from fedmodels.training.method import ClientContext, Run, Stream
+from fedmodels.training.method import ClientContext, RunFacts, Stream
 from fedmodels.training.position import START
 from fedmodels.training.stack import begin_apart, fit_together
 
@@ -172,7 +172,7 @@ def _plain_loop(config: Path, data: Path, share: str) -> float:
         stream.open(0)
         sets.append(stream.train(0))
     problem = Problem(tuple(sets[0][0].shape[1:]), 10)
-    net = Run(experiment, problem).make_net()
+    net = RunFacts(experiment, problem).make_net()
     before = weights_of(net)
     return statistics.median(_epoch(net, before, sets, experiment.training) for _ in range(5))
 
@@ -243,7 +243,7 @@ def _stacked_row(net: str, clients: int, examples: int, side: int) -> dict[str, 
     """Compare clients that train in turn with the same clients trained together, over an epoch."""
     facts = {**DIGITS, "net": {"name": net}, "clients": clients}
     experiment = experiment_of(_experiment(facts, 1))
-    method, run = make("fedavg"), Run(experiment, Problem((1, side, side), 10))
+    method, run = make("fedavg"), RunFacts(experiment, Problem((1, side, side), 10))
     nets = [run.make_net().pack() for _ in range(clients)]
     payload = Bundle(weights=run.initial_weights)
     draw = torch.Generator().manual_seed(0)

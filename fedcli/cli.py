@@ -231,7 +231,7 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One object for each input.")] = False,
 ) -> None:
-    """Say what a client's trained model takes inputs for, with probabilities."""
+    """Name the classes that a client's trained model sees in inputs, with probabilities."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from fedcli.prediction import personal_file, predictions
     from fedmodels.nets.trained import TrainedModel
@@ -244,7 +244,7 @@ def predict(
 
 @app.command("data")
 def list_data() -> None:
-    """Say which data sets are known, present, or how to get them."""
+    """List the known data sets: which are present, and how to get the others."""
     from fedcli.data.store.commands import list_datasets
 
     list_datasets()

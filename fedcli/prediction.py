@@ -1,4 +1,4 @@
-"""What a client's trained model says of inputs that it has not seen: images, or arrays."""
+"""Predictions of a client's trained model for new inputs: images, or arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedmodels.printable import printable
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one input."""
+    """The model's prediction for one input."""
 
     source: str
     """The file, and the place in it where it holds several."""
@@ -47,10 +47,10 @@ def personal_file(run: Path, client: int) -> Path:
 
 
 def predictions(model: TrainedModel, inputs: list[Path], top: int = 3) -> list[Prediction]:
-    """Return what a model says of every example of some files.
+    """Return the model's predictions for every example of some files.
 
     Args:
-        model: whom to ask.
+        model: the trained model.
         inputs: images, or ``.npy`` files of one example or several.
         top: how many classes to name.
 
@@ -79,14 +79,14 @@ def read_input(path: Path, facts: ModelFacts) -> NDArray[np.float32]:
     elif len(shape) == 3 and shape[0] in (1, 3):
         x = read_image(path, shape[0])
     else:
-        raise DataError(f"{path} is no .npy file, and the model takes {list(shape)}, no images")
+        raise DataError(f"{path} is not an .npy file; the model takes {list(shape)}, not images")
     if x.dtype.kind not in "iuf":
         raise DataError(f"{path} holds {x.dtype}; expected numbers")
     x = x[None] if x.shape == shape else x
     if x.shape[1:] != shape:
         raise DataError(f"{path} is {list(x.shape)}; the model takes {list(shape)}, or several")
     if not np.isfinite(x).all():
-        raise DataError(f"{path} holds values that are no finite numbers")
+        raise DataError(f"{path} holds values that are not finite")
     if facts.scale > 1 and len(x) and x.max() > facts.scale:
         raise DataError(
             f"{path} goes up to {x.max():g}; the model was trained on values up to "

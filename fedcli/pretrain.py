@@ -36,7 +36,7 @@ from fedmodels.nets.transformer import Attention, FeedForward
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 
 FRESH = ("base/fc.", "head/")
 """What a run does not take over: it stands between tokens and classes."""
@@ -76,7 +76,7 @@ class MaskedAutoencoder(nn.Module):
         those are HART's.
 
         Raises:
-            ConfigError: the base is none of HART, or nothing would be hidden, or everything.
+            ConfigError: the base is not HART's, or the mask would hide no token or all tokens.
         """
         super().__init__()
         if not all(hasattr(base, part) for part in ("accelerometer", "gyroscope", "blocks")):
@@ -104,12 +104,14 @@ class MaskedAutoencoder(nn.Module):
         known = self.embed(self.base.norm(seen))  # (B, V, w)
         all_tokens = self.mask_token.expand(*tokens.shape[:2], -1)
         places = visible[..., None].expand(-1, -1, known.shape[-1])
-        told = self.patches(self.decoder(all_tokens.scatter(1, places, known) + self.positions))
-        wanted = x.reshape(*tokens.shape[:2], -1)  # (B, Z, p)
-        wanted, told = (
-            t.gather(1, hidden[..., None].expand(-1, -1, PATCH * 6)) for t in (wanted, told)
+        predicted = self.patches(
+            self.decoder(all_tokens.scatter(1, places, known) + self.positions)
         )
-        return F.mse_loss(told, wanted)
+        wanted = x.reshape(*tokens.shape[:2], -1)  # (B, Z, p)
+        wanted, predicted = (
+            t.gather(1, hidden[..., None].expand(-1, -1, PATCH * 6)) for t in (wanted, predicted)
+        )
+        return F.mse_loss(predicted, wanted)
 
 
 def windows_of(dataset: Dataset) -> NDArray[np.float32]:
@@ -146,7 +148,7 @@ def pretrain(
         out: the file.
         how: epochs, batch size, learning rate, mask.
         device: where to train.
-        tell: is told a line after each epoch.
+        tell: called with a line after each epoch.
 
     Returns:
         The mean loss of each epoch.
@@ -159,7 +161,7 @@ def pretrain(
     wanted = list(names) or [data.name]
     tables = [data.model_copy(update={"name": name}) for name in wanted]
     x = torch.from_numpy(np.concatenate([windows_of(load(table)) for table in tables]))
-    net = Run(experiment, Problem(tuple(x.shape[1:]), 2)).make_net()
+    net = RunFacts(experiment, Problem(tuple(x.shape[1:]), 2)).make_net()
     losses = []
     with seeded(derive_seed(experiment.seed, "server", 0, "method")):
         model = MaskedAutoencoder(net.base, x.shape[1], how.mask).to(device).train()

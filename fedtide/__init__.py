@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         ServerContext,
         ServerState,
     )
-    from fedmodels.training.method import Run as RunFacts
+    from fedmodels.training.run import RunFacts
     from fedtide.models import TrainedModel
     from fedtide.runs import Run, open, run
 
@@ -67,7 +67,7 @@ _HOMES = {
     "make_net": "fedmodels.nets",
     "FedAvg": "fedmodels.methods.fedavg",
     "FedtideError": "fedmodels.errors",
-    "RunFacts": f"{_METHOD}:Run",
+    "RunFacts": "fedmodels.training.run",
     **dict.fromkeys(("Method", "ServerContext", "ServerState", "ClientContext"), _METHOD),
     **dict.fromkeys(("Batch", "Output", "Phase"), _METHOD),
     **dict.fromkeys(("Bundle", "BundleSpec", "Prototypes", "GeneratorState", "Histogram"), _BUNDLE),

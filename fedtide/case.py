@@ -13,7 +13,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import LocalResult, Method, Run, ServerContext, ServerState
+from fedmodels.training.method import LocalResult, Method, RunFacts, ServerContext, ServerState
 from fedtide.inprocess import run_in_process
 from fedtide.trial import context_of, method_of, payload_of, tiny_experiment
 
@@ -76,7 +76,7 @@ class Trained:
     """One interaction: the method, the state it began with, and each client's result."""
 
     method: Method
-    run: Run
+    run: RunFacts
     state: ServerState
     results: Mapping[int, LocalResult]
 
@@ -97,7 +97,7 @@ class Trained:
 
 def bytes_of(*bundles: Bundle) -> list[dict[str, bytes]]:
     """Return the bytes of every tensor, to compare bundles bit for bit."""
-    return [{key: bytes(tensor_bytes(t)) for key, t in b.flat().items()} for b in bundles]
+    return [{key: bytes(tensor_bytes(t)) for key, t in b.by_key().items()} for b in bundles]
 
 
 def states_of(state: ServerState) -> list[dict[str, bytes]]:

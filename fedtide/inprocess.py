@@ -14,8 +14,7 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Result as Done
-from fedcli.runtime.worker import Worker, open_data
+from fedcli.runtime.worker import Result, Worker, open_data
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import dealt
 from fedmodels.errors import ClientFailed
@@ -26,7 +25,7 @@ from fedmodels.training.initial_weights import pinned
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedsrv.coordinator import write_facts
-from fedsrv.engine.cohort import Result, Results, Trip
+from fedsrv.engine.cohort import Answer, Answers, Trip
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
@@ -93,8 +92,8 @@ class InProcessCohort:
     def starting_over(self) -> Sequence[int]:
         return ()
 
-    def exchange(self, trip: Trip) -> Results:
-        found: dict[ClientId, Result] = {}
+    def exchange(self, trip: Trip) -> Answers:
+        found: dict[ClientId, Answer] = {}
         failed: dict[ClientId, str] = {}
         for client in self._arrivals(trip.orders):
             order = trip.orders[client]
@@ -113,13 +112,13 @@ class InProcessCohort:
             trip.check_report(client, order, done.report)  # honest clients are not refused
             trip.check_upload(client, upload)
             down = sum(b.num_bytes() for b in parts.values())
-            found[client] = Result(upload, done.report, upload.num_bytes(), down)
+            found[client] = Answer(upload, done.report, upload.num_bytes(), down)
         if failed:
             client, reason = next(iter(failed.items()))
             raise ClientFailed(client, trip.sample.round, "order", reason)
-        return Results(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), failed)
+        return Answers(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), failed)
 
-    def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Done:
+    def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Result:
         if worker.experiment.training.together > 1 and order.kind == rpc.ORDER_TRAIN:
             return execute_together([Task(worker, order, payload)])[0]
         done = worker.execute(order, payload)

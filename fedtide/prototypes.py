@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedmodels.nets.embedding import embeddings
 from fedmodels.numerics.prototypes import (
-    Table,
+    ByClass,
     class_prototypes,
     mean_prototypes,
     moved,
@@ -14,7 +14,7 @@ from fedmodels.numerics.prototypes import (
 )
 
 __all__ = [
-    "Table",
+    "ByClass",
     "class_prototypes",
     "embeddings",
     "mean_prototypes",

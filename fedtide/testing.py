@@ -39,7 +39,7 @@ from fedmodels.training.method import (
     ClientContext,
     Method,
     Output,
-    Run,
+    RunFacts,
 )
 from fedpb import coordinator_pb2 as rpc
 from fedtide.case import Case, bytes_of, states_of
@@ -185,7 +185,7 @@ def who_is_not_selected_keeps_its_state(case: Case) -> None:
             seen.append((trains, newest_states(out / "clients")))
 
     run_in_process(experiment, case.data, out, before=before)
-    stateful = method_of(experiment).keeps_state(Run(experiment, Problem((1, 8, 8), 10)))
+    stateful = method_of(experiment).keeps_state(RunFacts(experiment, Problem((1, 8, 8), 10)))
     assert bool(seen[-1][1]) == stateful
     for (trains, states), (_, later) in itertools.pairwise(seen):
         for client in states:
@@ -286,7 +286,7 @@ def states_survive_the_archive(case: Case) -> None:
     state = made.after(server_context(made.run, 0, (0, 1)))
     save_named(place / "server", dict(state.named()), {})
     loaded = load_named(place / "server")[0]
-    kept = [(name, bundle) for name, bundle in state.named() if bundle.flat()]
+    kept = [(name, bundle) for name, bundle in state.named() if bundle.by_key()]
     assert state_digest([(n, loaded[n]) for n, _ in kept]) == state_digest(kept)
     save(place / "client", made.results[0].state, {})
     assert bytes_of(load(place / "client")[0]) == bytes_of(made.results[0].state)
@@ -298,8 +298,8 @@ def private_state_has_one_shape(case: Case) -> None:
     made = case.trained()
     initial, later = made.method.init_client(made.run, 0), made.results[0].state
     keeps = made.method.keeps_state(made.run)
-    assert bool(initial.flat()) <= keeps
-    assert bool(later.flat()) <= keeps
+    assert bool(initial.by_key()) <= keeps
+    assert bool(later.by_key()) <= keeps
     assert not initial.weights.keys() - later.weights.keys()
 
 

@@ -18,7 +18,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.method import ClientContext, Method, Run, ServerContext, ServerData
+from fedmodels.training.method import ClientContext, Method, RunFacts, ServerContext, ServerData
 from fedmodels.training.position import START, Position
 from fedpb.codec import merged
 
@@ -74,7 +74,7 @@ def write_server_data(root: Path) -> None:
     np.save(place / "y.npy", np.arange(20, dtype=np.int64) % facts["num_classes"])
 
 
-def server_context(run: Run, interaction: int, cohort: tuple[int, ...]) -> ServerContext:
+def server_context(run: RunFacts, interaction: int, cohort: tuple[int, ...]) -> ServerContext:
     """Return the context of a server half, with noise as the data of its own."""
     draw = torch.Generator().manual_seed(0)
     shape, classes = run.problem.input_shape, run.problem.num_classes
@@ -91,7 +91,7 @@ def context_of(
 ) -> ClientContext:
     """Return the context in which one client of a partition trains on a task."""
     data = ClientData(root / str(client))
-    run = Run(experiment, data.problem)
+    run = RunFacts(experiment, data.problem)
     stream = TaskStream(data, keep_history=method_of(experiment).keeps_history)
     stream.open(task)
     return ClientContext(

@@ -18,7 +18,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Problem, state_digest
-from fedmodels.training.method import ClientContext, Run
+from fedmodels.training.method import ClientContext, RunFacts
 from fedmodels.training.position import START
 from fedtide.trial import (
     TABLES,
@@ -101,5 +101,5 @@ def linear_context(
     width = len(x[0])
     net = SplitNet(nn.Flatten(), nn.Linear(width, 2, bias=False), width)
     nn.init.zeros_(net.head.weight)
-    run = Run(experiment, Problem((width,), 2))
+    run = RunFacts(experiment, Problem((width,), 2))
     return ClientContext(run, client, START, net, OneTask(x, y), torch.device("cpu"))

@@ -24,7 +24,7 @@ from fedtide import (
     Uploads,
     prototype_spec,
 )
-from fedtide.prototypes import Table, class_prototypes, embeddings, mean_prototypes
+from fedtide.prototypes import ByClass, class_prototypes, embeddings, mean_prototypes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +56,11 @@ class Anchored(FedAvg):
         means = mean_prototypes(sent, run.problem.num_classes, run.width, uniform=False)
         return replace(after, common=replace(after.common, prototypes={"class": means}))
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Table:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> ByClass:
         known = payload.prototypes.get("class")
-        return Table.of(known, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+        return ByClass.of(known, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Table) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: ByClass) -> Tensor:
         pull = (out.features - refs.vectors[batch.y]).square().sum(1) * refs.known[batch.y]
         return super().loss(ctx, batch, out, refs) + self.lam * pull.mean()
 

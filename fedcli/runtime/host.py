@@ -42,7 +42,7 @@ from fedpb import PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 
 KEEP_BYTES = 256 << 20
-"""Uploads that one process keeps until they are committed, all its clients together."""
+"""Bytes of uploads that a process keeps until their commit, over all its clients."""
 TOKEN_BYTES = 16
 IDLE_TOLD_S = 60.0
 """A process without an order says so at this interval."""
@@ -143,7 +143,7 @@ class Host:
         return reply
 
     def _rejoin(self, gone: Mapping[ClientId, Member]) -> None:
-        """Renew sessions the server no longer knows, unless another thread has done it."""
+        """Renew sessions that the server has forgotten, unless another thread has done so."""
         with self._rejoining:
             for client, member in gone.items():
                 if self.members[client] is member:

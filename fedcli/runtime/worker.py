@@ -25,7 +25,7 @@ from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.nets.trained import ModelFacts, header_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
 from fedmodels.training.loop import ClientHalf, score, train_locally
-from fedmodels.training.method import ClientContext, LocalResult, Run
+from fedmodels.training.method import ClientContext, LocalResult, RunFacts
 from fedmodels.training.position import Position
 from fedpb import coordinator_pb2 as rpc
 
@@ -57,7 +57,7 @@ CAUGHT = (
     LookupError,
     TypeError,
 )
-"""What an order may come to; it fails a client for an interaction, not the process."""
+"""Errors of an order; they fail the client for one interaction, and the process goes on."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,18 @@ class Worker:
     sibling: InitVar[Worker | None] = None
     """Another client of this process: they train in turn, and share its net to work with."""
     keep_bytes: int = 256 << 20
-    """A larger upload is not kept until it is committed, but computed again if need be."""
+    """A larger upload is not kept until its commit; the client computes it again if asked."""
     progress: Progress = field(default_factory=Progress)
-    run: Run = field(init=False)
+    run: RunFacts = field(init=False)
     net: SplitNet = field(init=False)
     nets: list[SplitNet] = field(init=False)
-    """That net, and those of clients that train at the same time as it does."""
+    """``net``, and the nets of the clients that train at the same time."""
 
     def __post_init__(self, sibling: Worker | None) -> None:
         """Build the method, the net and the stream of tasks."""
         table = self.experiment.method
         self.method = make(table.name, **table.hyper_parameters())
-        self.run = sibling.run if sibling else Run(self.experiment, self.data.problem)
+        self.run = sibling.run if sibling else RunFacts(self.experiment, self.data.problem)
         self.net = sibling.net if sibling else self.run.make_net().to(self.device).pack()
         self.nets = sibling.nets if sibling else [self.net]
         self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
@@ -111,7 +111,7 @@ class Worker:
     def execute(self, order: rpc.Order, payload: Bundle) -> Result | None:
         """Do what an order says; None when it was abandoned on the way.
 
-        What goes wrong here fails this client for this interaction, not the process.
+        An error fails this client for this interaction, and the process goes on.
         """
         try:
             if order.kind == rpc.ORDER_TRAIN:
@@ -123,7 +123,7 @@ class Worker:
             return self.failed(order, error)
 
     def failed(self, order: rpc.Order, error: Exception) -> Result | None:
-        """Return what goes back when an order came to an error; call it where it is caught."""
+        """Return the result of an order that raised an error; call it in the ``except`` block."""
         if isinstance(error, Abandoned):
             return None
         if isinstance(error, FedtideError):
@@ -217,7 +217,7 @@ class Worker:
         return result
 
     def _peak_rss_bytes(self) -> int:
-        """Return the most memory this process ever held; looked up once a second at most."""
+        """Return the peak memory of this process in bytes; measured once a second at most."""
         now = time.monotonic()
         if now - self._looked_at > 1.0:
             self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

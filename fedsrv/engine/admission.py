@@ -20,7 +20,7 @@ MOST_TASKS = 10_000
 
 
 class OtherPartition(PayloadError):
-    """A client's data were dealt out otherwise than the config says."""
+    """A client's data come from another partition than the config describes."""
 
 
 class Admission:
@@ -104,7 +104,7 @@ class Admission:
         self._check_tasks(client, profile)
 
     def _check_origin(self, client: ClientId, profile: Profile) -> None:
-        """Check that data were dealt out as the config says, or pooled where they have to be."""
+        """Check that data come from the config's partition, pooled if the method needs it."""
         if self._experiment is None:
             return
         if profile.origin is not None:
@@ -189,12 +189,12 @@ class Admission:
         return said.most_common(1)[0] if said else (None, 0)
 
     def _most_called(self) -> tuple[Names, int]:
-        """Return what most of those who name classes call them, and how many do."""
+        """Return the most frequent names of the classes, and how many clients state them."""
         said = Counter(names for c, names in self._called.items() if isinstance(c, int))
         return said.most_common(1)[0] if said else ((), 0)
 
     def _turned_away(self) -> list[ClientId]:
-        """Forget those who have another problem or classes than the run, and return them."""
+        """Forget the clients with another problem or other classes than the run; return them."""
         away = [
             c
             for c, (_, problem) in self._said.items()

@@ -24,7 +24,8 @@ MOST_LETTERS = 60
 """Limit of the name of a data set."""
 MOST_EXAMPLES = 2**31
 """Limit of one class in one task."""
-Counts = npt.NDArray[np.int64]
+CountTable = npt.NDArray[np.int64]
+"""Examples by task and class, (T, K)."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Profile:
     """One client's description: the problem it has, and how many examples per task and class."""
 
     problem: Problem
-    train: Counts  # (T, K)
-    test: Counts  # (T, K)
+    train: CountTable  # (T, K)
+    test: CountTable  # (T, K)
     limits: tuple[Tensor, Tensor]
     """Black and white of each channel after normalisation: (C,) each, or (1,) for all channels."""
     dataset: str = "own"
@@ -83,15 +84,15 @@ def _source(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
     """Return what the data are called, and what they were dealt out by."""
     dataset, origin = facts.get("dataset", "own"), facts.get("partition")
     if not isinstance(dataset, str) or not (origin is None or isinstance(origin, dict)):
-        raise ValueError("a data set or a partition that is none")
+        raise ValueError("dataset must be a text, and partition a table")
     return printable(dataset[:MOST_LETTERS]), origin
 
 
 def _names(facts: Mapping[str, Any], problem: Problem) -> tuple[str, ...]:
-    """Return the names of the classes, if they are said."""
+    """Return the names of the classes; nothing if the client states none."""
     names = tuple(facts.get("class_names", ()))
     if len(names) not in (0, problem.num_classes) or not all(isinstance(n, str) for n in names):
-        raise ValueError("class_names that are none")
+        raise ValueError("class_names must be one text for each class")
     return names
 
 
@@ -106,7 +107,7 @@ def _is_possible(problem: Problem) -> bool:
     )
 
 
-def _counts(tasks: list[dict[str, list[int]]], part: str, problem: Problem) -> Counts:
+def _counts(tasks: list[dict[str, list[int]]], part: str, problem: Problem) -> CountTable:
     """Return the examples of each task and class (T, K)."""
     rows = [task[part] for task in tasks]
     for row in rows:

@@ -22,7 +22,7 @@ class Trip:
     needed: int | None = None
     """Results that suffice after the deadline or after failures; all unless given."""
     count: Callable[[Bundle], float] | None = None
-    """Gives what an upload's weights count in their mean, if the mean is all that is wanted."""
+    """Returns the coefficient of an upload in the mean; None if the method reads single uploads."""
     check_report: Callable[[ClientId, rpc.Order, rpc.Report], None] = lambda *_: None
     """Raises PayloadError for a report with impossible numbers, or beyond its order."""
     check_upload: Callable[[ClientId, Bundle], None] = lambda *_: None
@@ -35,7 +35,7 @@ class Trip:
 
 
 @dataclass
-class Result:
+class Answer:
     """The answer of one client."""
 
     upload: Bundle
@@ -46,15 +46,15 @@ class Result:
 
 
 @dataclass
-class Results:
+class Answers:
     """The answers to a trip in client-id order, and the bytes that crossed the wire."""
 
-    by_client: dict[ClientId, Result]
+    by_client: dict[ClientId, Answer]
     failed: dict[ClientId, str]
     wire_down: int = 0
     wire_up: int = 0
     mean: Weights | None = None
-    """Of the uploads' weights, if it was taken as they came; they have no weights then."""
+    """The mean of the uploads' weights, if it was computed on arrival; uploads are without them."""
 
 
 class StateLost(Exception):
@@ -100,7 +100,7 @@ class Cohort(Protocol):
         """Return the clients that go on from their initial state; each appears in one call only."""
         ...
 
-    def exchange(self, trip: Trip) -> Results:
+    def exchange(self, trip: Trip) -> Answers:
         """Give the orders, wait for the results, and return them."""
         ...
 

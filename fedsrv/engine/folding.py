@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.weighted_mean import RunningMean
-from fedsrv.engine.cohort import Result
+from fedsrv.engine.cohort import Answer
 
 
 class Folding:
@@ -39,10 +39,10 @@ class Folding:
         self._pool: ThreadPoolExecutor | None = None
         self._steps: list[Future[None]] = []
 
-    def came(
-        self, result: Result, results: Mapping[ClientId, Result], failed: Collection[ClientId]
+    def add_answer(
+        self, result: Answer, results: Mapping[ClientId, Answer], failed: Collection[ClientId]
     ) -> None:
-        """Take note of one more result; a thread adds its upload in the order of ids."""
+        """Add one more answer; a thread adds its upload to the mean in the order of ids."""
         if self._pool is None:
             if not self._folds(result):
                 return
@@ -50,7 +50,7 @@ class Folding:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="fold")
         self._steps.append(self._pool.submit(self._add, results, failed))
 
-    def finish(self, results: Mapping[ClientId, Result]) -> Weights | None:
+    def finish(self, results: Mapping[ClientId, Answer]) -> Weights | None:
         """Add the remaining uploads and return the mean; None if uploads stayed whole."""
         if self._pool is None:
             return None
@@ -61,7 +61,7 @@ class Folding:
             step.result()
         return self._mean.mean()
 
-    def _folds(self, result: Result) -> bool:
+    def _folds(self, result: Answer) -> bool:
         upload = result.upload
         return (
             result.logical_up * len(self._clients) > self._kept_bytes
@@ -70,9 +70,9 @@ class Folding:
             and not upload.num_evaluation_bytes()  # the record counts them one by one
         )
 
-    def _add(self, results: Mapping[ClientId, Result], failed: Collection[ClientId]) -> None:
+    def _add(self, results: Mapping[ClientId, Answer], failed: Collection[ClientId]) -> None:
         """Add the uploads up to the next missing client, if they fill a group."""
-        ready, end = list[Result](), self._next
+        ready, end = list[Answer](), self._next
         for client in self._clients[self._next :]:
             if client in results:
                 ready.append(results[client])
@@ -91,7 +91,7 @@ class Folding:
 
 def _without_weights(upload: Bundle) -> Bundle:
     """Return a copy of an upload without its weights."""
-    flat = upload.flat()
-    return Bundle.from_flat(
+    flat = upload.by_key()
+    return Bundle.from_keys(
         {key: flat[key].clone() for key in flat if not key.startswith("weights/")}
     )

@@ -81,7 +81,7 @@ def reduced(
 
 
 def _attempt(method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
-    """Aggregate and finish; raise an error also for infinities in the result."""
+    """Aggregate and finish; raise an error if the result holds infinities."""
     ctx = replace(ctx, series={})
     after, metrics = method.reduce(ctx, state, uploads)
     before = {id(bundle) for _, bundle in state.named()}
@@ -118,7 +118,7 @@ def _behind(
 def _failure(
     method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads
 ) -> str | None:
-    """Return the error of these uploads as a line; None if they can be reduced."""
+    """Return why these uploads cannot be reduced, on one line; None if they can."""
     try:
         _attempt(method, ctx, state, uploads)
     except CAUGHT as error:
@@ -127,13 +127,13 @@ def _failure(
 
 
 def _line(error: Exception) -> str:
-    """Return an error as a line."""
+    """Return an error on one line."""
     first = str(error).partition("\n")[0]
     return first if isinstance(error, PayloadError) else f"{type(error).__name__}: {first}"
 
 
 def _is_finite(values: Any) -> bool:
-    """Tell whether nested lists and mappings hold finite numbers alone."""
+    """Tell whether all numbers in nested lists and mappings are finite."""
     if isinstance(values, Mapping):
         values = list(values.values())
     if isinstance(values, list | tuple):

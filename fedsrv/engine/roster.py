@@ -12,7 +12,7 @@ from fedsrv.state.store import Store
 
 
 class Roster:
-    """Known clients; a late client is added, and every holder of the roster sees it."""
+    """The known clients; all who hold the roster see a client that is added late."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

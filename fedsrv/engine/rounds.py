@@ -20,11 +20,12 @@ from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.prototypes import drift
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.heap import give_back_free_pages
-from fedmodels.training.method import Metrics, Run, ServerContext, ServerData, ServerState
+from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
 from fedmodels.training.stack import check_stacks
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import common_limits
-from fedsrv.engine.cohort import Cohort, Results, StateLost, Trip
+from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip
+from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
 from fedsrv.engine.rows import commit_facts, record_of
@@ -32,7 +33,6 @@ from fedsrv.engine.schedule import Step, steps
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.engine.server_data import check_fits, check_given
 from fedsrv.engine.summary import summarise
-from fedsrv.engine.taking_up import take_up
 from fedsrv.engine.terms import Terms
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
@@ -65,7 +65,7 @@ class Engine:
         """Interaction of each client's last upload that counts; names the private state to hold."""
         self.history = History()
         self._lost: StateLost | None = None
-        """The loss that makes the engine take the run up anew."""
+        """The loss for which the engine goes back to an earlier commit."""
         self._committing: Future[None] | None = None
 
     def run(self) -> dict[str, Any]:
@@ -80,11 +80,11 @@ class Engine:
             with ThreadPoolExecutor(1, "committer") as committer:
                 while True:
                     try:
-                        self._take_up()
+                        self._begin_at_common_commit()
                         syncer.want(self.store.committed)  # later commits are not safe yet
                         self.run_facts.forget_initial_weights()  # few methods need them again
                         give_back_free_pages()
-                        return self._go_on(committer, syncer)
+                        return self._run_interactions(committer, syncer)
                     except StateLost as lost:
                         self._settle()
                         self._lost = lost
@@ -96,7 +96,7 @@ class Engine:
     def _meet_clients(self) -> None:
         """Wait for the clients; derive problem, tasks and schedule from their descriptions."""
         self.roster.add(self.cohort.gather())
-        self.run_facts = Run(self.experiment, next(iter(self.profiles.values())).problem)
+        self.run_facts = RunFacts(self.experiment, next(iter(self.profiles.values())).problem)
         if self.experiment.training.together > 1:
             check_stacks(self.run_facts)
         self.tasks = self.roster.tasks(self.experiment.schedule.clients)
@@ -147,13 +147,15 @@ class Engine:
         place = {"interaction": step.interaction, "round": step.round}
         self.events.tell("server", **place, work=what, step=done, of=of, loss=loss)
 
-    def _take_up(self) -> None:
+    def _begin_at_common_commit(self) -> None:
         """Go to the last commit whose server and client states all still exist.
 
         Raises:
             RunFailed: that commit lies further back than the run may go.
         """
-        target = take_up(self.store, self.cohort, self.events, self._lost, stateful=self.stateful)
+        target = go_to_common_commit(
+            self.store, self.cohort, self.events, self._lost, stateful=self.stateful
+        )
         self._lost = None
         self.state = self.store.state(target) if target >= 0 else self._initial_state()
         self._remember(target)
@@ -162,7 +164,7 @@ class Engine:
             self.cohort.require(self._holds_state, self.last_trained, self.store.watermark)
 
     def _remember(self, interaction: int) -> None:
-        """Look up who trained when, as far as an interaction."""
+        """Read who trained when, up to an interaction."""
         self.history = self.store.history()
         self.last_trained = self.history.last_trained(interaction)
 
@@ -178,7 +180,7 @@ class Engine:
 
     # --- the loop ---------------------------------------------------------------------------------
 
-    def _go_on(self, committer: ThreadPoolExecutor, syncer: Syncer) -> dict[str, Any]:
+    def _run_interactions(self, committer: ThreadPoolExecutor, syncer: Syncer) -> dict[str, Any]:
         pending = self.store.pending()
         if pending is not None:
             record, counts = pending
@@ -215,7 +217,7 @@ class Engine:
             self._score(step, record, scores)
 
     def _reduce(
-        self, ctx: ServerContext, results: Results
+        self, ctx: ServerContext, results: Answers
     ) -> tuple[ServerState, Metrics, Mapping[str, Any]]:
         """Reduce the uploads to the next state; mark clients that spoil it as failed."""
         sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
@@ -249,7 +251,7 @@ class Engine:
             self._committing.result()
             self._committing = None
 
-    def _train(self, ctx: ServerContext, due: bool) -> Results:
+    def _train(self, ctx: ServerContext, due: bool) -> Answers:
         common, personal = self.method.broadcast(ctx, self.state)
         views = [
             v
@@ -267,8 +269,8 @@ class Engine:
     def _check_upload(self, ctx: ServerContext, client: ClientId, upload: Bundle) -> None:
         """Check an upload's values; threads may call it while the state does not change."""
         assert isinstance(client, int), "the evaluator trains nothing"
-        told = self.terms.announced(client, self.steps[ctx.interaction])
-        self.method.check_upload(ctx, self.state, upload, told)
+        announced = self.terms.announced(client, self.steps[ctx.interaction])
+        self.method.check_upload(ctx, self.state, upload, announced)
 
     def _orders(
         self,

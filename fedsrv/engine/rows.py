@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmodels.training.method import Metrics
-from fedsrv.engine.cohort import Results
+from fedsrv.engine.cohort import Answers
 from fedsrv.engine.schedule import Step
 from fedsrv.state.record import Record
 
 
-def record_of(step: Step, results: Results, metrics: Metrics) -> Record:
+def record_of(step: Step, results: Answers, metrics: Metrics) -> Record:
     """Return the record of an interaction, without its scores."""
     clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
     reports = {c: r.report for c, r in clients.items()}

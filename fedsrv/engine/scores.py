@@ -14,7 +14,7 @@ from fedmodels.numerics.metrics import Counts, iaa, mean_accuracy, mean_and_std
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.training.class_masks import ALL, SEEN
 from fedsrv.engine.client_profile import Profile
-from fedsrv.engine.cohort import Result
+from fedsrv.engine.cohort import Answer
 from fedsrv.engine.terms import GLOBAL_TEST
 
 
@@ -24,7 +24,7 @@ class Scores:
 
     counts: dict[tuple[ClientId, str, str], dict[str, Counts]] = field(default_factory=dict)
 
-    def add(self, results: Mapping[ClientId, Result]) -> None:
+    def add(self, results: Mapping[ClientId, Answer]) -> None:
         """Add the counts of a trip's reports."""
         for client, result in results.items():
             for c in result.report.counts:

@@ -59,7 +59,7 @@ def summarise(
 
 
 def data_of(experiment: Experiment, datasets: Sequence[str]) -> str:
-    """Return what was trained on: by the clients' own account, where there is one."""
+    """Return the name of the data: as clients state it, else as the config does."""
     if datasets:
         return " and ".join(name for name, _ in Counter(datasets).most_common(3))
     return experiment.data.name if experiment.data else "own"

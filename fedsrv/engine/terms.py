@@ -17,7 +17,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.tensors.announced import Announced, check_examples
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.training.class_masks import rules_of
-from fedmodels.training.method import Method, Run
+from fedmodels.training.method import Method, RunFacts
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.schedule import Step
@@ -27,7 +27,7 @@ OWN_KEYS = frozenset({"loss", "seconds", "num_examples", "peak_rss_bytes", "view
 """Names that a client's row of a record uses itself; a method's own numbers have others."""
 MOST_SECONDS = 1e8
 MOST_LOSS = 3.5e38
-"""Limit of the loss of one example: the range of float32."""
+"""Limit of the loss of one example: the largest float32."""
 MOST_BYTES = 2**50
 MOST_TESTED = 2**31
 """Limit of the examples of the global test set, which no client announces."""
@@ -38,7 +38,7 @@ class Terms:
     """The rules that every answer of a run has to keep."""
 
     method: Method
-    run: Run
+    run: RunFacts
     profiles: Mapping[int, Profile]
     steps: Sequence[Step]
 
@@ -63,15 +63,15 @@ class Terms:
         known = self.method.reported(self.run) - OWN_KEYS if order.kind == rpc.ORDER_TRAIN else ()
         for name in report.extra:
             if name not in known:
-                raise PayloadError(f"the report holds {name[:50]!r}, which the method has not")
+                raise PayloadError(f"the report holds {name[:50]!r}, unknown to the method")
         self._check_counts(client, order, report)
 
     def _check_numbers(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         most = 0
         if order.kind == rpc.ORDER_TRAIN and isinstance(client, int):
-            told = self.announced(client, self.steps[order.interaction])
+            announced = self.announced(client, self.steps[order.interaction])
             history, replay = self.method.keeps_history, self.method.replays
-            most = told.most_examples(history=history, replay=replay)
+            most = announced.most_examples(history=history, replay=replay)
         check_examples(report.num_examples, most, "the report's number of examples")
         if not 0 <= report.seconds <= MOST_SECONDS or not 0 <= report.peak_rss_bytes <= MOST_BYTES:
             raise PayloadError("the report holds impossible seconds or bytes")

@@ -46,11 +46,11 @@ from fedsrv.tracking.trackers import check_extras
 MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""
 LEAVING_S = 10.0
-"""Time that clients have to end by themselves when the coordinator has ended the run."""
+"""Time for clients to end by themselves after the end of the run."""
 CLIENT_BYTES = 200 << 20
-"""Memory a client process is reckoned with."""
+"""Memory that one client process is assumed to need."""
 PROCESSES_PER_CORE = 50
-"""Client processes that a core still bears; beyond, several clients share one."""
+"""Most client processes for one core; beyond that, several clients share a process."""
 log = logging.getLogger(__name__)
 
 
@@ -132,7 +132,7 @@ def _check_start(experiment: Experiment, data: Path | None, held: Path, device: 
 
 
 def affordable_hosts(clients: int) -> int:
-    """Return how many client processes this machine bears."""
+    """Return how many client processes this machine can run."""
     fits = int(psutil.virtual_memory().available * 0.7) // CLIENT_BYTES
     return max(1, min(clients, fits, PROCESSES_PER_CORE * (os.cpu_count() or 1)))
 
@@ -174,17 +174,17 @@ class Launch:
     server_data: Path
     """The server's own examples; only where there are any."""
     made_before: bool = False
-    """Whether the data have been dealt out to clients already."""
+    """Whether the clients' directories exist already."""
     began: threading.Event = field(default_factory=threading.Event)
     """Set when clients can join: from then on nothing of the run is taken back."""
     log_level: LogLevel = LogLevel.INFO
-    """What the processes say in their logs at least."""
+    """The lowest level of messages in the logs of the processes."""
     serve_options: Sequence[str] = ()
     """More options of ``fedsrv serve``."""
     box: Box = field(default_factory=Box)
     address: str = "127.0.0.1:0"
     clients: list[str] = field(default_factory=list)
-    """What each host is started with as ``--client-id``."""
+    """The ``--client-id`` of each host."""
     ended: set[str] = field(default_factory=set)
     restarts: dict[str, int] = field(default_factory=dict)
     finished: bool = False
@@ -273,7 +273,7 @@ class Launch:
             if self.finished:
                 until = min(until, time.monotonic() + LEAVING_S)
             said = next_said(self.box, until)
-            if said is None:  # whoever is left missed the end, and would wait for ever
+            if said is None:  # a client that missed the end would wait for ever
                 return
             if said.source == "server":
                 self._server_said(said)

@@ -101,7 +101,7 @@ class History:
         raise RunFailed(self._why_nowhere(versions))
 
     def _why_nowhere(self, versions: Mapping[int, Sequence[int]]) -> str:
-        """Return the reason why the run cannot be taken up with the clients' states."""
+        """Return why the run cannot go on with the states that clients hold."""
         for client, held in sorted(versions.items()):
             try:
                 self.check(client, held)

@@ -226,7 +226,7 @@ class Ledger:
             self.db.execute("DELETE FROM undone WHERE interaction <= ?", (interaction,))
 
     def forget_undone(self, first: int) -> None:
-        """Forget what was undone from an interaction on: the replay took another way."""
+        """Delete the undone records from an interaction on: the replay computed other ones."""
         self.db.execute("DELETE FROM undone WHERE interaction >= ?", (first,))
 
     # --- clients ----------------------------------------------------------------------------------

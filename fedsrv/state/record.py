@@ -14,16 +14,16 @@ own numbers, and ``views`` once the client is scored."""
 
 
 class Traffic(TypedDict):
-    """The bytes of an interaction, scoring included where a key says ``wire``."""
+    """The bytes of an interaction; keys with ``wire`` include scoring."""
 
     down: int
     """Payloads of all clients, each counted in full."""
     up: int
     """Uploads of all clients."""
     wire_down: int
-    """What the coordinator sent in fact."""
+    """Bytes that the coordinator really sent."""
     wire_up: int
-    """What the coordinator received in fact."""
+    """Bytes that the coordinator really received."""
     per_client: dict[str, dict[str, int]]
     """``down`` and ``up`` of each client, and ``eval_up`` where it sent tensors for scoring."""
 
@@ -34,7 +34,7 @@ class Durations(TypedDict):
     train: float
     """Local training of the slowest client."""
     server: NotRequired[float]
-    """Aggregation and what follows it."""
+    """``aggregate`` and ``finish``."""
     wall: NotRequired[float]
     """From broadcast to commit, without scoring."""
 

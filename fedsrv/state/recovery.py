@@ -142,7 +142,7 @@ def _write(
 
 
 def _set_aside(run: Path, last: int) -> list[str]:
-    """Move away the old database and states that no record speaks of; return their names."""
+    """Move the old database, and states without a record, aside; return their names."""
     late = [n for n in state_numbers(run / "server") if n > last]
     old = [run / name for name in _DATABASE]
     old += [run / "server" / f"state-{number:08d}.safetensors" for number in sorted(late)]

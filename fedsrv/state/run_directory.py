@@ -33,7 +33,7 @@ WRITTEN = {
     "run.db", "run.db-wal", "run.db-shm", "server", "config.toml", "env.json", "tensorboard",
     "rounds.jsonl", ".lock", "logs", "clients", "data",
 }  # fmt: skip
-"""What a start writes into a run directory before clients can join."""
+"""The files that a start writes into a run directory before clients can join."""
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def state_numbers(states: Path) -> set[int]:
 
 
 def holds_commits(path: Path) -> bool:
-    """Tell whether a run directory holds what only a committed interaction leaves."""
+    """Tell whether a run directory holds a committed record or state."""
     lines = path / "rounds.jsonl"
     written = lines.is_file() and lines.stat().st_size > 0
     return written or bool(state_numbers(path / "server"))

@@ -43,7 +43,7 @@ class StateFiles:
 
         Args:
             interaction: which.
-            aside: the state is only read; the next state does not build on it.
+            aside: read the state alone; the next commit does not build on it.
 
         Raises:
             ArchiveError: a file of it is gone, damaged or of another run.
@@ -56,7 +56,7 @@ class StateFiles:
         return ServerState(named.get("common", Bundle()), named.get("own", Bundle()), clients)
 
     def why_unusable(self, interaction: int) -> str:
-        """Return the reason why a state cannot be read; empty if it can."""
+        """Return why a state cannot be read; an empty text if it can."""
         try:
             self.read(interaction, aside=True)
         except ArchiveError as error:

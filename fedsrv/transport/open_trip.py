@@ -11,7 +11,7 @@ from fedmodels.errors import ClientFailed
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, encode
-from fedsrv.engine.cohort import Result, Trip
+from fedsrv.engine.cohort import Answer, Trip
 from fedsrv.engine.folding import Folding
 
 
@@ -23,7 +23,7 @@ class OpenTrip:
     common: Encoded
     personal: dict[ClientId, Encoded]
     folding: Folding
-    results: dict[ClientId, Result] = field(default_factory=dict)
+    results: dict[ClientId, Answer] = field(default_factory=dict)
     failed: dict[ClientId, str] = field(default_factory=dict)
     issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
     wire_down: int = 0
@@ -38,12 +38,12 @@ class OpenTrip:
         """Tell whether a client has sent a result or failed."""
         return client in self.results or client in self.failed
 
-    def keep(self, client: ClientId, result: Result) -> None:
+    def keep(self, client: ClientId, result: Answer) -> None:
         """Add a client's result."""
         encoded = self.personal.get(client)
         result.logical_down = self.common.num_bytes + (encoded.num_bytes if encoded else 0)
         self.results[client] = result
-        self.folding.came(result, self.results, self.failed)
+        self.folding.add_answer(result, self.results, self.failed)
 
     def is_complete(self) -> bool:
         """Tell whether every client answered."""

@@ -16,7 +16,7 @@ from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import HoldsState, Result, Results, StateLost, Trip
+from fedsrv.engine.cohort import Answer, Answers, HoldsState, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.transport.holdings import Holdings
 from fedsrv.transport.open_trip import OpenTrip, answers, by_id, what_for, why_failed
@@ -125,7 +125,7 @@ class RemoteCohort:
         with self._changed:
             return self._holdings.versions()
 
-    def exchange(self, trip: Trip) -> Results:
+    def exchange(self, trip: Trip) -> Answers:
         """Give the orders, and wait until all clients answer or the deadline closes the trip.
 
         Raises:
@@ -160,7 +160,7 @@ class RemoteCohort:
             raise RunFailed(why_failed(trip, failed))
         mean = open_trip.folding.finish(open_trip.results)
         wire_up = sum(r.wire_up for r in results.values())
-        return Results(results, failed, open_trip.wire_down, wire_up, mean)
+        return Answers(results, failed, open_trip.wire_down, wire_up, mean)
 
     def _is_there(self, client: ClientId) -> bool:
         return client in self._members and self._is_connected(self._members[client])
@@ -367,13 +367,13 @@ class RemoteCohort:
                 return None
             return trip
 
-    def end_result(self, client: ClientId, trip: OpenTrip, result: Result | str) -> bool:
+    def end_result(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:
         """Store a result, or the reason of a failure; False when another answer came first."""
         with self._changed:
             first = not trip.answered(client) and self._open is trip
             if first and isinstance(result, str):
                 trip.failed[client] = result
-            elif first and isinstance(result, Result):
+            elif first and isinstance(result, Answer):
                 trip.keep(client, result)
                 if trip.trip.sample.kind == rpc.ORDER_TRAIN:
                     self._members[client].add_version(trip.trip.sample.interaction)

@@ -25,7 +25,7 @@ from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
 from fedsrv.engine.admission import OtherPartition
-from fedsrv.engine.cohort import Result
+from fedsrv.engine.cohort import Answer
 from fedsrv.events import EventLog
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.certificates import MONITOR_URI, covers
@@ -244,7 +244,7 @@ class Service:
         A stream that ends short has no outcome, and the client pushes again. The reason does not
         matter: a cancelled call may look like a stream that its sender closed.
         """
-        outcome: Result | str = printable(header.failure)
+        outcome: Answer | str = printable(header.failure)
         if not header.failure:
             try:
                 trip.trip.check_report(client, trip.trip.orders[client], header.report)
@@ -258,12 +258,12 @@ class Service:
                     raise NotReady(f"the stream ended after {at}; bring the upload again")
                 upload = receiver.finish()
                 trip.trip.check_upload(client, upload)
-                outcome = Result(upload, header.report, upload.num_bytes(), 0, wire)
+                outcome = Answer(upload, header.report, upload.num_bytes(), 0, wire)
             except PayloadError as error:
                 self.cohort.end_result(client, trip, printable(f"its upload was refused: {error}"))
                 raise
         taken = self.cohort.end_result(client, trip, outcome)
-        if isinstance(outcome, Result) and not taken:
+        if isinstance(outcome, Answer) and not taken:
             raise Superseded(f"interaction {header.interaction} closed without client {client}")
 
     @_coded

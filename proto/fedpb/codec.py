@@ -203,7 +203,7 @@ class Receiver:
             f"generators/{each.key}/version": torch.tensor(each.version)
             for each in self.header.generators
         }
-        bundle = Bundle.from_flat(flat)
+        bundle = Bundle.from_keys(flat)
         if not plan.names:
             return bundle
         return replace(bundle, weights=Packed(plan.names, plan.weights, block[: plan.weights.size]))
@@ -240,5 +240,5 @@ def merged(parts: Mapping[str, Bundle]) -> Bundle:
     flat: dict[str, Tensor] = {}
     for role in ("common", "personal"):
         if role in parts:
-            flat |= parts[role].flat()
-    return Bundle.from_flat(flat)
+            flat |= parts[role].by_key()
+    return Bundle.from_keys(flat)

@@ -86,7 +86,7 @@ def received(encoded, spec):
 
 
 def assert_equal(one: Bundle, other: Bundle):
-    a, b = one.flat(), other.flat()
+    a, b = one.by_key(), other.by_key()
     assert a.keys() == b.keys()
     for key in a:
         assert (a[key].dtype, a[key].shape) == (b[key].dtype, b[key].shape), key
@@ -522,9 +522,9 @@ def test_histogram_below_zero():
 @given(BUNDLE, st.randoms())
 def test_digest_is_of_the_content(bundle, random):
     """Whoever sends equal content, its parts in whatever order, sends the same digest."""
-    flat = list(bundle.flat().items())
+    flat = list(bundle.by_key().items())
     random.shuffle(flat)
-    again = Bundle.from_flat({key: t.clone() for key, t in flat})
+    again = Bundle.from_keys({key: t.clone() for key, t in flat})
     assert encode(again).digest == encode(bundle).digest
 
 

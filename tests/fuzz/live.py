@@ -14,7 +14,7 @@ from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 from fedsrv.coordinator import Listen, serve
 from fedsrv.events import EventLog
 from tests.fuzz.liar import Liar
@@ -71,7 +71,7 @@ class Live:
 
 def honest_upload(experiment: Experiment) -> Bundle:
     """Return an upload of fedavg as a client without data would send it."""
-    weights = Run(experiment, Problem((1, 8, 8), 10)).initial_weights
+    weights = RunFacts(experiment, Problem((1, 8, 8), 10)).initial_weights
     return Bundle(weights=dict(weights), scalars={"num_examples": 5.0})
 
 

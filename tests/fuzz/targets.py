@@ -102,7 +102,7 @@ def _receive(
                 if frame is not None:
                     receiver.feed(frame)
             bundle = receiver.finish()
-            spec.check({k: (t.dtype, tuple(t.shape)) for k, t in bundle.flat().items()})
+            spec.check({k: (t.dtype, tuple(t.shape)) for k, t in bundle.by_key().items()})
 
 
 def headers(data: bytes) -> None:
@@ -139,7 +139,7 @@ def archive(data: bytes) -> None:
         bundles, header = load_named(path, verify=bool(len(data) % 2))
         json.dumps(header)
         for bundle in bundles.values():
-            bundle.flat()
+            bundle.by_key()
 
 
 @cache

@@ -23,7 +23,7 @@ from fedpb import PROTOCOL, coordinator_pb2_grpc
 from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Results, Trip
+from fedsrv.engine.cohort import Answers, Trip
 from fedsrv.events import EventLog
 from fedsrv.transport import service as services
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -72,7 +72,7 @@ class Served:
         self.token: bytes = self.stub.Join(request, timeout=10).token
         return self.token
 
-    def exchange(self) -> Future[Results]:
+    def exchange(self) -> Future[Answers]:
         order = rpc.Order(kind=rpc.ORDER_TRAIN, client_id="0", interaction=0)
         trip = Trip({0: order}, Bundle(), spec=BundleSpec.of(UPLOAD))
         return self.engine.submit(self.cohort.exchange, trip)

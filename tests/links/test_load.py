@@ -17,7 +17,7 @@ from benchmarks import light
 from benchmarks.light import Light
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 from tests.integration.conftest import Loopback, Sites, tables
 
 pytestmark = pytest.mark.loopback
@@ -47,7 +47,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def light_clients(run: Loopback) -> threading.Thread:
     """Start an honest, the slow and the lying light client in this process."""
-    weights = dict(Run(run.experiment, Problem((1, 8, 8), 10)).initial_weights)
+    weights = dict(RunFacts(run.experiment, Problem((1, 8, 8), 10)).initial_weights)
     kinds = {8: "honest", SLOW: "slow", LIAR: "liar"}
     made = [
         Light(c, (run.partition / str(c) / "client.json").read_text(), weights, kind)

@@ -87,7 +87,7 @@ def test_predict_says_what_the_model_says(
     [
         ("small.npy", np.zeros((1, 4, 4)), "is [1, 4, 4]; the model takes [1, 8, 8]"),
         ("text.npy", np.array(["a"]), "expected numbers"),
-        ("nan.npy", np.full((1, 8, 8), np.nan), "no finite numbers"),
+        ("nan.npy", np.full((1, 8, 8), np.nan), "not finite"),
         ("large.npy", np.full((1, 8, 8), 255), "goes up to 255; the model was trained on values"),
         ("no.npy", None, "no.npy"),
         ("no.png", None, "no.png cannot be read"),

@@ -13,7 +13,14 @@ from dataclasses import replace
 import numpy as np
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.cuts.deal import Deal, Partition, TaskIndices, chunks, class_table, held_tests
+from fedcli.data.cuts.cut_input import (
+    CutInput,
+    Partition,
+    TaskIndices,
+    chunks,
+    class_table,
+    held_tests,
+)
 from fedcli.data.cuts.dirichlet import (
     balanced_proportions,
     counts_of,
@@ -91,7 +98,7 @@ def partition(
         ConfigError: the scenario does not fit the data set or the number of clients.
     """
     kept, kept_test = _kept(scenario, labels_train, labels_test, num_classes, seed)
-    deal = Deal(
+    given = CutInput(
         train=labels_train[kept].astype(np.int64),
         test=labels_test[kept_test].astype(np.int64),
         num_classes=num_classes,
@@ -100,7 +107,7 @@ def partition(
         groups=groups,
         coarse=coarse,
     )
-    out = _cut(scenario, deal)
+    out = _cut(scenario, given)
     if not out.pooled:
         out = _mapped_back(out, kept, kept_test)
     _check_filled(out)
@@ -117,95 +124,97 @@ def _kept(
     return kept, long_tail(test, num_classes, test_gamma, rng_of(seed, "longtail", 1))
 
 
-def _cut(scenario: ScenarioTable, deal: Deal) -> Partition:
-    """Call the function that cuts this kind of scenario."""
+def _cut(scenario: ScenarioTable, given: CutInput) -> Partition:
+    """Cut by the function of this kind of scenario."""
     match scenario:
         case Iid():
-            return _iid(deal)
+            return _iid(given)
         case Dirichlet():
-            return _dirichlet(scenario, deal)
+            return _dirichlet(scenario, given)
         case LabelShards():
-            return _label_shards(scenario.shards, deal)
+            return _label_shards(scenario.shards, given)
         case PerClassShards():
-            return _per_class_shards(scenario, deal)
+            return _per_class_shards(scenario, given)
         case Natural():
-            return _natural(scenario, deal)
+            return _natural(scenario, given)
         case ReplayTable():
-            return _replay(scenario, deal)
+            return _replay(scenario, given)
         case DirichletPooled():
-            return _dirichlet_pooled(scenario, deal)
+            return _dirichlet_pooled(scenario, given)
     raise ConfigError(f"[scenario] kind {scenario.name!r} has no partition")
 
 
-def _iid(deal: Deal) -> Partition:
-    train = deal.rng("clients").permutation(len(deal.train))
-    test = deal.rng("test").permutation(len(deal.test))
-    return deal.by_client(
-        [np.sort(piece) for piece in np.array_split(train, deal.num_pairs)],
-        [np.sort(piece) for piece in np.array_split(test, deal.num_pairs)],
+def _iid(given: CutInput) -> Partition:
+    train = given.rng("clients").permutation(len(given.train))
+    test = given.rng("test").permutation(len(given.test))
+    return given.by_client(
+        [np.sort(piece) for piece in np.array_split(train, given.num_pairs)],
+        [np.sort(piece) for piece in np.array_split(test, given.num_pairs)],
     )
 
 
-def _dirichlet(scenario: Dirichlet, deal: Deal) -> Partition:
+def _dirichlet(scenario: Dirichlet, given: CutInput) -> Partition:
     over_pairs = scenario.over == "pairs"
     owned = dirichlet(
-        deal.train,
-        deal.num_classes,
-        deal.num_pairs if over_pairs else len(deal.tasks),
+        given.train,
+        given.num_classes,
+        given.num_pairs if over_pairs else len(given.tasks),
         scenario.alpha,
-        deal.rng("clients"),
+        given.rng("clients"),
         min_size=scenario.min_size,
         balanced=not over_pairs,
     )
     if not over_pairs:
-        owned = chunks(owned, deal.tasks)
-    return deal.with_held_tests(owned)
+        owned = chunks(owned, given.tasks)
+    return given.with_held_tests(owned)
 
 
-def _label_shards(shards: int, deal: Deal) -> Partition:
-    return deal.with_held_tests(
-        label_shards(deal.train, deal.num_pairs, shards, deal.rng("shards"))
+def _label_shards(shards: int, given: CutInput) -> Partition:
+    return given.with_held_tests(
+        label_shards(given.train, given.num_pairs, shards, given.rng("shards"))
     )
 
 
-def _per_class_shards(scenario: PerClassShards, deal: Deal) -> Partition:
+def _per_class_shards(scenario: PerClassShards, given: CutInput) -> Partition:
     if scenario.sharding == "equal_size":
-        return _label_shards(scenario.shards, deal)
-    shape = (deal.num_classes, deal.num_pairs, scenario.shards)
+        return _label_shards(scenario.shards, given)
+    shape = (given.num_classes, given.num_pairs, scenario.shards)
     distinct = scenario.distinct_labels
-    train, rows = per_class_shards(deal.train, *shape, deal.rng("shards"), distinct_labels=distinct)
-    test, _ = per_class_shards(deal.test, *shape, deal.rng("test"), rows=rows)
-    return deal.by_client(train, test)
+    train, rows = per_class_shards(
+        given.train, *shape, given.rng("shards"), distinct_labels=distinct
+    )
+    test, _ = per_class_shards(given.test, *shape, given.rng("test"), rows=rows)
+    return given.by_client(train, test)
 
 
-def _natural(scenario: Natural, deal: Deal) -> Partition:
-    if deal.groups is None:
+def _natural(scenario: Natural, given: CutInput) -> Partition:
+    if given.groups is None:
         raise ConfigError("[scenario] natural needs a data set that tells its subjects apart")
-    labels, clients, tests = deal.pooled_labels, [], []
-    owned = natural_clients(deal.groups, len(deal.tasks))
-    for indices, num_tasks in zip(owned, deal.tasks, strict=True):
+    labels, clients, tests = given.pooled_labels, [], []
+    owned = natural_clients(given.groups, len(given.tasks))
+    for indices, num_tasks in zip(owned, given.tasks, strict=True):
         train, test = split_along_time(indices, labels, scenario.train_folds)
         trains = chunks([train], [num_tasks])
-        holds = class_table(labels, trains, deal.num_classes) > 0
+        holds = class_table(labels, trains, given.num_classes) > 0
         parts = held_tests(labels[test], holds)
         clients.append(tuple(TaskIndices(c, test[p]) for c, p in zip(trains, parts, strict=True)))
         tests.append(test)
     return Partition(tuple(clients), np.concatenate(tests), pooled=True, zscore=scenario.zscore)
 
 
-def _replay(scenario: ReplayTable, deal: Deal) -> Partition:
+def _replay(scenario: ReplayTable, given: CutInput) -> Partition:
     clients = []
-    for i in range(len(deal.tasks)):
-        rng = deal.rng("clients", i)
-        permuted = rng.permutation(deal.num_classes)
+    for i in range(len(given.tasks)):
+        rng = given.rng("clients", i)
+        permuted = rng.permutation(given.num_classes)
         size, parts = scenario.images_per_part, scenario.parts
-        train = cut_in_parts(deal.train, deal.num_classes, parts, size, rng)
+        train = cut_in_parts(given.train, given.num_classes, parts, size, rng)
         limit = scenario.test_images if isinstance(scenario, ReplayHeterogeneous) else None
-        test = cut_in_parts(deal.test, deal.num_classes, parts, limit, deal.rng("test", i))
-        types, width = _types(scenario, deal.num_classes // 2, deal.rng("tasks", i))
+        test = cut_in_parts(given.test, given.num_classes, parts, limit, given.rng("test", i))
+        types, width = _types(scenario, given.num_classes // 2, given.rng("tasks", i))
         stream = replay_stream(types, width, permuted, train, test)
         clients.append(tuple(TaskIndices(*task) for task in stream))
-    return Partition(tuple(clients), np.arange(len(deal.test), dtype=np.int64))
+    return Partition(tuple(clients), np.arange(len(given.test), dtype=np.int64))
 
 
 def _types(scenario: ReplayTable, pairs: int, rng: np.random.Generator) -> tuple[list[int], int]:
@@ -218,47 +227,47 @@ def _types(scenario: ReplayTable, pairs: int, rng: np.random.Generator) -> tuple
     return [int(j) for j in rng.permutation(pairs)], 1
 
 
-def _dirichlet_pooled(scenario: DirichletPooled, deal: Deal) -> Partition:
+def _dirichlet_pooled(scenario: DirichletPooled, given: CutInput) -> Partition:
     if scenario.same_props:
-        return _same_props(scenario, deal)
-    labels, rng = deal.pooled_labels, deal.rng("clients")
-    sizes = np.bincount(labels, minlength=deal.num_classes)
-    owners = len(deal.tasks)
+        return _same_props(scenario, given)
+    labels, rng = given.pooled_labels, given.rng("clients")
+    sizes = np.bincount(labels, minlength=given.num_classes)
+    owners = len(given.tasks)
     if scenario.pachinko:
-        if deal.coarse is None:
+        if given.coarse is None:
             raise ConfigError("[scenario] pachinko needs a data set with coarse classes: cifar100")
         counts = pachinko_counts(
-            sizes, deal.coarse, owners, scenario.alpha, scenario.fine_alpha, rng
+            sizes, given.coarse, owners, scenario.alpha, scenario.fine_alpha, rng
         )
     else:
         counts = drawn_until(
             lambda: multinomial_counts(sizes, owners, scenario.alpha, rng), scenario.min_size
         )
-    owned = [deal.rng("tasks", i).permutation(o) for i, o in enumerate(dealt(labels, counts, rng))]
+    owned = [given.rng("tasks", i).permutation(o) for i, o in enumerate(dealt(labels, counts, rng))]
     cuts = [int(scenario.split * len(indices)) for indices in owned]
-    train = chunks([o[:cut] for o, cut in zip(owned, cuts, strict=True)], deal.tasks)
+    train = chunks([o[:cut] for o, cut in zip(owned, cuts, strict=True)], given.tasks)
     tests = [o[cut:] for o, cut in zip(owned, cuts, strict=True)]
-    out = deal.by_client(train, chunks(tests, deal.tasks))
+    out = given.by_client(train, chunks(tests, given.tasks))
     return replace(out, global_test=np.sort(np.concatenate(tests)), pooled=True)
 
 
-def _same_props(scenario: DirichletPooled, deal: Deal) -> Partition:
+def _same_props(scenario: DirichletPooled, given: CutInput) -> Partition:
     """Cut training and test set separately by the same proportions (FedTP)."""
-    rng, owners = deal.rng("clients"), len(deal.tasks)
-    sizes = np.bincount(deal.train, minlength=deal.num_classes)
-    test_sizes = np.bincount(deal.test, minlength=deal.num_classes)
-    p = np.zeros((deal.num_classes, owners))
+    rng, owners = given.rng("clients"), len(given.tasks)
+    sizes = np.bincount(given.train, minlength=given.num_classes)
+    test_sizes = np.bincount(given.test, minlength=given.num_classes)
+    p = np.zeros((given.num_classes, owners))
 
     def draw() -> IntArray:
         p[:] = balanced_proportions(sizes, owners, scenario.alpha, rng)
         return counts_of(p, sizes)
 
     counts = drawn_until(draw, scenario.min_size)
-    owned = dealt(deal.train, counts, rng)
-    tests = dealt(deal.test, counts_of(p, test_sizes), deal.rng("test"))
-    owned = [deal.rng("tasks", i).permutation(indices) for i, indices in enumerate(owned)]
-    tests = [deal.rng("test", i).permutation(indices) for i, indices in enumerate(tests)]
-    return deal.by_client(chunks(owned, deal.tasks), chunks(tests, deal.tasks))
+    owned = dealt(given.train, counts, rng)
+    tests = dealt(given.test, counts_of(p, test_sizes), given.rng("test"))
+    owned = [given.rng("tasks", i).permutation(indices) for i, indices in enumerate(owned)]
+    tests = [given.rng("test", i).permutation(indices) for i, indices in enumerate(tests)]
+    return given.by_client(chunks(owned, given.tasks), chunks(tests, given.tasks))
 
 
 def _mapped_back(out: Partition, kept: IntArray, kept_test: IntArray) -> Partition:

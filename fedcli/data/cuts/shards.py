@@ -148,7 +148,7 @@ def label_shards(
 ) -> list[IntArray]:
     """Cut the label-sorted examples in U * S equal shards; pair u takes S of them in random order.
 
-    Shards may straddle two classes and differ in size by one; nothing is dropped (FedMLP card 17).
+    Shards may straddle two classes and differ in size by one; nothing is dropped (FedMLP).
     Labels 0 0 0 0 0 1 1 1 1 2 2 2 for 3 pairs with 2 shards: [00][00][01][11][12][22]; the order
     (3, 0, 5, 1, 4, 2) gives the pairs {1, 1, 0, 0}, {2, 2, 0, 0} and {1, 2, 0, 1}.
 

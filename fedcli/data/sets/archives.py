@@ -159,7 +159,7 @@ def _download(source: Source, kind: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Swallow progress bars, and let no connection stand still for ever."""
+    """Suppress progress bars, and give connections a timeout."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT_S)
     try:

@@ -5,7 +5,7 @@
     DIR/<id>/task-K/{train,test}/<class>/*.png                or a participant's own images
     DIR/global-test/{problem.json,x.npy,y.npy}                simulations only
 
-Nothing here unpickles anything, and nothing is believed before it was checked.
+Nothing here unpickles anything, and every value is checked before use.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ProblemFile(_File):
     std: tuple[Positive, ...] = Field(default=(1.0,), min_length=1)
     class_names: tuple[str, ...] = ()
     partition: dict[str, Any] | None = None
-    """What the data were dealt out by; one's own data have none."""
+    """Config of the partition; absent for data of one's own."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> ProblemFile:
@@ -76,7 +76,7 @@ class ClientFile(ProblemFile):
     """``client.json``: what a client announces when it joins."""
 
     tasks: tuple[TaskCounts, ...] | None = None
-    """Left out by a participant, they are counted."""
+    """Counted from the files where a participant leaves them out."""
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:

@@ -20,7 +20,7 @@ from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import DATASETS, load, names, source_of
 from fedcli.data.store.partition_writer import TABLE, write_partition
 from fedcli.data.store.picture import draw_partition
-from fedcli.data.store.reserve import set_apart
+from fedcli.data.store.reserve import Reserve, set_apart
 from fedcli.data.store.union import gathered
 from fedmodels.config.scenario import Data, ScenarioTable
 from fedmodels.errors import ConfigError
@@ -90,13 +90,18 @@ def run_partition(
     written = write_partition(out, dataset, made, config, reserve)
     if written:
         draw_partition(out)
+    _show(console, out, reserve, written=written)
+    return str(out)
+
+
+def _show(console: Console, out: Path, reserve: Reserve | None, *, written: bool) -> None:
+    """Print who holds what, and where the partition is."""
     console.print(_holdings(json.loads((out / TABLE).read_bytes())))
     if reserve is not None:
         counts = f"{len(reserve.y)} labelled and {len(reserve.unlabelled)} unlabelled"
         console.print(f"the server holds {counts} training examples that no client holds")
     done = "written to" if written else "the same partition is already in"
     console.print(f"{done} {out}", markup=False, highlight=False, soft_wrap=True)
-    return str(out)
 
 
 def thinned(dataset: Dataset, data: Data, seed: int) -> Dataset:

@@ -64,7 +64,7 @@ class Holding:
                     self.varies = self.varies or bool((seen != first).any())
 
     def find(self) -> None:
-        """Say what is wrong with this client's data alone."""
+        """Return the problems of this client's own data."""
         train, test = self.counts["train"], self.counts["test"]
         if not train.sum() and not test.sum():
             self.wrong.append("there is no example: fill task-0, or leave this client out")
@@ -146,7 +146,7 @@ def _places(root: Path) -> list[Path]:
 
 
 def _between(holdings: list[Holding]) -> Iterable[str]:
-    """Say what clients have that others have otherwise, or as well."""
+    """Return how clients contradict each other, and which examples they share."""
     owner: dict[bytes, str] = {}
     for holding in holdings:
         first, one, other = holdings[0], holdings[0].data.file, holding.data.file
@@ -177,7 +177,7 @@ def _between(holdings: list[Holding]) -> Iterable[str]:
 
 
 def _in_global_test(root: Path, holdings: list[Holding]) -> Iterable[str]:
-    """Say how many examples of the global test set are trained on."""
+    """Return how many examples of the global test set clients train on."""
     try:
         found = GlobalTest.find(root)
     except DataError as error:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.cuts.deal import Partition
+from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset, Inputs
 from fedcli.data.sets.directory import channel_moments
 from fedcli.data.store.client_data import (

@@ -1,4 +1,4 @@
-"""What is set apart for the server before anything is dealt out; no client ever holds it."""
+"""Examples set apart for the server before the rest is dealt out; no client holds them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reserve:
 
 
 def set_apart(dataset: Dataset, data: Data, seed: int) -> tuple[Dataset, Reserve | None]:
-    """Return the data set without what the server gets, and that.
+    """Return the data set without the server's examples, and those.
 
     Both parts are drawn from the training split as it was published, before ``max_per_class`` and
     before the long tail, so that they are balanced and disjoint from every client's data.

@@ -121,7 +121,7 @@ class TaskStream:
         return torch.from_numpy(low), torch.from_numpy(high)
 
     def _gone(self, task: int) -> str:
-        """Say why training data are out of reach."""
+        """Return why training data cannot be read."""
         opened = "no task is open" if self.task is None else f"task {self.task} is open"
         return f"training data of task {task} are out of reach: {opened}, and old data are gone"
 
@@ -137,7 +137,7 @@ def global_test_tensors(found: GlobalTest, device: torch.device | str = "cpu") -
 def _tensors(
     x: NDArray[Any], y: IntArray, normaliser: Normaliser, device: torch.device
 ) -> Examples:
-    """Return a normalised copy; nothing of the memory-mapped file is held on to."""
+    """Return a normalised copy, which keeps no part of the memory-mapped file open."""
     inputs = torch.from_numpy(np.ascontiguousarray(normaliser(x)))
     labels = torch.from_numpy(np.array(y, dtype=np.int64))
     return inputs.to(device), labels.to(device)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.cuts.deal import Partition, TaskIndices
+from fedcli.data.cuts.cut_input import Partition, TaskIndices
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.store.client_data import Normaliser, ProblemFile
 from fedcli.data.store.partition_writer import client_moments, description_of, groups_of, owners_of

@@ -12,15 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedmodels.config.scenario import Data, Scenario
+from fedmodels.config.scenario import Data, Scenario, StrictTable
 
 View = Literal["global", "after_local", "after_downlink"]
-
-
-class Table(BaseModel):
-    """A TOML table that knows all its keys; values are of their type, never converted."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class NetTable(BaseModel):
@@ -60,7 +54,7 @@ class MethodTable(BaseModel):
         return dict(self.model_extra or {})
 
 
-class Schedule(Table):
+class Schedule(StrictTable):
     """``[schedule]``: how many rounds, over whom, in which order."""
 
     rounds: Annotated[int, Field(ge=1)] = 10
@@ -82,7 +76,7 @@ class Schedule(Table):
         return self
 
 
-class Training(Table):
+class Training(StrictTable):
     """``[training]``: the local work every method's stock loop does."""
 
     local_epochs: Annotated[int, Field(ge=1)] = 1
@@ -108,7 +102,7 @@ class Training(Table):
         return self.precision == "bfloat16"
 
 
-class Evaluate(Table):
+class Evaluate(StrictTable):
     """``[evaluate]``: when, and which models, are scored."""
 
     every: Annotated[int, Field(ge=0)] = 1
@@ -136,7 +130,7 @@ class Evaluate(Table):
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code."""
 
 
-class Server(Table):
+class Server(StrictTable):
     """``[server]``: how the coordinator waits, keeps and computes."""
 
     min_clients: Annotated[int, Field(ge=1)] | None = None
@@ -165,7 +159,7 @@ class Server(Table):
         return self
 
 
-class Tracking(Table):
+class Tracking(StrictTable):
     """``[tracking]``: where else the numbers go."""
 
     tensorboard: bool = False
@@ -176,7 +170,7 @@ class Tracking(Table):
     """Log them to Weights & Biases, as its environment says; needs the extra ``wandb``."""
 
 
-class Experiment(Table):
+class Experiment(StrictTable):
     """A whole config file, resolved: every key has its value."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

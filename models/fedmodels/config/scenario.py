@@ -27,13 +27,13 @@ Positive = Annotated[int, Field(ge=1)]
 Concentration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Table(BaseModel):
-    """One table of the config: unknown keys and wrong types are errors, values never change."""
+class StrictTable(BaseModel):
+    """A TOML table that knows all its keys; values are of their type, and never converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Data(Table):
+class Data(StrictTable):
     """``[data]``: which data set, and where it lies."""
 
     name: str
@@ -69,7 +69,7 @@ class Data(Table):
         return self
 
 
-class ScenarioTable(Table):
+class ScenarioTable(StrictTable):
     """What every kind of scenario has in common."""
 
     fixes_tasks: ClassVar[bool] = False
@@ -84,9 +84,9 @@ class ScenarioTable(Table):
     imbalance_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """GLDP's IF, instead of ``gamma``."""
     if_reading: Literal["ratio", "percent"] = "ratio"
-    """``ratio``: gamma = 1 / IF; ``percent``: gamma = IF / 100 (GLDP card, item 10)."""
+    """``ratio``: gamma = 1 / IF; ``percent``: gamma = IF / 100 (GLDP)."""
     test_long_tail: bool = False
-    """Cut the same tail into the test set, which otherwise stays as it is (GLDP card, item 11)."""
+    """Cut the same tail into the test set, which otherwise stays as it is (GLDP)."""
 
     @model_validator(mode="after")
     def _check_tail(self) -> ScenarioTable:

@@ -43,7 +43,14 @@ from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights, scal
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.loop import Course, begin_phase, optimizer_of
-from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
+from fedmodels.training.method import (
+    Batch,
+    ClientContext,
+    Output,
+    RunFacts,
+    ServerContext,
+    ServerState,
+)
 
 TEMPERATURE = 2.0
 BEFORE = "before"
@@ -54,7 +61,7 @@ LEAST_VARIANCE = 1e-2
 
 @dataclass
 class Last:
-    """What the client held at the end of its previous task, frozen."""
+    """The client's models at the end of its previous task, frozen."""
 
     net: SplitNet
     flow: Flow
@@ -62,8 +69,8 @@ class Last:
 
 
 @dataclass
-class Refs:
-    """What local training refers to."""
+class AfFclReferences:
+    """References of the loss in one interaction."""
 
     flow: Flow
     seen: Tensor  # (c,) labels that any client announced up to now
@@ -123,9 +130,9 @@ class AFFCL(FedAvg):
     k_last: float = 0.1
     """Weight of the flow's rehearsal (EMNIST: 0.4)."""
     theta: float = 0.1
-    """Least weight of drawn embeddings, whatever the flow makes of real ones (EMNIST: 0)."""
+    """Lower bound of the weight of drawn embeddings (EMNIST: 0)."""
     k_kd: float = 0.2
-    """Weight of being held to the predecessor; 0 with k_flow = 0 is FedAvg."""
+    """Weight of the distillation from the predecessor; 0 with k_flow = 0 is FedAvg."""
     kd_features: float = 0.5
     """Within it, of the embeddings."""
     kd_logits: float = 0.1
@@ -133,7 +140,7 @@ class AFFCL(FedAvg):
     flow_lr: float = 5e-3
     """The flow's learning rate, with Adam (EMNIST: 1e-4)."""
     flow_steps: int = 0
-    """The flow trains in the first so many batches of an interaction; 0 is all (pFedGRP: 100)."""
+    """The flow trains in this many first batches of an interaction; 0 is all (pFedGRP: 100)."""
     flow_hidden: int = 512
     """Width of the flow's conditioners."""
     last: Literal["local", "global"] = "local"
@@ -141,16 +148,16 @@ class AFFCL(FedAvg):
     density: Literal["arithmetic", "geometric"] = "arithmetic"
     """Which mean over the coordinates of a Gaussian's densities."""
 
-    def reported(self, run: Run) -> frozenset[str]:
+    def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"flow_loss", "flow_density", "credibility"})
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         own = Bundle(weights=under("flow", tensors_of(self._flow(run))))
         return replace(super().init_server(run), own=own)
 
-    def _flow(self, run: Run) -> Flow:
+    def _flow(self, run: RunFacts) -> Flow:
         """Build everybody's first flow; the orders of its coordinates stay as they are."""
         with seeded(derive_seed(run.experiment.seed, "flow", 0, "init")):
             return Flow(run.width, run.problem.num_classes, self.flow_hidden)
@@ -158,8 +165,8 @@ class AFFCL(FedAvg):
     def broadcast(
         self, ctx: ServerContext, state: ServerState
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        told = announced(ctx, state.own.histogram)
-        part = Bundle(weights=state.own.weights, histogram=told)  # for training alone
+        label_counts = announced(ctx, state.own.histogram)
+        part = Bundle(weights=state.own.weights, histogram=label_counts)  # for training alone
         return state.common, dict.fromkeys(ctx.cohort, part)
 
     def evaluation(
@@ -167,11 +174,11 @@ class AFFCL(FedAvg):
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
         return state.common, {}
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         both = {**run.forms, **_learned(under("flow", tensors_of(self._flow(run))))}
         return BundleSpec.of(Bundle(weights=both)) | scalar_spec("num_examples")
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         flow = BundleSpec.of(Bundle(weights=under("flow", tensors_of(self._flow(run)))))
         common, _ = super().payload_spec(run)
         return common, BundleSpec(optional=(flow | masks_spec(run.problem.num_classes)).required)
@@ -187,10 +194,10 @@ class AFFCL(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return True
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle()
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
@@ -199,7 +206,7 @@ class AFFCL(FedAvg):
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, without(payload.weights, "flow"))
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> AfFclReferences:
         if payload.histogram is None or not part_of(payload.weights, "flow"):
             raise PayloadError("the server sent no flow to train")
         check_orders(payload.weights)
@@ -209,7 +216,7 @@ class AFFCL(FedAvg):
         kept = self._kept(ctx, payload, state, masks.before)
         last = self._frozen(ctx, kept) if kept else None
         flow = self._filled(ctx, payload.weights)
-        return Refs(flow, seen, last, kept, state.weights, ctx.generator("method"), {})
+        return AfFclReferences(flow, seen, last, kept, state.weights, ctx.generator("method"), {})
 
     def _kept(self, ctx: ClientContext, payload: Bundle, state: Bundle, before: Tensor) -> Weights:
         """Return ``last/…`` and ``before``: the state's within a task, new ones when it is over."""
@@ -234,7 +241,7 @@ class AFFCL(FedAvg):
             module.requires_grad_(False).eval()
         return Last(net, flow, kept[BEFORE].nonzero().flatten().to(ctx.device))
 
-    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Refs) -> float:
+    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: AfFclReferences) -> float:
         training, course = ctx.run.experiment.training, Course(self, ctx, x, y, refs)
         (phase,) = self.phases(ctx)
         whole = begin_phase([ctx.net], phase, training)
@@ -256,7 +263,7 @@ class AFFCL(FedAvg):
             course.end_step(batch, loss.detach())
         return course.end()
 
-    def _train_flow(self, ctx: ClientContext, h: Tensor, y: Tensor, refs: Refs) -> None:
+    def _train_flow(self, ctx: ClientContext, h: Tensor, y: Tensor, refs: AfFclReferences) -> None:
         """Step down -log p(h|y) + k_last (-log p(u|y)), u drawn from the predecessor."""
         if self.flow_steps and refs.flow_steps >= self.flow_steps:
             return
@@ -269,7 +276,7 @@ class AFFCL(FedAvg):
         _step(refs.adams["flow"], loss)
         refs.flow_steps += 1
 
-    def _train_head(self, ctx: ClientContext, h: Tensor, y: Tensor, refs: Refs) -> None:
+    def _train_head(self, ctx: ClientContext, h: Tensor, y: Tensor, refs: AfFclReferences) -> None:
         """Step down the head's loss on embeddings drawn from the flow."""
         if not self.k_flow:
             return
@@ -289,7 +296,7 @@ class AFFCL(FedAvg):
     def drawn_loss(
         self, logits: Tensor, y: Tensor, w: Tensor, p: Tensor, teacher: Tensor | None
     ) -> Tensor:
-        """Return what drawn embeddings cost.
+        """Return the loss on drawn embeddings.
 
         Args:
             logits: (m, K).
@@ -304,7 +311,7 @@ class AFFCL(FedAvg):
             loss = loss + self.k_kd * self.kd_logits * distillation(teacher, logits)
         return self.k_flow * loss
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Refs) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: AfFclReferences) -> Tensor:
         loss = cross_entropy(out.logits, batch.y)
         if refs.last is None or not self.k_kd:
             return loss
@@ -315,7 +322,9 @@ class AFFCL(FedAvg):
         held = held + self.kd_logits * distillation(logits, out.logits)
         return loss + self.k_kd * held
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: AfFclReferences
+    ) -> Bundle:
         trained: Weights = {}
         if self.last == "local":
             flow = under("flow", tensors_of(refs.flow))
@@ -323,7 +332,9 @@ class AFFCL(FedAvg):
         weights = {**trained, **refs.kept, **moments_of(_adams(refs))}
         return Bundle(weights=weights, scalars={"task": float(ctx.task)})
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: AfFclReferences, num_examples: int
+    ) -> Bundle:
         flow = _learned(under("flow", tensors_of(refs.flow)))  # orders are the server's alone
         weights = {**weights_of(ctx.net), **flow}
         return Bundle(weights=weights, scalars={"num_examples": float(num_examples)})
@@ -338,7 +349,7 @@ def _learned(weights: Weights) -> Weights:
     return {key: tensor for key, tensor in weights.items() if not is_order(key)}
 
 
-def _adams(refs: Refs) -> dict[str, torch.optim.Adam]:
+def _adams(refs: AfFclReferences) -> dict[str, torch.optim.Adam]:
     """Return the optimisers whose state outlives the interaction; SGD's momentum does not."""
     return {k: o for k, o in refs.adams.items() if isinstance(o, torch.optim.Adam)}
 

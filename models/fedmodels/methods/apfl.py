@@ -28,7 +28,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.parts.twins import Twin, begin_twin, restored, stored
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.training.method import Batch, ClientContext, Run
+from fedmodels.training.method import Batch, ClientContext, RunFacts
 
 
 def mixed(
@@ -44,8 +44,8 @@ def mixed(
 
 
 @dataclass
-class Refs:
-    """What one interaction refers to."""
+class ApflReferences:
+    """References of the loss in one interaction."""
 
     twin: Twin
     alpha: Tensor  # ()
@@ -74,13 +74,13 @@ class Apfl(FedAvg):
     def views(self) -> tuple[str, ...]:
         return ("global", "after_local", "after_downlink")
 
-    def reported(self, run: Run) -> frozenset[str]:
+    def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"alpha"})
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return True
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle(weights=stored(run.initial_weights), scalars={"alpha": self.alpha})
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
@@ -88,12 +88,14 @@ class Apfl(FedAvg):
         weights = mixed(v, payload.weights, alpha) if self.mix == "params" else payload.weights
         load_weights(ctx.net, weights)
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> ApflReferences:
         twin = begin_twin(ctx, restored(state.weights))
         self.load_global(ctx, payload)  # the net trains as in FedAvg
-        return Refs(twin, torch.tensor(state.scalars["alpha"], device=ctx.device))
+        return ApflReferences(twin, torch.tensor(state.scalars["alpha"], device=ctx.device))
 
-    def mixture_loss(self, ctx: ClientContext, batch: Batch, refs: Refs, alpha: Tensor) -> Tensor:
+    def mixture_loss(
+        self, ctx: ClientContext, batch: Batch, refs: ApflReferences, alpha: Tensor
+    ) -> Tensor:
         """Return f_i(v-bar_i) on a batch; w_i is a constant in it."""
         twin = refs.twin.net
         if self.mix == "logits":
@@ -106,7 +108,7 @@ class Apfl(FedAvg):
         logits: Tensor = functional_call(twin, weights, (batch.x,))
         return cross_entropy(logits, batch.y)
 
-    def after_step(self, ctx: ClientContext, batch: Batch, refs: Refs) -> None:
+    def after_step(self, ctx: ClientContext, batch: Batch, refs: ApflReferences) -> None:
         adapts = self.adaptive and (self.alpha_every == "step" or refs.twin.steps == 0)
         if not adapts and not float(refs.alpha):
             return  # the gradient of v is alpha times something
@@ -119,7 +121,9 @@ class Apfl(FedAvg):
                 step = ctx.run.experiment.training.lr * alpha.grad
                 refs.alpha = (refs.alpha - step).clamp(0, 1)
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: ApflReferences
+    ) -> Bundle:
         refs.trained, v = weights_of(ctx.net), weights_of(refs.twin.net)
         alpha = float(refs.alpha)
         ctx.metrics["alpha"] = alpha
@@ -127,7 +131,9 @@ class Apfl(FedAvg):
         self.load(ctx, Bundle(weights=refs.trained), new)  # what the client is scored with
         return new
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: ApflReferences, num_examples: int
+    ) -> Bundle:
         return Bundle(weights=refs.trained, scalars={"num_examples": float(num_examples)})
 
     def predict(

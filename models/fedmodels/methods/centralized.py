@@ -19,7 +19,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, BundleSpec
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import ClientContext, Run, ServerContext, ServerState
+from fedmodels.training.method import ClientContext, RunFacts, ServerContext, ServerState
 
 
 @register("centralized")
@@ -40,10 +40,10 @@ class Centralized(FedAvg):
     def shares(self, name: str) -> bool:
         return self.data == "pooled"
 
-    def trainers(self, run: Run) -> list[int]:
+    def trainers(self, run: RunFacts) -> list[int]:
         return [0] if self.data == "pooled" else super().trainers(run)
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         return super().upload_spec(run) if self.data == "pooled" else BundleSpec()
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:

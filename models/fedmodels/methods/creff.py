@@ -33,7 +33,7 @@ from fedmodels.nets.split import load_weights
 from fedmodels.numerics.randomness import derive_seed, generator, seeded
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights, prototype_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
+from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
 
 HEAD = ("head/weight", "head/bias")
 RETRAINED = ("retrained/weight", "retrained/bias")
@@ -88,19 +88,19 @@ class CReFF(FedAvg):
     gradient_draws: int = 10
     """Gradients averaged for a class."""
     mask_unknown: bool = True
-    """Leave the features of classes nobody has reported out of re-training."""
+    """Whether re-training leaves out the features of unreported classes."""
 
     # --- server half ---------------------------------------------------------------------------
 
     @property
     def local_view(self) -> str:
-        return "global"  # one model for all is what it makes
+        return "global"  # all clients get one model
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         net, classes = run.make_net(), run.problem.num_classes
         if not isinstance(net.head, nn.Linear) or net.head.bias is None:
             name = run.experiment.net.name
-            raise ConfigError(f"creff needs a net whose head is one linear layer; {name!r} has not")
+            raise ConfigError(f"creff needs a net whose head is one linear layer, unlike {name!r}")
         first = generator(derive_seed(run.experiment.seed, "server", 0, "method"))
         noise = torch.randn(classes, self.num_features, net.width, generator=first)
         weights = run.initial_weights
@@ -108,12 +108,12 @@ class CReFF(FedAvg):
         own = {"features": noise, "known": torch.zeros(classes, dtype=torch.bool)}
         return ServerState(Bundle(weights={**weights, **heads}), Bundle(weights=own))
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         weight, bias = (run.initial_weights[key] for key in HEAD)
         width = weight.numel() + bias.numel()
         return super().upload_spec(run) | prototype_spec("gradient", width, len(bias))
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         weights = run.initial_weights
         heads = {new: weights[old] for new, old in zip(RETRAINED, HEAD, strict=True)}
         return BundleSpec.of(Bundle(weights={**weights, **heads})), BundleSpec()

@@ -24,12 +24,12 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.parts.twins import Twin, begin_twin, restored, stored
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.training.method import Batch, ClientContext, Run
+from fedmodels.training.method import Batch, ClientContext, RunFacts
 
 
 @dataclass
-class Refs:
-    """What one interaction refers to."""
+class DittoReferences:
+    """References of the loss in one interaction."""
 
     twin: Twin
     global_: list[Tensor]
@@ -51,21 +51,21 @@ class Ditto(FedAvg):
     def views(self) -> tuple[str, ...]:
         return ("global", "after_local", "after_downlink")
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return True
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle(weights=stored(run.initial_weights))
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         load_weights(ctx.net, restored(state.weights))
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> DittoReferences:
         twin = begin_twin(ctx, restored(state.weights))
         self.load_global(ctx, payload)  # the net trains as in FedAvg
-        return Refs(twin, [w.detach().clone() for w in ctx.net.parameters()])
+        return DittoReferences(twin, [w.detach().clone() for w in ctx.net.parameters()])
 
-    def after_step(self, ctx: ClientContext, batch: Batch, refs: Refs) -> None:
+    def after_step(self, ctx: ClientContext, batch: Batch, refs: DittoReferences) -> None:
         twin = refs.twin
         with twin.apart():
             pairs = zip(twin.net.parameters(), refs.global_, strict=True)
@@ -75,10 +75,14 @@ class Ditto(FedAvg):
             loss.backward()  # type: ignore[no-untyped-call]
             twin.optimizer.step()
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: DittoReferences
+    ) -> Bundle:
         refs.trained, personal = weights_of(ctx.net), weights_of(refs.twin.net)
         load_weights(ctx.net, personal)  # what the client is scored with
         return Bundle(weights=stored(personal))
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: DittoReferences, num_examples: int
+    ) -> Bundle:
         return Bundle(weights=refs.trained, scalars={"num_examples": float(num_examples)})

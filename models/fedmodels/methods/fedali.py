@@ -35,7 +35,7 @@ from fedmodels.numerics.neighbour_clustering import cluster_near
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Prototypes, Weights, scalar_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.tensors.weighted_mean import weighted_mean
-from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
+from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
 
 LOCAL, GLOBAL = ".local_prototypes", ".global_prototypes"
 INFLUENCE = ("prototype_share", "prototype_angle")
@@ -51,7 +51,8 @@ class FedAli(FedAvg):
     reduction: ClassVar[Reduction] = "each"
 
     wire_prototypes: Literal["one", "both"] = "one"
-    """Sets of prototypes that travel each way; ``both`` as the paper counts, to the same end."""
+    """Sets of prototypes that travel each way; ``both`` costs what the paper counts and changes
+    no result."""
     keep_personal_prototypes: bool = False
     """Clients keep P_loc between rounds, instead of starting from P_glo."""
     round0_beta: float | Literal["same"] = 0.0
@@ -74,12 +75,12 @@ class FedAli(FedAvg):
         return ("global", "after_local", *kept)
 
     def shares(self, name: str) -> bool:
-        """Tell whether a tensor is averaged: all but prototypes, which take a way of their own."""
+        """Tell whether a tensor is averaged: all are but prototypes, which the server clusters."""
         return not name.endswith((LOCAL, GLOBAL))
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         prototypes = prototypes_of(run.initial_weights)
         if not prototypes:
             raise ConfigError(
@@ -94,10 +95,10 @@ class FedAli(FedAvg):
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
         return self._sent(state.common, state.common.prototypes), {}  # P_glo, and P_loc equal to it
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         return self._spec(run) | scalar_spec("num_examples")
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         return self._spec(run), BundleSpec()
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
@@ -158,17 +159,17 @@ class FedAli(FedAvg):
         twins = {f"{level}/twin": rows for level, rows in other.items()}
         return replace(bundle, prototypes={**bundle.prototypes, **twins})
 
-    def _spec(self, run: Run) -> BundleSpec:
+    def _spec(self, run: RunFacts) -> BundleSpec:
         prototypes = prototypes_of(run.initial_weights)
         bundle = Bundle(self.shared(run.initial_weights), prototypes)
         return BundleSpec.of(self._sent(bundle, prototypes))
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return self.keep_personal_prototypes
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle()  # nothing kept yet: P_loc := P_glo
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
@@ -188,7 +189,7 @@ class FedAli(FedAvg):
             if ctx.round == 0 and self.round0_beta != "same":
                 layer.beta = self.round0_beta
 
-    def reported(self, run: Run) -> frozenset[str]:
+    def reported(self, run: RunFacts) -> frozenset[str]:
         blocks = range(len(prototypes_of(run.initial_weights)))
         return frozenset(f"{name}_{block}" for name in INFLUENCE for block in blocks)
 

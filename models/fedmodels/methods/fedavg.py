@@ -33,7 +33,7 @@ from fedmodels.training.method import (
     Metrics,
     Output,
     Phase,
-    Run,
+    RunFacts,
     ServerContext,
     ServerState,
 )
@@ -63,10 +63,10 @@ class FedAvg(Method):
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         return ServerState(Bundle(weights=self.shared(run.initial_weights)))  # w_0
 
-    def trainers(self, run: Run) -> list[int]:
+    def trainers(self, run: RunFacts) -> list[int]:
         return list(range(run.experiment.schedule.clients))
 
     def broadcast(
@@ -79,17 +79,17 @@ class FedAvg(Method):
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
         return self.broadcast(ctx, state)
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         shared = Bundle(weights=self.shared(run.forms))
         return BundleSpec.of(shared) | scalar_spec("num_examples")
 
     def check_upload(
-        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
     ) -> None:
-        most = told.most_examples(history=self.keeps_history, replay=self.replays)
-        check_upload(upload, told, most)
+        most = announced.most_examples(history=self.keeps_history, replay=self.replays)
+        check_upload(upload, announced, most)
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         return BundleSpec.of(Bundle(weights=self.shared(run.forms))), BundleSpec()
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
@@ -107,10 +107,10 @@ class FedAvg(Method):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return not all(map(self.shares, run.forms))
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         private = [key for key in run.forms if not self.shares(key)]
         return Bundle(weights={key: run.initial_weights[key] for key in private})
 

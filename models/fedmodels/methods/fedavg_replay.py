@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedmodels.methods import register
-from fedmodels.methods.bases.replay import Replaying
+from fedmodels.methods.bases.replay import GenerativeReplay
 
 
 @register("fedavg-replay")
 @dataclass(frozen=True, kw_only=True)
-class FedAvgReplay(Replaying):
+class FedAvgReplay(GenerativeReplay):
     """FedAvg with class replay; no alignment, no personal model."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"

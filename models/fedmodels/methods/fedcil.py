@@ -50,7 +50,7 @@ from fedmodels.tensors.bundle import (
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.loop import augmented, batches
-from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
+from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
 
 ROLES = ("source", "generator")
 """What the ACGAN has beside the run's net."""
@@ -61,8 +61,8 @@ TOLD = 10
 
 
 @dataclass
-class Refs:
-    """What local training refers to."""
+class FedCilReferences:
+    """References of the loss in one interaction."""
 
     model: Acgan
     last: Maker | None
@@ -99,13 +99,13 @@ class FedCIL(FedAvg):
     replay_batch: int = 32
     """Replayed images of an iteration; real ones are [training] batch_size (FedCIL: 32)."""
     importance: float = 0.5
-    """Of the new task in the loss; 1 minus it is that of replay."""
+    """Weight of the new task in the loss; replay has the rest to 1."""
     consistency: float = 1.0
     """Weight of each of the three consistency terms."""
     consistency_on: Literal["before", "seen"] = "before"
-    """Their classes: those somebody has trained on before, or all that are announced."""
+    """Classes of the consistency terms: those trained on before, or all announced ones."""
     teacher: Literal["own", "received"] = "own"
-    """The critic that judges received images for them."""
+    """Critic that judges received images for the consistency terms."""
     lr: float = 1e-4
     """Adam's learning rate (CIFAR: 2e-4)."""
     beta1: float = 0.5
@@ -121,13 +121,13 @@ class FedCIL(FedAvg):
     md_iter: int = 100
     """Iterations of consolidation; 0 leaves the mean as it is."""
     md_batch: int = 32
-    """Images of current classes in one of them, and of past ones."""
+    """Images of current classes, and as many of past ones, in one iteration."""
     device: Literal["cpu", "auto"] = "cpu"
-    """Where it runs: on the coordinator's cores, or on its GPU where it has one."""
+    """Where consolidation runs: on the coordinator's cores, or on its GPU if it has one."""
 
     # --- both halves ---------------------------------------------------------------------------
 
-    def _fresh(self, run: Run) -> tuple[acgan.Source, Generator]:
+    def _fresh(self, run: RunFacts) -> tuple[acgan.Source, Generator]:
         """Build what the ACGAN has beside the run's net, as everybody starts with it."""
         problem = run.problem
         with seeded(derive_seed(run.experiment.seed, "acgan", 0, "init")):
@@ -137,7 +137,11 @@ class FedCIL(FedAvg):
             return acgan.Source(run.width), made
 
     def _maker(
-        self, run: Run, weights: Weights, limits: tuple[Tensor, Tensor] | None, device: torch.device
+        self,
+        run: RunFacts,
+        weights: Weights,
+        limits: tuple[Tensor, Tensor] | None,
+        device: torch.device,
     ) -> Maker:
         _, net = self._fresh(run)
         net.load_state_dict(dict(weights))
@@ -149,22 +153,22 @@ class FedCIL(FedAvg):
             net, source, maker, self.importance, lr=self.lr, betas=betas, weight_decay=decay
         )
 
-    def _extra_spec(self, run: Run) -> BundleSpec:
+    def _extra_spec(self, run: RunFacts) -> BundleSpec:
         return BundleSpec.of(Bundle(weights=_extra(*self._fresh(run))))
 
-    def reported(self, run: Run) -> frozenset[str]:
+    def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"generator_loss"})
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         return replace(super().init_server(run), own=Bundle(weights=_extra(*self._fresh(run))))
 
     def broadcast(
         self, ctx: ServerContext, state: ServerState
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        told = announced(ctx, state.own.histogram)
-        part = Bundle(weights=state.own.weights, histogram=told)  # for training alone
+        label_counts = announced(ctx, state.own.histogram)
+        part = Bundle(weights=state.own.weights, histogram=label_counts)  # for training alone
         return state.common, dict.fromkeys(ctx.cohort, part)
 
     def evaluation(
@@ -172,11 +176,11 @@ class FedCIL(FedAvg):
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
         return state.common, {}
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         sets = masks_spec(run.problem.num_classes)
         return super().upload_spec(run) | self._extra_spec(run) | sets
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         own = self._extra_spec(run) | masks_spec(run.problem.num_classes)
         return super().payload_spec(run)[0], BundleSpec(optional=own.required)
 
@@ -252,10 +256,10 @@ class FedCIL(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return True
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle()
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
@@ -264,7 +268,7 @@ class FedCIL(FedAvg):
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, without(payload.weights, *ROLES))
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedCilReferences:
         generator = part_of(payload.weights, "generator")
         if payload.histogram is None or not generator:
             raise PayloadError("the server sent no generator to train")
@@ -279,7 +283,7 @@ class FedCIL(FedAvg):
         last = part_of(kept, LAST)
         teacher = ctx.net.copy().requires_grad_(False).eval() if self.teacher != "own" else None
         known = masks.before if self.consistency_on == "before" else masks.seen
-        return Refs(
+        return FedCilReferences(
             model,
             self._maker(run, last, limits, ctx.device).frozen() if last else None,
             self._maker(run, generator, limits, ctx.device).frozen(),
@@ -300,7 +304,7 @@ class FedCIL(FedAvg):
         past = ((held.round > 0) | (held.total > 0)).to(torch.int32)
         return Histogram(current, past), under(LAST, part_of(state.weights, NOW))
 
-    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Refs) -> float:
+    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: FedCilReferences) -> float:
         training, model, losses = ctx.run.experiment.training, refs.model, list[Tensor]()
         augment = ctx.generator("augment")
         now, past = (c.nonzero().flatten().to(y.device) for c in vars(refs.classes).values())
@@ -321,7 +325,7 @@ class FedCIL(FedAvg):
         return float(torch.stack(losses[-per_pass:]).mean()) if losses else float("nan")
 
     def _consistency(
-        self, net: SplitNet, parts: Sequence[tuple[Tensor, Tensor]], refs: Refs
+        self, net: SplitNet, parts: Sequence[tuple[Tensor, Tensor]], refs: FedCilReferences
     ) -> Tensor | float:
         """Return what ties the critic to the received generator, of classes that one knows."""
         if self.preset == "released" or not self.consistency or not len(refs.known):
@@ -338,12 +342,16 @@ class FedCIL(FedAvg):
         loss = loss + cross_entropy(net(refs.received(labels, refs.draw)), labels)
         return self.consistency * loss
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: FedCilReferences
+    ) -> Bundle:
         trained = under(NOW, tensors_of(refs.model.maker.net))
         weights = {**trained, **refs.kept, **moments_of(refs.model.adams)}
         return Bundle(weights, histogram=refs.classes, scalars={"task": float(ctx.task)})
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: FedCilReferences, num_examples: int
+    ) -> Bundle:
         weights = {**weights_of(ctx.net), **_extra(refs.model.source, refs.model.maker.net)}
         scalars = {"num_examples": float(num_examples)}
         return Bundle(weights, histogram=refs.classes, scalars=scalars)
@@ -364,8 +372,8 @@ def _cached(held: Bundle | None, upload: Bundle, ctx: ServerContext) -> Bundle:
         generators[LAST] = generators[NOW]
     generators[NOW] = GeneratorState(ctx.interaction, tensors)
     assert upload.histogram is not None
-    told = Histogram(*((t > 0).to(torch.int32) for t in vars(upload.histogram).values()))
-    return Bundle(generators=generators, histogram=told, scalars={"task": float(ctx.task)})
+    label_counts = Histogram(*((t > 0).to(torch.int32) for t in vars(upload.histogram).values()))
+    return Bundle(generators=generators, histogram=label_counts, scalars={"task": float(ctx.task)})
 
 
 def _extra(source: nn.Module, generator: nn.Module) -> Weights:

@@ -25,12 +25,12 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights, scalar_spec
 from fedmodels.training.loop import run_phases
-from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerState
+from fedmodels.training.method import Batch, ClientContext, Output, RunFacts, ServerState
 
 
 @dataclass
-class Refs:
-    """What local training refers to."""
+class FedEmReferences:
+    """References of the loss in one interaction."""
 
     learners: list[Weights]
     """theta_m, before and, one after the other, after training."""
@@ -55,20 +55,20 @@ class FedEM(FedAvg):
 
     @property
     def views(self) -> tuple[str, ...]:
-        return ("after_downlink",)  # a mixture is no net
+        return ("after_downlink",)  # a mixture has no single net
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         return ServerState(Bundle(weights=self._initial(run)))
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         return BundleSpec.of(Bundle(weights=self._initial(run))) | scalar_spec("num_examples")
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         return BundleSpec.of(Bundle(weights=self._initial(run))), BundleSpec()
 
-    def _initial(self, run: Run) -> dict[str, Tensor]:
+    def _initial(self, run: RunFacts) -> dict[str, Tensor]:
         """Return M different sets of weights: equal learners would stay equal for ever."""
         out = _named(0, run.initial_weights)
         for m in range(1, self.learners):
@@ -77,10 +77,10 @@ class FedEM(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return True
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle(weights={"pi": torch.full((self.learners,), 1 / self.learners).double()})
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
@@ -90,10 +90,10 @@ class FedEM(FedAvg):
     def _learners(self, payload: Bundle) -> list[Weights]:
         return [_learner(m, payload.weights) for m in range(self.learners)]
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedEmReferences:
         learners, pi = self._learners(payload), state.weights["pi"]
         q = self._explained(ctx, learners, pi)  # E step
-        return Refs(learners, _mean(q, pi), q.float())  # M step
+        return FedEmReferences(learners, _mean(q, pi), q.float())  # M step
 
     def _explained(self, ctx: ClientContext, learners: list[Weights], pi: Tensor) -> Tensor:
         """Return q (n, M) of the task's training examples under learners."""
@@ -109,7 +109,7 @@ class FedEM(FedAvg):
             return pi
         return _mean(self._explained(ctx, self._learners(payload), pi), pi)
 
-    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Refs) -> float:
+    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: FedEmReferences) -> float:
         total = 0.0
         for m, start in enumerate(list(refs.learners)):
             refs.now = m
@@ -118,14 +118,18 @@ class FedEM(FedAvg):
             refs.learners[m] = weights_of(ctx.net)
         return total
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Refs) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: FedEmReferences) -> Tensor:
         q = refs.q[batch.index, refs.now]
         return (q * cross_entropy(out.logits, batch.y, reduction="none")).mean()
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: FedEmReferences
+    ) -> Bundle:
         return Bundle(weights={"pi": refs.pi.clone()})
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: FedEmReferences, num_examples: int
+    ) -> Bundle:
         weights: dict[str, Tensor] = {}
         for m, learner in enumerate(refs.learners):
             weights |= _named(m, learner)

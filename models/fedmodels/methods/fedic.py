@@ -35,7 +35,7 @@ from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import Metrics, Run, ServerContext, ServerData, ServerState
+from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
 
 BATCH = 256
 """Examples asked of a model at a time."""
@@ -112,11 +112,11 @@ class FEDIC(FedAvg):
 
     @property
     def local_view(self) -> str:
-        return "global"  # one model for all is what it makes
+        return "global"  # all clients get one model
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         calibrator = uncalibrated(run.problem.num_classes, run.width)
         return replace(super().init_server(run), own=Bundle(weights=calibrator))
 

@@ -18,12 +18,10 @@ page; Eq. 6, whose index stands outside of its sum, is a mean over the minority 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +36,7 @@ from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.distances import divergence, smooth_l1
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import (
-    Table,
+    ByClass,
     class_prototypes,
     mean_prototypes,
     moved,
@@ -46,11 +44,19 @@ from fedmodels.numerics.prototypes import (
     uncounted,
 )
 from fedmodels.parts import evaluation_heads as heads
+from fedmodels.parts.levels import (
+    CLUSTER,
+    class_counts,
+    levels_of,
+    levels_spec,
+    minority_of,
+    with_latest,
+)
+from fedmodels.parts.shallow import check_share, travelling_names
 from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
     Prototypes,
-    TensorSpec,
     Weights,
     prototype_spec,
 )
@@ -60,21 +66,19 @@ from fedmodels.training.method import (
     ClientContext,
     Metrics,
     Output,
-    Run,
+    RunFacts,
     ServerContext,
     ServerState,
 )
-
-CLUSTER, MINORITY = "levels/cluster", "levels/minority"
 
 
 @dataclass(frozen=True)
 class Levels:
     """What the regularisers refer to: constants, by class where they are tables."""
 
-    global_class: Table  # G
-    global_semantic: Table  # P[a(k)]; known for k in J alone
-    local_class: Table  # C_m
+    global_class: ByClass  # G
+    global_semantic: ByClass  # P[a(k)]; known for k in J alone
+    local_class: ByClass  # C_m
     local_semantic: Tensor  # O_m (u, d), maybe without a row
 
 
@@ -86,16 +90,8 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
     citation: ClassVar[str] = "Guo et al., Pattern Recognition 2024"
     reduction: ClassVar[Reduction] = "each"
 
-    weighting: Literal["examples", "uniform"] = "uniform"
-    """Aggregation weights: 1 / the number of participants, as the paper's; or n_k / n."""
-    share: str = "extractor"
-    """What travels: ``extractor``, ``all``, or ``shallow(n)``: the first n layers with weights."""
-    loss_p: bool = True
-    """Whether embeddings are drawn to global prototypes, L_P."""
-    loss_i: bool = True
-    """Whether embeddings are held near local prototypes of earlier tasks, L_I."""
-    loss_s: bool = True
-    """Whether minority classes are drawn to semantic prototypes, L_S."""
+    # --- the paper's numbers and parts ---------------------------------------------------------
+
     alpha: float = 1.0
     """Weight of L_S."""
     tau: float = 1.0
@@ -104,10 +100,23 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
     """Local semantic prototypes; 0 is the root of the number of prototypes, rounded up."""
     v: int = 0
     """Global semantic prototypes; 0 is the root of the number of classes, rounded up."""
+    loss_p: bool = True
+    """Whether embeddings are drawn to global prototypes, L_P."""
+    loss_i: bool = True
+    """Whether embeddings are held near local prototypes of earlier tasks, L_I."""
+    loss_s: bool = True
+    """Whether minority classes are drawn to semantic prototypes, L_S."""
+
+    # --- readings of what the paper leaves open ------------------------------------------------
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    """Aggregation weights: 1 / the number of participants, as the paper's; or n_k / n."""
+    share: str = "extractor"
+    """What travels: ``extractor``, ``all``, or ``shallow(n)``: the first n layers with weights."""
     clustering: Literal["kmeans", "finch"] = "kmeans"
     """How semantic prototypes are found; ``finch`` finds their number itself."""
     smooth_l1_threshold: float = 1.0
-    """Where smooth-L1 goes from a square to a line."""
+    """Distance at which smooth-L1 turns from a square into a line."""
     sl1_reduction: Literal["mean", "sum"] = "mean"
     """Over the coordinates of an embedding."""
     ls_norm: Literal["minority_mean", "class_sum", "batch_mean"] = "minority_mean"
@@ -132,11 +141,8 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
     """Extractor of a client's scored model: the received one, or the one it just trained."""
 
     def __post_init__(self) -> None:
-        """Check what a type cannot say."""
-        if not re.fullmatch(r"extractor|all|shallow\([1-9]\d*\)", self.share):
-            raise ConfigError(
-                f"method.share must be extractor, all or shallow(n), not {self.share!r}"
-            )
+        """Check what types leave open."""
+        check_share(self.share)
         if min(self.u, self.v) < 0 or min(self.tau, self.smooth_l1_threshold) <= 0:
             raise ConfigError("method.u and v must be 0 or more, tau and the threshold above 0")
 
@@ -153,7 +159,7 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         return "after_local" if self.eval_base == "local" else super().local_view
 
     def shared(self, weights: Weights) -> Weights:
-        travels = self._travels(weights)
+        travels = travelling_names(weights, self.share)
         return heads.travelling(weights, travels.__contains__, self.eval_upload_head)
 
     def net_weights(self, payload: Bundle) -> Weights:
@@ -162,58 +168,35 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
 
     def private(self, weights: Weights) -> Weights:
         """Return the part of a net's weights that stays with the client."""
-        travels = self._travels(weights)
+        travels = travelling_names(weights, self.share)
         return {name: tensor for name, tensor in weights.items() if name not in travels}
-
-    def _travels(self, weights: Weights) -> set[str]:
-        """Return the names that travel of weights in the net's order."""
-        if not self.share.startswith("shallow"):
-            return {k for k in weights if self.share == "all" or k.startswith("base/")}
-        left, names = int(self.share[8:-1]), set()
-        for name, tensor in weights.items():
-            left -= tensor.dim() > 1  # a kernel or matrix begins a layer: vectors after it are its
-            if left >= 0:
-                names.add(name)
-        return names
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
-        levels = {
-            CLUSTER: torch.zeros(0, dtype=torch.int32),
-            MINORITY: torch.zeros(math.ceil(run.problem.num_classes / 8), dtype=torch.uint8),
-        }
+    def init_server(self, run: RunFacts) -> ServerState:
+        levels = levels_of(torch.zeros(0), (), run.problem.num_classes)
         nothing = Prototypes.by_position(torch.zeros(0, run.width))
         prototypes = {"class": nothing, "semantic": nothing}
         return ServerState(Bundle({**self.shared(run.initial_weights), **levels}, prototypes))
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         return super().upload_spec(run) | prototype_spec(
             "class", run.width, run.problem.num_classes
         )
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
-        classes, (common, own) = run.problem.num_classes, super().payload_spec(run)
-        nothing = TensorSpec(torch.int32, (0,))
-        levels = {
-            f"weights/{CLUSTER}": TensorSpec(torch.int32, (None,), classes),
-            f"weights/{MINORITY}": TensorSpec(torch.uint8, (math.ceil(classes / 8),)),
-            "prototypes/semantic/vectors": TensorSpec(torch.float32, (None, run.width), classes),
-            "prototypes/semantic/labels": nothing,
-            "prototypes/semantic/counts": nothing,
-        }
-        g = prototype_spec("class", run.width, classes, counted=False)
-        return common | g | BundleSpec(levels), own
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
+        common, own = super().payload_spec(run)
+        return common | levels_spec(run), own
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         mean = super().aggregate(ctx, state, uploads).common.weights
         reported = {client: upload.prototypes["class"] for client, upload in uploads.items()}
-        counts = {f"counts/{c}/{ctx.task}": _counts(rows, ctx.run) for c, rows in reported.items()}
+        classes = ctx.run.problem.num_classes
+        counts = {f"counts/{c}/{ctx.task}": class_counts(r, classes) for c, r in reported.items()}
         clients = state.clients
         if self.proto_agg == "all_latest":
-            clients = {**clients, **_with_latest(clients, reported)}
+            clients = {**clients, **with_latest(clients, reported)}
             reported = {i: clients[i].prototypes["class"] for i in sorted(clients)}
-        classes = ctx.run.problem.num_classes
         found = mean_prototypes(reported, classes, ctx.run.width, uniform=True)  # eq. 3
         g = moved(uncounted(state.common.prototypes["class"]), uncounted(found), 0.0)  # eq. 4
         prototypes = {**state.common.prototypes, "class": g}
@@ -227,9 +210,7 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         classes, g = ctx.run.problem.num_classes, state.common.prototypes["class"]
         size = self.v or math.ceil(math.sqrt(classes))
         p, a = self._clustered(g.vectors, size, ctx.run)
-        rare, bits = self._minority(ctx, state), np.zeros(classes, dtype=bool)
-        bits[rare] = True
-        levels = {CLUSTER: a.int(), MINORITY: torch.from_numpy(np.packbits(bits))}
+        levels = levels_of(a, self._minority(ctx, state), classes)
         prototypes = {"class": g, "semantic": Prototypes.by_position(p)}
         common = Bundle({**state.common.weights, **levels}, prototypes)
         return replace(state, common=common), {"known_share": len(g.labels) / classes}
@@ -243,7 +224,7 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         balanced = len(set(totals[totals > 0].tolist())) <= 1
         return minority_classes(totals) if self.minority_when_balanced or not balanced else []
 
-    def _clustered(self, points: Tensor, size: int, run: Run) -> tuple[Tensor, Tensor]:
+    def _clustered(self, points: Tensor, size: int, run: RunFacts) -> tuple[Tensor, Tensor]:
         """Return up to ``size`` centres (v, d) of points (n, d), and the centre of each (n,)."""
         if len(points) == 0:
             return points, torch.zeros(0, dtype=torch.int64)
@@ -253,29 +234,28 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return True
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         memory = {"class": Prototypes.of({}, run.width)}
         return Bundle(self.private(run.initial_weights), memory)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Levels:
         g, memory = payload.prototypes["class"], state.prototypes["class"]
         centres, a = payload.prototypes["semantic"].vectors, payload.weights[CLUSTER].long()
-        bits = np.unpackbits(payload.weights[MINORITY].numpy())[: ctx.run.problem.num_classes]
+        rare = minority_of(payload.weights, ctx.run.problem.num_classes).to(ctx.device)
         semantic = self._table(ctx, replace(g, vectors=centres[a]))  # P[a(k)]
-        rare = semantic.known & torch.from_numpy(bits.astype(bool)).to(ctx.device)
         size = self.u or math.ceil(math.sqrt(len(memory.labels)))
         return Levels(
             self._table(ctx, g),
-            Table(semantic.vectors, rare),
+            ByClass(semantic.vectors, semantic.known & rare),
             self._table(ctx, memory),
             self._clustered(memory.vectors, size, ctx.run)[0].to(ctx.device),
         )
 
-    def _table(self, ctx: ClientContext, rows: Prototypes) -> Table:
-        return Table.of(rows, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+    def _table(self, ctx: ClientContext, rows: Prototypes) -> ByClass:
+        return ByClass.of(rows, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Levels) -> Tensor:
         total = super().loss(ctx, batch, out, refs)  # eq. 10
@@ -338,21 +318,3 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         z, g = ctx.net.features(x), self._table(ctx, payload.prototypes["class"])
         by_rule = {"classifier": ctx.net.head(z), "prototype": nearest_scores(z, g, g.known)}
         return {rule: by_rule[rule] for rule in self.rules}
-
-
-def _with_latest(
-    clients: Mapping[int, Bundle], reported: Mapping[int, Prototypes]
-) -> dict[int, Bundle]:
-    """Return the last prototypes, of any task, of the clients that report now."""
-    before = {i: b.prototypes["class"] for i, b in clients.items()}
-    return {
-        i: Bundle(prototypes={"class": moved(before.get(i), rows, 0.0)})
-        for i, rows in reported.items()
-    }
-
-
-def _counts(rows: Prototypes, run: Run) -> Tensor:
-    """Return the examples of each class behind the rows, (K,) int32."""
-    counts = torch.zeros(run.problem.num_classes, dtype=torch.int32)
-    counts[rows.labels.long()] = rows.counts
-    return counts

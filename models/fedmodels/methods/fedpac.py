@@ -46,7 +46,7 @@ from fedmodels.training.method import (
     Metrics,
     Output,
     Phase,
-    Run,
+    RunFacts,
     ServerContext,
     ServerState,
 )
@@ -101,7 +101,7 @@ class FedPAC(FedAvg):
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         nothing = {"class": Prototypes.of({}, run.width)}
         return ServerState(Bundle(self.shared(run.initial_weights), nothing))
 
@@ -115,7 +115,7 @@ class FedPAC(FedAvg):
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
         return state.common, {c: state.clients[c] for c in state.clients}
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         classes = run.problem.num_classes
         return (
             BundleSpec.of(Bundle(run.initial_weights))
@@ -125,13 +125,13 @@ class FedPAC(FedAvg):
         )
 
     def check_upload(
-        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
     ) -> None:
-        super().check_upload(ctx, state, upload, told)
+        super().check_upload(ctx, state, upload, announced)
         if upload.scalars["variance"] < 0:
             raise PayloadError("tensor 'scalars/variance' is below zero")
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         weights, classes = run.initial_weights, run.problem.num_classes
         common = BundleSpec.of(Bundle(self.shared(weights)))
         own = {name: t for name, t in weights.items() if not self.shares(name)}
@@ -168,7 +168,7 @@ class FedPAC(FedAvg):
             ctx.series["aggregation_weights"] = mixtures
         return ServerState(state.common, state.own, {**state.clients, **own}), {}
 
-    def _mixtures(self, voters: Mapping[int, Bundle], run: Run) -> list[list[float]]:
+    def _mixtures(self, voters: Mapping[int, Bundle], run: RunFacts) -> list[list[float]]:
         """Return alpha, a row on the simplex for each client (eq. 13).
 
         min over alpha of alpha^T (diag(V) + H_i H_i^T) alpha, where row j of H_i is h_i - h_j. With
@@ -194,10 +194,10 @@ class FedPAC(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return False  # the head is the server's until it comes down
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle()
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:

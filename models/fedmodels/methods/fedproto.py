@@ -26,7 +26,7 @@ from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.prototypes import (
-    Table,
+    ByClass,
     class_prototypes,
     distance_per_example,
     mean_prototypes,
@@ -36,14 +36,21 @@ from fedmodels.numerics.prototypes import (
 )
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, prototype_spec
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
+from fedmodels.training.method import (
+    Batch,
+    ClientContext,
+    Output,
+    RunFacts,
+    ServerContext,
+    ServerState,
+)
 
 
 @dataclass
-class Refs:
-    """What one interaction refers to."""
+class FedProtoReferences:
+    """References of the loss in one interaction."""
 
-    everyone: Table
+    everyone: ByClass
     fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
     """Class means after local training."""
 
@@ -75,14 +82,14 @@ class FedProto(ReleasedPrototypes):
     def shares(self, name: str) -> bool:
         return False
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         nothing = uncounted(Prototypes.of({}, run.width))
         return ServerState(Bundle(prototypes={"class": nothing}))
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         return prototype_spec("class", run.width, run.problem.num_classes)
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         classes = run.problem.num_classes
         return prototype_spec("class", run.width, classes, counted=False), BundleSpec()
 
@@ -97,24 +104,30 @@ class FedProto(ReleasedPrototypes):
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         load_weights(ctx.net, state.weights)
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
-        return Refs(self.table(ctx, payload.prototypes.get("class")))
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedProtoReferences:
+        return FedProtoReferences(self.table(ctx, payload.prototypes.get("class")))
 
-    def table(self, ctx: ClientContext, prototypes: Prototypes | None) -> Table:
+    def table(self, ctx: ClientContext, prototypes: Prototypes | None) -> ByClass:
         """Return prototypes laid out by class."""
-        return Table.of(prototypes, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+        return ByClass.of(prototypes, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Refs) -> Tensor:
+    def loss(
+        self, ctx: ClientContext, batch: Batch, out: Output, refs: FedProtoReferences
+    ) -> Tensor:
         pull = distance_per_example(out.features, batch.y, refs.everyone)
         return super().loss(ctx, batch, out, refs) + self.lam * pull  # eq. 7
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: FedProtoReferences
+    ) -> Bundle:
         x, y = self.training_data(ctx, refs)
         refs.fresh = class_prototypes(embeddings(ctx.net, x), y, ctx.run.problem.num_classes)
         own = moved(state.prototypes.get("class"), refs.fresh, beta=0.0)
         return Bundle(weights=weights_of(ctx.net), prototypes={"class": own})
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: FedProtoReferences, num_examples: int
+    ) -> Bundle:
         sent = self.released(ctx, refs.fresh)
         return Bundle(prototypes={"class": sent})
 

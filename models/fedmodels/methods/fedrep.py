@@ -21,7 +21,7 @@ from fedmodels.methods.bases.private_parts import PRIVATE_VIEWS, PrivatePrefixes
 from fedmodels.nets.split import load_weights
 from fedmodels.parts import round_heads
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.method import ClientContext, Phase, Run
+from fedmodels.training.method import ClientContext, Phase, RunFacts
 
 
 @register("fedrep")
@@ -54,7 +54,7 @@ class FedRep(PrivatePrefixes):
     def shares(self, name: str) -> bool:
         return self.heads == "round" or super().shares(name)
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return self.heads == "round" or super().keeps_state(run)
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:

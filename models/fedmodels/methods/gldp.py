@@ -30,7 +30,7 @@ from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.algebra import weighted_mean
 from fedmodels.numerics.prototypes import (
-    Table,
+    ByClass,
     class_prototypes,
     distance_per_example,
     mean_prototypes,
@@ -56,18 +56,18 @@ from fedmodels.training.method import (
     ClientContext,
     Output,
     Phase,
-    Run,
+    RunFacts,
     ServerContext,
     ServerState,
 )
 
 
 @dataclass
-class Refs:
-    """What one interaction refers to."""
+class Stage:
+    """What the loss of one stage refers to, and the class means that follow it."""
 
-    own: Table  # C-hat_i, as it was before this stage
-    everyone: Table  # C-tilde
+    own: ByClass  # C-hat_i, as it was before this stage
+    everyone: ByClass  # C-tilde
     latest: Tensor  # (n, d) each example's embedding when it was last trained on, if kept
     visited: Tensor  # (n,) bool
     fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
@@ -83,7 +83,8 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     # With "running" the loss keeps embeddings.
     trains_alone_with: ClassVar[Mapping[str, object]] = {"proto_pass": "running"}
 
-    weighting: Literal["examples", "uniform"] = "uniform"
+    # --- the paper's numbers and parts ---------------------------------------------------------
+
     lam: float = 0.5
     """Weight of the local prototype loss; the global one has 1 - lam."""
     beta: float = 0.5
@@ -94,14 +95,18 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     """Epochs of the representation; ``training.local_epochs`` is not used."""
     s: int = 20
     """Epochs of the head."""
-    order: Literal["base_first", "head_first"] = "base_first"
-    """Which phase comes first (card item 4)."""
-    wd_head: float = 0.0
-    """Weight decay of the head, in place of the run's."""
     use_lp: bool = True
     """Whether the local prototype relation (eq. 8) is part of the loss."""
     use_gp: bool = True
     """Whether the global-local relation (eq. 10) is part of the loss."""
+
+    # --- readings of what the paper leaves open ------------------------------------------------
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    order: Literal["base_first", "head_first"] = "base_first"
+    """Which phase comes first."""
+    wd_head: float = 0.0
+    """Weight decay of the head, in place of the run's."""
     kl_space: Literal["embedding", "head"] = "embedding"
     """Where eq. 8 compares: softmax over the embedding's coordinates, or over the head's logits."""
     kl_reduction: Literal["batchmean", "mean", "sum"] = "batchmean"
@@ -144,7 +149,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         nothing = uncounted(Prototypes.of({}, run.width))
         return ServerState(Bundle(self.shared(run.initial_weights), {"class": nothing}))
 
@@ -159,16 +164,16 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     def scored(self, state: ServerState) -> Weights:
         return {**super().scored(state), **state.own.weights}
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         sent = BundleSpec.of(Bundle(weights=self.shared(run.forms)))
         counts = scalar_spec("num_examples") if self.weighting == "examples" else BundleSpec()
         return sent | counts | prototype_spec("class", run.width, run.problem.num_classes)
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         common, own = super().payload_spec(run)
         if self.eval_model == "stage_mean":
             sent = Bundle(weights=self.shared(run.forms))
-            own = own | heads.evaluation_spec(self._stage_weights(sent))
+            own = own | heads.evaluation_spec(heads.for_scores(heads.trained_part(sent).weights))
         known = prototype_spec("class", run.width, run.problem.num_classes, counted=False)
         return common | known, own
 
@@ -186,7 +191,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         stages = state.own.scalars.get("stages", 0.0) if self._in_round(ctx, state) else 0.0
         weights: Weights = {}
         if self.eval_model == "stage_mean":
-            weights = self._stage_weights(common)
+            weights = heads.for_scores(heads.trained_part(common).weights)
             if stages:
                 share = stages / (stages + 1)
                 weights = weighted_mean([state.own.weights, weights], [share, 1 - share])
@@ -202,10 +207,6 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         """Tell whether the server's memory is of the round that goes on."""
         return state.own.scalars.get("round") == ctx.round
 
-    def _stage_weights(self, common: Bundle) -> Weights:
-        """Return the representation under the names it is sent with for evaluation."""
-        return {heads.PREFIX + k: v for k, v in heads.trained_part(common).weights.items()}
-
     # --- client half ---------------------------------------------------------------------------
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
@@ -216,20 +217,18 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, self.net_weights(payload), strict=False)
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Stage:
         own, everyone = self.tables(ctx, payload, state)
         kept = len(ctx.stream.train(ctx.task)[1]) if self.proto_pass == "running" else 0
         latest = torch.zeros(kept, ctx.net.width, device=ctx.device)
-        return Refs(own, everyone, latest, torch.zeros(kept, dtype=torch.bool, device=ctx.device))
+        return Stage(own, everyone, latest, torch.zeros(kept, dtype=torch.bool, device=ctx.device))
 
-    def tables(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> tuple[Table, Table]:
+    def tables(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> tuple[ByClass, ByClass]:
         """Return the client's and everyone's prototypes, laid out by class."""
         classes, width = ctx.run.problem.num_classes, ctx.net.width
         held = state.prototypes.get("class"), payload.prototypes.get("class")
-        return (
-            Table.of(held[0], classes, width, ctx.device),
-            Table.of(held[1], classes, width, ctx.device),
-        )
+        own, everyone = (ByClass.of(rows, classes, width, ctx.device) for rows in held)
+        return own, everyone
 
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
         base = Phase(self.t, ("base/",), bn_of_frozen="eval")  # line 12
@@ -237,7 +236,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         head = Phase(self.s, ("head/",), weight_decay=decay, bn_of_frozen="eval")  # line 13
         return [base, head] if self.order == "base_first" else [head, base]
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Refs) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Stage) -> Tensor:
         total = super().loss(ctx, batch, out, refs)  # eq. 2
         if self.use_lp:
             total = total + self.lam * self.local_loss(ctx, batch, out, refs.own)
@@ -248,7 +247,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
             refs.visited[batch.index] = True
         return total  # eq. 12
 
-    def local_loss(self, ctx: ClientContext, batch: Batch, out: Output, own: Table) -> Tensor:
+    def local_loss(self, ctx: ClientContext, batch: Batch, out: Output, own: ByClass) -> Tensor:
         """Return eq. 8: KL of the client's own old prototype of y and the embedding of x."""
         target, z = own.vectors[batch.y], out.features  # (B, d)
         if self.kl_space == "head":
@@ -261,7 +260,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         parts = {"sum": 1, "batchmean": len(z), "mean": z.numel()}
         return total / parts[self.kl_reduction]
 
-    def global_loss(self, batch: Batch, out: Output, everyone: Table) -> Tensor:
+    def global_loss(self, batch: Batch, out: Output, everyone: ByClass) -> Tensor:
         """Return eq. 10: squared distances to the global prototypes, weighed by b_n / b."""
         z = out.features.float()
         if self.gp_mode == "per_sample":
@@ -272,7 +271,9 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         squared = (means - everyone.vectors).square().mean(1)  # (K,)
         return (squared * everyone.known * counts).sum() / len(z)
 
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Refs) -> Bundle:
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Stage
+    ) -> Bundle:
         x, y = self.training_data(ctx, refs)
         classes = ctx.run.problem.num_classes
         if self.proto_pass == "running":
@@ -284,7 +285,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         weights = {k: v for k, v in weights_of(ctx.net).items() if everything or not self.shares(k)}
         return Bundle(weights, {"class": kept})
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Refs, num_examples: int) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Stage, num_examples: int) -> Bundle:
         ema = self.uplink_proto == "ema"
         found = only(state.prototypes["class"], like=refs.fresh) if ema else refs.fresh
         sent = self.released(ctx, found)

@@ -9,7 +9,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, BundleSpec
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import ClientContext, Run, ServerContext, ServerState
+from fedmodels.training.method import ClientContext, RunFacts, ServerContext, ServerState
 
 
 @register("local")
@@ -26,7 +26,7 @@ class Local(FedAvg):
     def shares(self, name: str) -> bool:
         return False
 
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         return BundleSpec()
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, cross_entropy, mse_loss, pad
 
 from fedmodels.methods import register
-from fedmodels.methods.bases.remembering import Refs, Remembering, sent_generator
+from fedmodels.methods.bases.remembering import Remembering, RememberingReferences, sent_generator
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
@@ -40,7 +40,7 @@ from fedmodels.parts.datafree import LayerMoments, descend, is_told, watched
 from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, TensorSpec
 from fedmodels.tensors.roles import tensors_of
 from fedmodels.training.loop import run_phases
-from fedmodels.training.method import Batch, ClientContext, Metrics, Output, Run, ServerContext
+from fedmodels.training.method import Batch, ClientContext, Metrics, Output, RunFacts, ServerContext
 
 ANY = "any"
 """The generator's key: it draws any class."""
@@ -99,11 +99,11 @@ class MFCL(Remembering):
     generator_steps: int = 100
     """Steps of one training of the generator."""
     generator_batch: int = 128
-    """Images of a step."""
+    """Images in one step."""
     generator_lr: float = 1e-3
     """Adam's learning rate; its moments begin afresh, the generator goes on."""
     t_c: float = 1e3
-    """Temperature of L_CE, whose gradient it makes small."""
+    """Temperature of L_CE; a high one makes its gradient small."""
     w_ie: float = 1.0
     """Weight of L_IE, which spreads images over the known classes."""
     w_bn: float = 50.0
@@ -125,18 +125,18 @@ class MFCL(Remembering):
             generator.load_state_dict(dict(held.tensors))
         generator.to(known.device).train()
         adam = torch.optim.Adam(generator.parameters(), lr=self.generator_lr)
-        draw, told = ctx.generator(), 0.0
+        draw, loss = ctx.generator(), 0.0
         with watched(old) as watch:
             for step in range(1, self.generator_steps + 1):
                 z = torch.randn(self.generator_batch, self.latent, generator=draw)
                 x = generator(z.to(known.device))
                 logits = old(x)[:, known]
-                told = descend(self._generator_loss(x, logits, watch.layers()), adam)
+                loss = descend(self._generator_loss(x, logits, watch.layers()), adam)
                 if is_told(step, self.generator_steps):
-                    ctx.tell("generator", step, self.generator_steps, told)
+                    ctx.tell("generator", step, self.generator_steps, loss)
         version = held.version + 1 if held else 1
         memory = Bundle(generators={ANY: GeneratorState(version, tensors_of(generator))})
-        ctx.series["generator_loss"] = [told]
+        ctx.series["generator_loss"] = [loss]
         spread = 1 - float(balance(logits.detach())) if self.generator_steps else 0.0
         return memory, {"generator_spread": spread}
 
@@ -145,10 +145,10 @@ class MFCL(Remembering):
         loss = loss + self.w_bn * statistics_distance(layers).to(x.device)
         return loss + self.w_noise * smoothness(x)
 
-    def _generator(self, run: Run) -> Upsampling:
+    def _generator(self, run: RunFacts) -> Upsampling:
         return Upsampling(run.problem.input_shape, self.latent, self.generator_width)
 
-    def memory_spec(self, run: Run) -> Mapping[str, TensorSpec]:
+    def memory_spec(self, run: RunFacts) -> Mapping[str, TensorSpec]:
         with seeded(0):
             forms = {ANY: GeneratorState(0, tensors_of(self._generator(run)))}
         return BundleSpec.of(Bundle(generators=forms)).required
@@ -172,11 +172,11 @@ class MFCL(Remembering):
 
         return draw
 
-    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Refs) -> float:
+    def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: RememberingReferences) -> float:
         joined = None if refs.draw is None else lambda batch: self._joined(batch, refs)
         return run_phases(self, ctx, x, y, refs, joined=joined)
 
-    def _joined(self, batch: Batch, refs: Refs) -> Batch:
+    def _joined(self, batch: Batch, refs: RememberingReferences) -> Batch:
         """Return x_com: a batch and generated examples, whose labels the old model says."""
         assert refs.draw is not None
         assert refs.old is not None
@@ -186,7 +186,9 @@ class MFCL(Remembering):
         index = torch.full_like(y, SYNTHETIC)
         return Batch(*(torch.cat(p) for p in ((batch.x, x), (batch.y, y), (batch.index, index))))
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Refs) -> Tensor:
+    def loss(
+        self, ctx: ClientContext, batch: Batch, out: Output, refs: RememberingReferences
+    ) -> Tensor:
         if refs.old is None:
             return super().loss(ctx, batch, out, refs)
         real = batch.index != SYNTHETIC

@@ -26,7 +26,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.training.method import Batch, ClientContext, Output, Run
+from fedmodels.training.method import Batch, ClientContext, Output, RunFacts
 
 PREVIOUS = "previous/"
 
@@ -64,10 +64,10 @@ class Moon(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return True
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         return _previous(run.initial_weights) if self.prev_init == "initial" else Bundle()
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:

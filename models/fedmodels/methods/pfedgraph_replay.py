@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedmodels.methods import register
 from fedmodels.methods.bases.collaborating import Collaborating
-from fedmodels.methods.bases.replay import Replaying
+from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.parts.class_replay import Rehearsal
 from fedmodels.parts.collaboration import reference_in
 from fedmodels.tensors.bundle import Bundle, Weights
@@ -26,8 +26,8 @@ from fedmodels.training.method import Batch, ClientContext, Output
 
 
 @dataclass(frozen=True)
-class Refs:
-    """What one interaction refers to."""
+class PFedGraphReplayReferences:
+    """References of the loss in one interaction."""
 
     replay: Rehearsal
     neighbours: Weights | None
@@ -36,13 +36,15 @@ class Refs:
 
 @register("pfedgraph-replay")
 @dataclass(frozen=True, kw_only=True)
-class PFedGraphReplay(Collaborating, Replaying):
+class PFedGraphReplay(Collaborating, GenerativeReplay):
     """pFedGraph with class replay; no alignment."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2, baseline"
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
-        return Refs(super().prepare(ctx, payload, state), reference_in(payload.weights, ctx.device))
+        return PFedGraphReplayReferences(
+            super().prepare(ctx, payload, state), reference_in(payload.weights, ctx.device)
+        )
 
     def training_data(self, ctx: ClientContext, refs: Any) -> tuple[Tensor, Tensor]:
         return super().training_data(ctx, refs.replay)

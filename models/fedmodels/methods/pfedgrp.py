@@ -13,38 +13,42 @@ Deviations and what the paper leaves open: docs/methods/pfedgrp.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedmodels.errors import PayloadError
 from fedmodels.methods import register
-from fedmodels.methods.bases.replay import Replaying
+from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.parts.class_replay import ALL, ClassReplay, Judge, Rehearsal, Replayed, published
+from fedmodels.parts.class_replay import ClassReplay, Rehearsal, published
 from fedmodels.parts.collaboration import (
     collaboration_graph,
     distances,
     graph_metrics,
     mixed,
     parameter_keys,
-    shares_of,
+    proportions,
 )
-from fedmodels.parts.mixing import Examples, Mixer, Problem, Search, find_all
-from fedmodels.tensors.announced import Announced, check_versions
+from fedmodels.parts.mixing import Mixer, Search, WeightSearch, find_all
+from fedmodels.parts.server_replay import (
+    as_examples,
+    check_generators,
+    drawing_metrics,
+    drawn_by,
+    generators_spec,
+)
+from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
     ClientId,
     GeneratorState,
     Histogram,
-    TensorSpec,
     Weights,
 )
 from fedmodels.tensors.roles import part_of, under, without
@@ -55,63 +59,66 @@ from fedmodels.training.method import (
     ClientContext,
     Metrics,
     Output,
-    Run,
+    RunFacts,
     ServerContext,
     ServerState,
 )
 
 PERSONAL = "personal"
 PARTS = 10**6
-_DRAWING = Lock()
-"""Held while examples are drawn: building a generator's net touches torch's global generator."""
 
 
 @register("pfedgrp")
 @dataclass(frozen=True, kw_only=True)
-class PFedGRP(Replaying):
+class PFedGRP(GenerativeReplay):
     """Replay of past classes on clients, aggregation weights learned on generated data."""
 
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
     reduction: ClassVar[Reduction] = "each"
 
-    weighting: Literal["examples", "uniform"] = "uniform"
-    """Of the mean model C_g."""
+    # --- the paper's numbers and ablations -----------------------------------------------------
+
     lam: float = 0.3
     """lambda: how much replayed outputs are held to the personal model's; 0 is ablation ASG."""
-    loss_norm: Literal["joint", "separate", "sum"] = "joint"
-    """Eq. 6: both sums over b, means over each set, or plain sums."""
-    align: Literal["logits", "probs"] = "logits"
-    """The outputs that are held."""
-    init_from: Literal["global", "personal"] = "global"
-    """Where local training starts; ``personal`` with lam = 0 is ablation ASP."""
+    server_volume: int = 200
+    """V: generated examples of the client's most frequent class on the server."""
     aggregate_by: Literal["learned", "fedavg", "pfedgraph"] = "learned"
     """Personal aggregation weights: eq. 8, training set sizes, or the collaboration graph."""
     graph_alpha: float = 0.8
     """pFedGraph's alpha."""
+    init_from: Literal["global", "personal"] = "global"
+    """Where local training starts; ``personal`` with lam = 0 is ablation ASP."""
     replay_labels: Literal["hard", "soft"] = "hard"
     """A replayed example's class, or the classifier's probabilities."""
     generator_decouple: bool = True
     """One generator for each class, or one for all, trained every round (ablation AS3)."""
     generator_width_mult: int = 1
-    """Factor of it; 2 in ablation AS3."""
-    server_volume: int = 200
-    """V: generated examples of the client's most frequent class on the server."""
+    """Factor of the generators' width; 2 in ablation AS3."""
+
+    # --- readings of what the paper leaves open ------------------------------------------------
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    """Aggregation weights of the mean model C_g."""
+    loss_norm: Literal["joint", "separate", "sum"] = "joint"
+    """Normalisation of eq. 6: both sums over b, means over each set, or plain sums."""
+    align: Literal["logits", "probs"] = "logits"
+    """Outputs that eq. 6 compares."""
     label_dist: Literal["counts", "freq"] = "counts"
-    """Send S, or S over its sum in parts per million."""
+    """What clients send of S: the counts, or shares in parts per million."""
     w_param: Literal["softmax", "quad", "pgd", "affine"] = "softmax"
-    """How the simplex is parametrised; ``affine`` allows negative weights."""
+    """Parametrisation of the simplex in eq. 8; ``affine`` allows negative weights."""
     w_init: Literal["uniform", "self"] = "uniform"
-    """Initial weights."""
+    """Weights that the search of eq. 8 begins with."""
     w_optimizer: Literal["adam", "sgd"] = "adam"
-    """Of eq. 8."""
+    """Optimiser of eq. 8."""
     w_lr: float = 0.01
-    """Its learning rate."""
+    """Learning rate of eq. 8."""
     w_epochs: int = 20
-    """Its epochs."""
+    """Epochs of eq. 8."""
     w_batch: int = 64
-    """Its batch size."""
+    """Batch size of eq. 8."""
     w_entropy_floor: float = 0.0
-    """Least entropy of a row over log n."""
+    """Lower bound of a row's entropy over log n."""
     w_device: Literal["cpu", "auto"] = "cpu"
     """Where eq. 8 is minimised: on the coordinator's cores, or on its GPU where it has one."""
     bn: Literal["weighted", "batch"] = "weighted"
@@ -121,9 +128,9 @@ class PFedGRP(Replaying):
     def views(self) -> tuple[str, ...]:
         return ("global", "after_local", "after_downlink")
 
-    def replay(self, run: Run) -> ClassReplay:
-        """Return how replay is done, on both sides."""
-        plain = super().replay(run)
+    def class_replay(self, run: RunFacts) -> ClassReplay:
+        """Return the settings of the replay, for both halves."""
+        plain = super().class_replay(run)
         width = self.generator_width_mult * plain.family.usual()[0]
         return replace(
             plain,
@@ -149,33 +156,25 @@ class PFedGRP(Replaying):
         held = {c: state.clients[c].weights for c in clients if c in state.clients}
         return {c: Bundle(weights=weights) for c, weights in held.items()}
 
-    def upload_spec(self, run: Run) -> BundleSpec:
-        classes, optional = run.problem.num_classes, dict[str, TensorSpec]()
-        if self.aggregate_by == "learned":
-            shapes = self.replay(run).family.public_shapes()
-            keys = map(str, range(classes)) if self.generator_decouple else ("all",)
-            generators = {key: GeneratorState(0, shapes) for key in keys}
-            optional = dict(BundleSpec.of(Bundle(generators=generators)).required)
-        told = Histogram(*(torch.zeros(n, dtype=torch.int32) for n in (0, classes)))
-        return super().upload_spec(run) | BundleSpec(
-            BundleSpec.of(Bundle(histogram=told)).required, optional
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
+        label_counts = Histogram(
+            *(torch.zeros(n, dtype=torch.int32) for n in (0, run.problem.num_classes))
         )
+        spec = super().upload_spec(run) | BundleSpec.of(Bundle(histogram=label_counts))
+        if self.aggregate_by != "learned":
+            return spec
+        return spec | generators_spec(self.class_replay(run), run.problem.num_classes)
 
     def check_upload(
-        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
     ) -> None:
         in_parts = self.label_dist == "freq"  # S over its sum
-        most = torch.full_like(told.trained, PARTS) if in_parts else told.trained
-        super().check_upload(ctx, state, upload, replace(told, trained=most))
-        held = state.clients.get(told.client, Bundle()).generators
-        before = {key: generator.version for key, generator in held.items()}
-        new = {key: generator.version for key, generator in upload.generators.items()}
-        check_versions(new, before, ctx.interaction + 1)
-        for key in new:
-            if key != ALL and not told.now[int(key)]:
-                raise PayloadError(f"generator {key!r} is of a class that was not announced")
+        most = torch.full_like(announced.trained, PARTS) if in_parts else announced.trained
+        super().check_upload(ctx, state, upload, replace(announced, trained=most))
+        held = state.clients.get(announced.client, Bundle())
+        check_generators(upload.generators, held, announced, ctx.interaction)
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         personal = under(PERSONAL, run.initial_weights)
         return super().payload_spec(run)[0], BundleSpec.of(Bundle(weights=personal))
 
@@ -186,11 +185,13 @@ class PFedGRP(Replaying):
             before, sent = clients.get(client, Bundle()), upload.generators.items()
             new = {k: GeneratorState(g.version, _copied(g.tensors)) for k, g in sent}
             assert upload.histogram is not None
-            told = Histogram(*(t.clone() for t in (upload.histogram.round, upload.histogram.total)))
+            label_counts = Histogram(
+                *(t.clone() for t in (upload.histogram.round, upload.histogram.total))
+            )
             clients[client] = Bundle(
                 before.weights or under(PERSONAL, mean.common.weights),
                 generators={**before.generators, **new},
-                histogram=told,
+                histogram=label_counts,
             )
         return ServerState(mean.common, state.own, clients)
 
@@ -213,7 +214,7 @@ class PFedGRP(Replaying):
     ) -> tuple[Tensor, Metrics]:
         """Return W (n, n), the aggregation weights of every client of the cohort."""
         models = [u.weights for u in uploads.values()]
-        shares = shares_of([u.scalars["num_examples"] for u in uploads.values()])
+        shares = proportions([u.scalars["num_examples"] for u in uploads.values()])
         if self.aggregate_by == "fedavg":
             return shares.expand(len(shares), -1).clone(), {}
         if self.aggregate_by == "pfedgraph":
@@ -223,56 +224,21 @@ class PFedGRP(Replaying):
         on_gpu = self.w_device == "auto" and torch.cuda.is_available()
         device, threads = ("cuda", 1) if on_gpu else ("cpu", len(os.sched_getaffinity(0)))
         mixer = Mixer(ctx.run.make_net().to(device), models, bn=self.bn)
-        problems, drawn = [], []
-        for position, (client, upload) in enumerate(uploads.items()):
-            examples = self._examples(ctx, state.clients[client], client, upload.weights)
-            drawn.append(first := examples(0))
-            seed = derive_seed(
-                ctx.run.experiment.seed, f"server/{client}", ctx.interaction, "method"
-            )
-            problems.append(Problem(self._data(first, examples, device), position, seed))
-        found = find_all(mixer, problems, self._search(), threads)
+        replay, run_seed = self.class_replay(ctx.run), ctx.run.experiment.seed
+        searches, drawn = [], []
+        for own, (client, upload) in enumerate(uploads.items()):
+            held, volume = state.clients[client], self.server_volume
+            draw = drawn_by(ctx, replay, held, client, upload.weights, volume)
+            drawn.append(first := draw(0))  # D_i
+            data = as_examples(first, draw, device, renewed=not self.generator_decouple)
+            seed = derive_seed(run_seed, f"server/{client}", ctx.interaction, "method")
+            searches.append(WeightSearch(data, own, seed))
+        found = find_all(mixer, searches, self._search(), threads)  # eq. 8
         ctx.series["mixing_loss"] = [[f.uniform, f.loss] for f in found if f.loss == f.loss]
-        looked, asked = sum(r.drawn for r in drawn), sum(r.asked for r in drawn)
-        metrics: Metrics = {}
-        if looked:
-            metrics["server_acceptance"] = sum(r.accepted for r in drawn) / looked
-            metrics["server_shortage"] = sum(r.shortage for r in drawn) / asked
-        return torch.stack([f.w for f in found]), metrics
-
-    def _examples(
-        self, ctx: ServerContext, held: Bundle, client: int, weights: Weights
-    ) -> Callable[[int], Replayed]:
-        """Return the function that draws D_i of an epoch; the client's own model is the judge."""
-        assert held.histogram is not None
-        total = held.histogram.total.double().clamp_min(0)  # whatever a client says
-        volumes = (self.server_volume * total / total.max().clamp_min(1)).round().long()
-        net = ctx.run.make_net()
-        load_weights(net, weights)
-        replay, judge = self.replay(ctx.run), Judge(net)
-        seed, at = ctx.run.experiment.seed, ctx.interaction
-        return lambda epoch: replay.replayed(
-            held.generators,
-            volumes,
-            judge,
-            lambda word: derive_seed(seed, f"server/{client}/{epoch}/{word}", at, "method"),
-        )
-
-    def _data(
-        self, first: Replayed, examples: Callable[[int], Replayed], device: str
-    ) -> Examples | Callable[[int], Examples]:
-        """Return D_i as eq. 8 takes it: the same in all epochs, or drawn anew in each (AS3)."""
-
-        def of(epoch: int) -> Examples:
-            with _DRAWING:
-                now = examples(epoch) if epoch else first
-            targets = now.y if now.soft is None else now.soft
-            return now.x.to(device), targets.to(device)
-
-        return of(0) if self.generator_decouple else of
+        return torch.stack([f.w for f in found]), drawing_metrics(drawn)
 
     def _search(self) -> Search:
-        """Return how eq. 8 is minimised."""
+        """Return the settings of eq. 8's minimisation."""
         return Search(
             epochs=self.w_epochs,
             lr=self.w_lr,
@@ -356,5 +322,5 @@ class PFedGRP(Replaying):
 
 
 def _copied(weights: Weights) -> Weights:
-    """Return tensors that do not live in a receive buffer."""
+    """Return copies: uploads lie in receive buffers."""
     return {name: tensor.clone() for name, tensor in weights.items()}

@@ -34,7 +34,12 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
-from fedmodels.methods.bases.remembering import MEMORY, Refs, Remembering, sent_generator
+from fedmodels.methods.bases.remembering import (
+    MEMORY,
+    Remembering,
+    RememberingReferences,
+    sent_generator,
+)
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
@@ -52,7 +57,7 @@ from fedmodels.parts.datafree import (
 from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, TensorSpec
 from fedmodels.tensors.roles import tensors_of
 from fedmodels.training.loop import augmented
-from fedmodels.training.method import Batch, ClientContext, Metrics, Output, Run, ServerContext
+from fedmodels.training.method import Batch, ClientContext, Metrics, Output, RunFacts, ServerContext
 
 ANY, IMAGES = "any", f"{MEMORY}/images"
 BETAS = (0.5, 0.999)
@@ -122,7 +127,7 @@ class TARGET(Remembering):
     kd: float = 25.0
     """Weight of the distillation on clients."""
     kd_temperature: float = 2.0
-    """Its temperature."""
+    """Temperature of the distillation."""
     sends: Literal["images", "generator"] = "images"
     """What clients get: the synthetic images, or the generator, to draw as many themselves."""
     num_images: int = 8000
@@ -130,7 +135,7 @@ class TARGET(Remembering):
     batches: int = 10
     """Batches that are synthesised after a task."""
     synthesis_batch: int = 256
-    """Images of each."""
+    """Images of each batch."""
     g_steps: int = 10
     """Steps on the noise and the generator's copy for each."""
     lr_g: float = 2e-3
@@ -140,7 +145,7 @@ class TARGET(Remembering):
     bn: float = 10.0
     """Weight of L_BN."""
     bn_momentum: float = 0.9
-    """Of the moving averages that L_BN compares."""
+    """Momentum of the moving averages that L_BN compares."""
     oh: float = 0.5
     """Weight of the cross-entropy with the wanted classes."""
     adv: float = 1.0
@@ -150,7 +155,7 @@ class TARGET(Remembering):
     student_temperature: float = 20.0
     """Of its distillation."""
     student_lr: float = 0.1
-    """Its learning rate, with momentum 0.9."""
+    """Learning rate of the student, with momentum 0.9."""
     latent: int = 256
     """Coordinates of the noise."""
     generator_width: int = 64
@@ -180,11 +185,11 @@ class TARGET(Remembering):
         index = torch.randperm(len(pool), generator=synthesis.draw)[: self.num_images]
         return Bundle({IMAGES: pool[index].cpu()}), metrics
 
-    def fresh_generator(self, run: Run) -> Upsampling:
+    def fresh_generator(self, run: RunFacts) -> Upsampling:
         """Return an untrained generator of images in [0, 1]."""
         return Upsampling(run.problem.input_shape, self.latent, self.generator_width, "images")
 
-    def memory_spec(self, run: Run) -> Mapping[str, TensorSpec]:
+    def memory_spec(self, run: RunFacts) -> Mapping[str, TensorSpec]:
         with seeded(0):
             forms = tensors_of(self.fresh_generator(run))
         if self.sends == "generator":
@@ -224,7 +229,9 @@ class TARGET(Remembering):
             drawn = (torch.randn(n, self.latent, generator=noise) for n in sizes)
             return torch.cat([quantised(generator(z.to(ctx.device))) for z in drawn])
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Refs) -> Tensor:
+    def loss(
+        self, ctx: ClientContext, batch: Batch, out: Output, refs: RememberingReferences
+    ) -> Tensor:
         if refs.old is None or refs.draw is None:
             return super().loss(ctx, batch, out, refs)
         new = masked_cross_entropy(out.logits, batch.y, refs.current)

@@ -145,19 +145,25 @@ class ALP(nn.Module):
             return float((drawn / (drawn + kept).clamp_min(1e-30)).mean()), float(angle.mean())
 
     def _align(self, x: Tensor, batch: int) -> Tensor:
-        """Return the mix of tokens and prototypes (N, d); in training, move the prototypes."""
-        with torch.no_grad():
-            prototypes, g = self._matched(), len(self.local_prototypes)
-            scores = self._scores(x, prototypes)  # (N, P)
-            # Tokens align to the last set and move the first; often that is one set.
-            m = prototypes[-g:][scores[:, -g:].argmax(1)]
-            if self.training:
-                self._follow(x, scores[:, :g], batch)
-        if self.glu is not None:
-            m = F.glu(self.glu(m))  # eq. 6
-        return self.beta * m + (1 - self.beta) * x  # eq. 7
+        """Return the mix of tokens and prototypes (N, d); in training, move the local prototypes.
 
-    def _matched(self) -> Tensor:
+        The steps and names are those of the paper's listing, appendix A.
+        """
+        with torch.no_grad():
+            p, g = self._active_prototypes(), len(self.local_prototypes)  # step 2
+            c = self._plan(x, p)  # steps 3 and 4, (N, P)
+            if self.training:  # step 5
+                c_local, c_global = c[:, :g], c[:, -g:]  # the same columns if one set is active
+                o_global = c_global.argmax(1)  # (N,)
+                matched = p[-g:][o_global]
+                self._update_local(x, c_local, batch)
+            else:
+                o_local = c.argmax(1)
+                matched = p[o_local]
+        p_glu = matched if self.glu is None else F.glu(self.glu(matched))  # step 6, eq. 6
+        return self.beta * p_glu + (1 - self.beta) * x  # step 7, eq. 7
+
+    def _active_prototypes(self) -> Tensor:
         """Return the prototypes that tokens are matched to (P, d): one set, or both."""
         if self.sets == "global_only":
             return self.global_prototypes
@@ -165,29 +171,30 @@ class ALP(nn.Module):
             return torch.cat([self.local_prototypes, self.global_prototypes])
         return self.local_prototypes
 
-    def _scores(self, x: Tensor, prototypes: Tensor) -> Tensor:
-        """Return how well tokens and prototypes match (N, P): the plan, or a similarity."""
+    def _plan(self, x: Tensor, p: Tensor) -> Tensor:
+        """Return how well tokens and prototypes match (N, P): the plan C, or a similarity."""
         if self.match == "euclidean":
-            return -torch.cdist(x, prototypes)
-        similarity = F.normalize(x, dim=-1) @ F.normalize(prototypes, dim=-1).T
+            return -torch.cdist(x, p)
+        similarity = F.normalize(x, dim=-1) @ F.normalize(p, dim=-1).T
         if self.match == "cosine":
             return similarity
         if self.solver != "sinkhorn":
             return pot_plan(similarity, self.solver, self.epsilon)
         return sinkhorn_plan(similarity, self.epsilon, self.iterations, last=self.last)  # eq. 4
 
-    def _follow(self, x: Tensor, scores: Tensor, batch: int) -> None:
-        """Move the local prototypes towards their tokens, eq. 5; ``scores`` is (N, G)."""
+    def _update_local(self, x: Tensor, c_local: Tensor, batch: int) -> None:
+        """Move the local prototypes towards their tokens, eq. 5; ``c_local`` is (N, G)."""
         features = F.normalize(x, dim=-1) if self.ema_features == "normalised" else x
         if self.update == "single":
-            onehot = F.one_hot(scores.argmax(1), scores.shape[1]).to(x.dtype)  # (N, G)
+            onehot = F.one_hot(c_local.argmax(1), c_local.shape[1]).to(x.dtype)  # (N, G)
             counts = onehot.sum(0)
-            target = (onehot.T @ features) / counts.clamp_min(1)[:, None]
-            target = torch.where(counts[:, None] > 0, target, self.local_prototypes)
+            aggregated = (onehot.T @ features) / counts.clamp_min(1)[:, None]
+            aggregated = torch.where(counts[:, None] > 0, aggregated, self.local_prototypes)
         else:
-            top, index = scores.topk(self._k(len(x), batch, scores.shape[1]), dim=0)  # (k, G)
-            target = (self._ema_weights(top)[..., None] * features[index]).sum(0)  # (G, d)
-        self.local_prototypes.mul_(self.gamma).add_(target, alpha=1 - self.gamma)
+            o_local, index = c_local.topk(self._top_k(len(x), batch, c_local.shape[1]), dim=0)
+            weighted = self._ema_weights(o_local)[..., None] * features[index]  # (k, G, d)
+            aggregated = weighted.sum(0)  # (G, d)
+        self.local_prototypes.mul_(self.gamma).add_(aggregated, alpha=1 - self.gamma)
 
     def _ema_weights(self, top: Tensor) -> Tensor:
         """Return the weights (k, G) of the k tokens each prototype follows."""
@@ -200,7 +207,7 @@ class ALP(nn.Module):
         mass = top.sum(0, keepdim=True)
         return torch.where(mass > 0, top / mass.clamp_min(1e-30), 1 / k)
 
-    def _k(self, tokens: int, batch: int, prototypes: int) -> int:
+    def _top_k(self, tokens: int, batch: int, prototypes: int) -> int:
         """Return how many tokens move one prototype, at most all of them."""
         if isinstance(self.topk, int):
             return min(self.topk, tokens)

@@ -1,4 +1,4 @@
-"""What a net makes of many inputs: their embeddings, without a gradient."""
+"""The embeddings of many inputs, without a gradient."""
 
 from __future__ import annotations
 

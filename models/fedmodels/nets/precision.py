@@ -1,4 +1,4 @@
-"""Computing in bfloat16 what may be."""
+"""bfloat16 for the operations that autocast holds safe."""
 
 from __future__ import annotations
 

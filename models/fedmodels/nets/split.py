@@ -82,7 +82,7 @@ class SplitNet(nn.Module):
     def packed(self) -> Packed | None:
         """Return the live parameters and buffers as one block, if they lie in one."""
         if self._packed is None or self._addresses() != self._places:
-            return None  # somebody put other tensors in their places
+            return None  # other tensors have taken their places
         return self._packed
 
     def copy(self) -> Self:

@@ -1,4 +1,4 @@
-"""A trained net that describes itself: what it takes, what it tells apart, where it comes from."""
+"""A trained net that describes itself: its inputs, its classes and its origin."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, Weights
 
 KEY = "model"
-"""Where the description stands in the header of a file of weights."""
+"""Key of the description in the header of a file of weights."""
 BATCH = 256
 """Inputs that ``predict`` takes at a time."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a file of weights says of its net."""
+    """The description of a net in its file of weights."""
 
     net: str
     """The registered name of the net."""
@@ -148,7 +148,7 @@ class TrainedModel(nn.Module):
         """
         bundle, header = load(path)
         if KEY not in header:
-            raise ArchiveError(f"{path} does not say what its net is; run its experiment again")
+            raise ArchiveError(f"{path} does not describe its net; run its experiment again")
         return cls(ModelFacts.parse(header[KEY], str(path)), bundle.weights)
 
 

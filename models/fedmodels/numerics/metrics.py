@@ -1,4 +1,4 @@
-"""What a run is judged by.
+"""The scores of a run.
 
 A client reports mergeable :class:`Counts`, never predictions; every score is made from them. Scores
 are fractions in 0…1. K is the number of classes, T of tasks; means over clients are unweighted

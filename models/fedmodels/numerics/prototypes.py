@@ -17,7 +17,7 @@ from fedmodels.tensors.bundle import Prototypes
 
 
 @dataclass(frozen=True)
-class Table:
+class ByClass:
     """Prototypes by class: a row for every class, and which of them exist."""
 
     vectors: Tensor  # (K, d); zeros where there is none
@@ -26,7 +26,7 @@ class Table:
     @classmethod
     def of(
         cls, prototypes: Prototypes | None, num_classes: int, width: int, device: torch.device
-    ) -> Table:
+    ) -> ByClass:
         """Lay prototypes out by class; ``None`` is a set without rows."""
         vectors = torch.zeros(num_classes, width, device=device)
         known = torch.zeros(num_classes, dtype=torch.bool, device=device)
@@ -134,7 +134,7 @@ def released(
     noise_std: float = 0.0,
     min_count: int = 1,
 ) -> Prototypes:
-    """Return what a client lets out of its prototypes.
+    """Return the prototypes that may leave a client.
 
     Args:
         prototypes: the client's, counted.
@@ -157,13 +157,13 @@ def released(
     return Prototypes.of(rows, prototypes.vectors.shape[1])
 
 
-def distance_per_example(z: Tensor, y: Tensor, table: Table) -> Tensor:
+def distance_per_example(z: Tensor, y: Tensor, table: ByClass) -> Tensor:
     """Return the mean over the batch of ``‖z - prototype‖² / d``; 0 for classes without one."""
     squared = (z - table.vectors[y]).square().mean(1)  # (B,)
     return (squared * table.known[y]).mean()
 
 
-def nearest_scores(z: Tensor, table: Table, candidates: Tensor) -> Tensor:
+def nearest_scores(z: Tensor, table: ByClass, candidates: Tensor) -> Tensor:
     """Return minus the Euclidean distance to every class's prototype (B, K), for an argmax.
 
     Classes that are no candidates or have no prototype score -inf. Where no candidate has one,

@@ -41,7 +41,7 @@ ALL = "all"
 
 
 class Judge:
-    """Says the logits (B, K) of inputs, in evaluation mode and without gradient."""
+    """Returns the logits (B, K) of inputs, in evaluation mode and without gradient."""
 
     def __init__(self, net: nn.Module, batch_size: int = 256) -> None:
         self.net, self.batch_size = net, batch_size
@@ -70,14 +70,14 @@ class Replayed:
     drawn: int = 0
     """Images looked at."""
     accepted: int = 0
-    """Of those, how many the judge took for their class."""
+    """Images among them that the judge took for their class."""
     by_class: dict[int, float] = field(default_factory=dict)
     """Share of a class's images that the judge took for it. A class that the judge hardly knows is
     drawn more often, and so weighs more in ``accepted / drawn``."""
 
     @property
     def shortage(self) -> int:
-        """Return how many accepted examples are lacking."""
+        """Return how many more examples were asked for than accepted."""
         return max(self.asked - self.accepted, 0)
 
     def metrics(self, prefix: str = "replay") -> Metrics:
@@ -118,7 +118,7 @@ class ClassReplay:
     filtered: bool = True
     """Keep only what the judge takes for its class."""
     attempts: int = 10
-    """At most so many images are drawn for one that is wanted."""
+    """Limit of images drawn for each one that is wanted."""
     shortage: Literal["truncate", "fill_top"] = "truncate"
     """Go without what is lacking, or fill up with the rejected images nearest to the class."""
     update: Literal["drift", "always"] = "drift"
@@ -144,8 +144,8 @@ class ClassReplay:
     def prepared(self, ctx: ClientContext, state: Bundle) -> Rehearsal:
         """Return what to rehearse; a copy of the net in ``ctx``, as it is now, is the judge."""
         x, y = ctx.stream.train(ctx.task)
-        told = met(state.histogram, y, ctx.run.problem.num_classes)
-        volumes = replay_volumes(told.total, told.round, cap=self.cap)
+        label_counts = met(state.histogram, y, ctx.run.problem.num_classes)
+        volumes = replay_volumes(label_counts.total, label_counts.round, cap=self.cap)
         judge = Judge(ctx.net.copy())
 
         def draw(epoch: int) -> Replayed:
@@ -154,7 +154,7 @@ class ClassReplay:
         first = draw(0)
         ctx.metrics.update(first.metrics())
         again = not self.decoupled and len(first.y) > 0
-        return Rehearsal(judge, told, (x, y), first, draw if again else None)
+        return Rehearsal(judge, label_counts, (x, y), first, draw if again else None)
 
     def kept(self, ctx: ClientContext, state: Bundle, refs: Rehearsal) -> Bundle:
         """Return the private state after local training: generators, old and refreshed, and S."""
@@ -273,8 +273,8 @@ class ClassReplay:
     ) -> tuple[dict[str, GeneratorState], dict[str, float]]:
         """Train generators on this round's real examples, where that is due.
 
-        Whether it is, the net in ``ctx`` judges, which has just been trained itself. Counts and
-        ratios go into ``ctx.metrics``.
+        The net in ``ctx``, just trained itself, judges whether it is. Counts and ratios go into
+        ``ctx.metrics``.
 
         Returns:
             The trained ones, with their next version; and what thresholds of all are relative to.

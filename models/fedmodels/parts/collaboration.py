@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedmodels.numerics.algebra import simplex_projection, weighted_mean
 from fedmodels.parts.mixing import entropy
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
-from fedmodels.training.method import Metrics, Run, ServerContext, ServerState
+from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerState
 
 NEIGHBOURS = "neighbours/"
 """Prefix of u_i, the normed mean of a client's neighbours."""
@@ -65,7 +65,7 @@ def collaboration_graph(d: Tensor, shares: Tensor, alpha: float) -> Tensor:
     return torch.stack([simplex_projection(row) for row in points])
 
 
-def shares_of(counts: Sequence[float]) -> Tensor:
+def proportions(counts: Sequence[float]) -> Tensor:
     """Return p (n,) from numbers of examples; uniform where there are none."""
     found = torch.tensor(counts, dtype=torch.float64)
     return found / found.sum() if float(found.sum()) else torch.full_like(found, 1 / len(found))
@@ -100,13 +100,15 @@ ROWS = "aggregation_weights"
 """Where the server's own state holds the last graph."""
 
 
-def personal_models(run: Run, state: ServerState, clients: Iterable[int]) -> dict[ClientId, Bundle]:
+def personal_models(
+    run: RunFacts, state: ServerState, clients: Iterable[int]
+) -> dict[ClientId, Bundle]:
     """Return each client's model; one that never trained gets what everybody starts from."""
     first = Bundle(weights=run.initial_weights)
     return {c: state.clients.get(c, first) for c in clients}
 
 
-def model_spec(run: Run) -> BundleSpec:
+def model_spec(run: RunFacts) -> BundleSpec:
     """Return what a client is sent: its model, and from round 1 on its neighbours' normed mean."""
     keys = parameter_keys(run.make_net())
     near = {NEIGHBOURS + key: run.initial_weights[key] for key in keys}
@@ -146,7 +148,7 @@ def collaborated(
     models, net = [u.weights for u in uploads.values()], ctx.run.make_net()
     compared = parameter_keys(net, "head/" if similarity == "head" else "")
     d = distances(models, ctx.run.initial_weights, compared)
-    shares = shares_of([u.scalars["num_examples"] for u in uploads.values()])
+    shares = proportions([u.scalars["num_examples"] for u in uploads.values()])
     graph = collaboration_graph(d, shares, alpha)
     clients, every = dict(state.clients), parameter_keys(net)
     for client, row in zip(uploads, graph, strict=True):

@@ -1,4 +1,4 @@
-"""Which classes count when, on a head of fixed width whose classes come, go and come back.
+"""Masks of classes, for a head of fixed width whose classes come, go and come back.
 
 Papers on class-incremental learning let the head grow: it has the classes of all tasks up to now.
 Here every head has all K columns from the beginning, and masks say which of them exist. Clients'
@@ -41,14 +41,14 @@ class ClassMasks:
         return self.now | self.before
 
     @classmethod
-    def of(cls, told: Histogram, device: torch.device | str = "cpu") -> ClassMasks:
+    def of(cls, label_counts: Histogram, device: torch.device | str = "cpu") -> ClassMasks:
         """Read what the server sent."""
-        now, total = told.round.to(device), told.total.to(device)
+        now, total = label_counts.round.to(device), label_counts.total.to(device)
         return cls(now > 0, total > now)
 
 
 def announced(ctx: ServerContext, before: Histogram | None) -> Histogram:
-    """Return what clients are told before they train.
+    """Return the masks that clients get before they train.
 
     Args:
         ctx: of the interaction.
@@ -59,7 +59,7 @@ def announced(ctx: ServerContext, before: Histogram | None) -> Histogram:
 
 
 def remembered(ctx: ServerContext, before: Histogram | None, answered: Iterable[int]) -> Histogram:
-    """Return what the server keeps after an interaction: the classes of those who answered."""
+    """Return what the server keeps: the classes of the clients that answered."""
     now = _clients_per_class(ctx, answered)
     return Histogram(now, now if before is None else before.total + now)
 

@@ -1,4 +1,4 @@
-"""Data-free training: what a frozen classifier tells of the data it was trained on.
+"""Data-free training: a frozen classifier stands in for the data it was trained on.
 
 Training on real images has ``training.py``; here a generator is trained without any, so that a
 classifier takes its output for real: confident, of all classes, and with the statistics that batch
@@ -20,13 +20,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.tensors.bundle import Weights
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 
 TOLD = 10
-"""How many times one training tells how far it is."""
+"""Progress events of one training."""
 
 
-def frozen(run: Run, weights: Weights, device: torch.device | str) -> SplitNet:
+def frozen(run: RunFacts, weights: Weights, device: torch.device | str) -> SplitNet:
     """Return a net of its own with these weights, in evaluation mode, that nothing trains.
 
     Gradients pass through it to its input.
@@ -99,7 +99,7 @@ def descend(loss: Tensor, *optimizers: torch.optim.Optimizer) -> float:
 
 
 def is_told(step: int, of: int) -> bool:
-    """Tell whether a training says after this step, counted from 1, how far it is."""
+    """Tell whether a training reports its progress after this step, counted from 1."""
     return step == of or step % max(1, of // TOLD) == 0
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, Weights
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 
 PREFIX = "eval/"
 
 
 def travelling(weights: Weights, shares: Callable[[str], bool], with_private: bool) -> Weights:
-    """Return what of a net's weights leaves a client; what is private as ``eval/…``, if asked."""
+    """Return the weights that leave a client; private ones as ``eval/…``, if asked for."""
     shared = {k: v for k, v in weights.items() if shares(k)}
     private = {PREFIX + k: v for k, v in weights.items() if with_private and not shares(k)}
     return shared | private
@@ -37,9 +37,14 @@ def evaluation_part(bundle: Bundle) -> Bundle:
     return Bundle({k: v for k, v in bundle.weights.items() if k.startswith(PREFIX)})
 
 
-def sent_to_everyone(run: Run, bundle: Bundle) -> Mapping[ClientId, Bundle]:
+def for_scores(weights: Weights) -> Weights:
+    """Return weights under the names by which they travel for scores alone."""
+    return {PREFIX + name: tensor for name, tensor in weights.items()}
+
+
+def sent_to_everyone(run: RunFacts, bundle: Bundle) -> Mapping[ClientId, Bundle]:
     """Return one bundle as the own part of every client and the evaluator; none if it is empty."""
-    if not bundle.flat():
+    if not bundle.by_key():
         return {}
     clients: list[ClientId] = [*range(run.experiment.schedule.clients), EVALUATOR]
     return dict.fromkeys(clients, bundle)

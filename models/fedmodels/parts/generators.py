@@ -160,7 +160,7 @@ class Painter:
             self.net = family.net()
         _load(self.net, tensors, "net/")
         self.net.to(device).eval()
-        if not (family.arch == "ddpm" and family.mixed_precision):  # which it makes much slower
+        if not (family.arch == "ddpm" and family.mixed_precision):  # slower with it
             self.net.to(memory_format=torch.channels_last)
         self.family, self.tensors = family, tensors
 

@@ -105,7 +105,7 @@ class Mixer:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How weights are looked for; the defaults are pFedGRP's, where it says them."""
+    """Settings of a search for weights; defaults are pFedGRP's where the paper gives them."""
 
     epochs: int = 20
     lr: float = 0.01
@@ -119,7 +119,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Problem:
+class WeightSearch:
     """One client's search."""
 
     examples: Examples | Callable[[int], Examples]
@@ -174,12 +174,7 @@ def find_weights(
     a = _start(uniform, own, search).requires_grad_()
     if search.init != "uniform":
         best = min(best, judged(weights_from(a, search.param)), key=lambda found: found[0])
-    optimizer: torch.optim.Optimizer
-    if search.optimizer == "adam":
-        optimizer = torch.optim.Adam([a], lr=search.lr, betas=(0.5, 0.999))
-    else:
-        optimizer = torch.optim.SGD([a], lr=search.lr)
-    order = generator(seed)
+    optimizer, order = _optimizer(a, search), generator(seed)
     for epoch in range(search.epochs):
         x, y = draw(epoch) if draw is not None else fixed
         for index in torch.split(torch.randperm(len(y), generator=order), search.batch_size):
@@ -196,7 +191,7 @@ def find_weights(
 
 
 def find_all(
-    mixer: Mixer, problems: Sequence[Problem], search: Search, threads: int
+    mixer: Mixer, problems: Sequence[WeightSearch], search: Search, threads: int
 ) -> list[Found]:
     """Solve problems that share their models, as many at a time as there are threads.
 
@@ -226,6 +221,13 @@ def weights_from(a: Tensor, param: str) -> Tensor:
     if param == "affine":
         return a - (a.sum() - 1) / len(a)  # may be negative
     return a * 1.0  # pgd: on the simplex after each step
+
+
+def _optimizer(a: Tensor, search: Search) -> torch.optim.Optimizer:
+    """Return the optimiser of the parameters; Adam has the betas of FedLAW."""
+    if search.optimizer == "adam":
+        return torch.optim.Adam([a], lr=search.lr, betas=(0.5, 0.999))
+    return torch.optim.SGD([a], lr=search.lr)
 
 
 def _start(uniform: Tensor, own: int, search: Search) -> Tensor:

@@ -1,6 +1,6 @@
 """Heads that live for one round: rebuilt from the participants' mean, private only within it.
 
-Papers that keep heads private say no word of what a head is when a round begins. A code base by
+Papers that keep heads private leave open which head a round begins with. A code base by
 authors of two of them averages all weights: every round then begins with one head for all. In a
 round of several interactions a client goes on with the head it trained.
 """

@@ -58,7 +58,7 @@ def check_examples(count: float, most: int, what: str) -> None:
         raise PayloadError(f"{what} is {count:g}; at most {most} examples were announced")
 
 
-def check_upload(upload: Bundle, told: Announced, most_examples: int) -> None:
+def check_upload(upload: Bundle, announced: Announced, most_examples: int) -> None:
     """Check the fields of most methods' uploads: numbers, examples, classes and histograms.
 
     Raises:
@@ -69,9 +69,9 @@ def check_upload(upload: Bundle, told: Announced, most_examples: int) -> None:
         count = upload.scalars["num_examples"]
         check_examples(count, most_examples, "tensor 'scalars/num_examples'")
     for level, rows in upload.prototypes.items():
-        check_classes(level, rows, told.now)
+        check_classes(level, rows, announced.now)
     if upload.histogram is not None:
-        check_histogram(upload.histogram, told.now, told.trained)
+        check_histogram(upload.histogram, announced.now, announced.trained)
 
 
 def check_numbers(upload: Bundle) -> None:

@@ -113,7 +113,7 @@ def load_named(
         for key, tensor in tensors.items():
             name, flat_key = _split(key)
             parts.setdefault(name, {})[flat_key] = tensor
-        bundles = {name: Bundle.from_flat(flat) for name, flat in parts.items()}
+        bundles = {name: Bundle.from_keys(flat) for name, flat in parts.items()}
     except _UNUSABLE as error:
         raise ArchiveError(f"{source} is damaged, or no archive: {_line(error)}") from None
     if facts["format"] != FORMAT:
@@ -163,7 +163,7 @@ def _entries(target: Path, bundle: Bundle) -> Iterator[tuple[str, tuple[TensorSp
             spec = _spec(f"{key!r} for {target}", dtype, shape, address + begin, end - begin)
             yield key, (spec, block[begin:end])
         bundle = replace(bundle, weights={})
-    for key, tensor in bundle.flat().items():
+    for key, tensor in bundle.by_key().items():
         plain = tensor.detach().cpu().contiguous()
         what = f"{key!r} for {target}"
         spec = _spec(what, plain.dtype, plain.shape, plain.data_ptr(), plain.nbytes)

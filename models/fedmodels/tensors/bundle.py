@@ -127,7 +127,7 @@ class Bundle:
     histogram: Histogram | None = None
     scalars: dict[str, float] = field(default_factory=dict)
 
-    def flat(self) -> dict[str, Tensor]:
+    def by_key(self) -> dict[str, Tensor]:
         """Return every tensor under its path-like key, sorted by key."""
         out = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
         for level, p in self.prototypes.items():
@@ -146,8 +146,8 @@ class Bundle:
         return dict(sorted(out.items()))
 
     @classmethod
-    def from_flat(cls, flat: Mapping[str, Tensor]) -> Bundle:
-        """Rebuild a bundle from its flat form.
+    def from_keys(cls, flat: Mapping[str, Tensor]) -> Bundle:
+        """Rebuild a bundle from its tensors by key.
 
         Raises:
             PayloadError: a key belongs to no field of a bundle.
@@ -195,7 +195,7 @@ class Bundle:
         """
         own = num_bytes(self.weights) - self.num_evaluation_bytes()
         if self.prototypes or self.generators or self.histogram is not None:
-            own += sum(t.nbytes for t in replace(self, weights={}, scalars={}).flat().values())
+            own += sum(t.nbytes for t in replace(self, weights={}, scalars={}).by_key().values())
         return own + SCALAR_BYTES * len(self.scalars)
 
     def num_evaluation_bytes(self) -> int:
@@ -251,7 +251,7 @@ class BundleSpec:
     @classmethod
     def of(cls, bundle: Bundle) -> BundleSpec:
         """Return the spec that admits exactly bundles shaped like this one."""
-        return cls({key: TensorSpec.of(tensor) for key, tensor in bundle.flat().items()})
+        return cls({key: TensorSpec.of(tensor) for key, tensor in bundle.by_key().items()})
 
     def __or__(self, other: BundleSpec) -> BundleSpec:
         """Return the spec of a bundle with the keys of both specs."""
@@ -338,7 +338,7 @@ def check_finite(bundle: Bundle) -> None:
     Raises:
         PayloadError: names the first tensor that does.
     """
-    held = {k: t for k, t in bundle.flat().items() if t.dtype.is_floating_point and t.numel()}
+    held = {k: t for k, t in bundle.by_key().items() if t.dtype.is_floating_point and t.numel()}
     small = [t for t in held.values() if t.numel() <= _SMALL]
     dtypes = {t.dtype for t in small}
     parts = [joined([t for t in small if t.dtype == dtype]) for dtype in dtypes]
@@ -387,7 +387,7 @@ def state_digest(named: Sequence[tuple[str, Bundle]], further: Iterable[str] = (
     """
     sha = hashlib.sha256()
     for name, bundle in named:
-        for key, tensor in bundle.flat().items():
+        for key, tensor in bundle.by_key().items():
             head = f"{name}/{key}\0{DTYPE_NAMES[tensor.dtype]}\0{list(tensor.shape)}\0"
             sha.update(head.encode())
             sha.update(tensor_bytes(tensor))

@@ -26,7 +26,7 @@ from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.pictures import Picture, PrototypeMap
 from fedmodels.training.position import Located, Position
-from fedmodels.training.run import Run as Run
+from fedmodels.training.run import RunFacts as RunFacts
 
 Metrics = dict[str, float]
 TRAINING = ("fit", "loss", "after_step")
@@ -71,7 +71,7 @@ class ServerData:
 class ServerContext(Located):
     """Where the server half is in the run."""
 
-    run: Run
+    run: RunFacts
     at: Position
     cohort: tuple[int, ...]
     """The clients of this interaction, ascending."""
@@ -118,7 +118,7 @@ class Stream(Protocol):
 class ClientContext(Located):
     """Where the client half is in the run, and the net it works on."""
 
-    run: Run
+    run: RunFacts
     client: ClientId
     at: Position
     net: SplitNet
@@ -222,7 +222,7 @@ class Method(ABC):
         """Return the rules of ``predict``, in its order; it may answer with the first alone."""
         return ("classifier",)
 
-    def reported(self, run: Run) -> frozenset[str]:
+    def reported(self, run: RunFacts) -> frozenset[str]:
         """Return the names that clients may put into ``ctx.metrics``."""
         return frozenset()
 
@@ -253,11 +253,11 @@ class Method(ABC):
     # --- server half ---------------------------------------------------------------------------
 
     @abstractmethod
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         """Return the state before the first interaction."""
 
     @abstractmethod
-    def trainers(self, run: Run) -> list[int]:
+    def trainers(self, run: RunFacts) -> list[int]:
         """Return the clients that train; cohorts are drawn from them."""
 
     @abstractmethod
@@ -277,17 +277,17 @@ class Method(ABC):
         """
 
     @abstractmethod
-    def upload_spec(self, run: Run) -> BundleSpec:
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
         """Return what an upload must hold."""
 
     @abstractmethod
     def check_upload(
-        self, ctx: ServerContext, state: ServerState, upload: Bundle, told: Announced
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
     ) -> None:
         """Check the values of an upload whose shapes are right; raise PayloadError for a lie."""
 
     @abstractmethod
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         """Return what a broadcast's common part and its part for one client may hold."""
 
     @abstractmethod
@@ -326,11 +326,11 @@ class Method(ABC):
     # --- client half ---------------------------------------------------------------------------
 
     @abstractmethod
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         """Tell whether clients keep a private state from one interaction to the next."""
 
     @abstractmethod
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         """Return the private state of a client before its first order: private parts only."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ from fedmodels.training.initial_weights import pretrained
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFacts:
     """The facts of a run that both halves of a method know."""
 
     experiment: Experiment

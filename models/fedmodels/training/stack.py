@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.randomness import seeded
 from fedmodels.training.loop import ClientHalf, Course, begin_phase
-from fedmodels.training.method import Batch, ClientContext, Method, Output, Run
+from fedmodels.training.method import Batch, ClientContext, Method, Output, RunFacts
 
 
 def begin_apart(half: ClientHalf) -> None:
@@ -59,7 +59,7 @@ def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
     return [course.left() for course in courses]
 
 
-def check_stacks(run: Run) -> None:
+def check_stacks(run: RunFacts) -> None:
     """Check that the run's net can be stacked.
 
     Raises:

@@ -16,7 +16,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.initial_weights import pinned
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 from tests.conftest import method_of, tiny_experiment
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def trained(tmp_path, monkeypatch):
 
 def starting_from(experiment, path, **options):
     net = experiment.net.model_copy(update={"weights": str(path), **options})
-    return Run(experiment.model_copy(update={"net": net}), PROBLEM)
+    return RunFacts(experiment.model_copy(update={"net": net}), PROBLEM)
 
 
 def test_it_learns_and_a_run_starts_from_it(trained):
@@ -65,7 +65,7 @@ def test_it_learns_and_a_run_starts_from_it(trained):
     assert losses[-1] < losses[0]
     bundle, header = load(path)
     assert header["data"] == ["one", "two"]
-    fresh = Run(experiment, PROBLEM).initial_weights
+    fresh = RunFacts(experiment, PROBLEM).initial_weights
     run = starting_from(experiment, path)
     for name, tensor in run.initial_weights.items():
         afresh = name.startswith(("base/fc.", "head/"))
@@ -84,13 +84,13 @@ def test_a_run_is_bound_to_the_file_it_began_with(trained):
     bound = pinned(experiment.model_copy(update={"net": net}))
     assert bound.net.weights_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert pinned(bound) == bound
-    assert Run(bound, PROBLEM).initial_weights
+    assert RunFacts(bound, PROBLEM).initial_weights
     assert pinned(experiment) == experiment
     save(path, Bundle(weights={"head/bias": torch.ones(5)}), {})
     with pytest.raises(ConfigError, match="not the file this run began with"):
         pinned(bound)
     with pytest.raises(ConfigError, match="not the file this run began with"):
-        _ = Run(bound, PROBLEM).initial_weights
+        _ = RunFacts(bound, PROBLEM).initial_weights
     path.unlink()
     with pytest.raises(ConfigError, match="is missing"):
         pinned(bound)
@@ -112,7 +112,7 @@ def test_windows_are_normalised_per_person_and_channel():
 
 def test_only_hidden_tokens_count():
     """A decoder that says the window itself has no loss; what is visible is not asked for."""
-    model = MaskedAutoencoder(Run(tiny_experiment(net=NET), PROBLEM).make_net().base, 64, 0.5)
+    model = MaskedAutoencoder(RunFacts(tiny_experiment(net=NET), PROBLEM).make_net().base, 64, 0.5)
     assert model.hidden == 2
     x = torch.full((3, 64, 6), 2.0)
     torch.nn.init.zeros_(model.patches.weight)
@@ -122,7 +122,7 @@ def test_only_hidden_tokens_count():
 
 @pytest.mark.parametrize("mask", [0.0, 0.1, 1.0])
 def test_something_is_hidden_and_something_seen(mask):
-    base = Run(tiny_experiment(net=NET), PROBLEM).make_net().base
+    base = RunFacts(tiny_experiment(net=NET), PROBLEM).make_net().base
     with pytest.raises(ConfigError, match="of 4 tokens"):
         MaskedAutoencoder(base, 64, mask)
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from fedmodels.errors import PayloadError
 from fedmodels.methods import af_fcl as module
 from fedmodels.methods import make
-from fedmodels.methods.af_fcl import Last, Refs, credibility, distillation
+from fedmodels.methods.af_fcl import AfFclReferences, Last, credibility, distillation
 from fedmodels.nets.generative.flow import Flow, is_order
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator
@@ -114,7 +114,7 @@ def test_loss_by_hand():
     logits (2 ln 3, 0): CE(y = 0) = ln(1 + 1/9) = .105361; mean square 2; KL of (1/2, 1/2) to
     (3/4, 1/4) = ln 2/3 / 2 + ln 2 / 2 = .143841; together + .2 * (.5 * 2 + .1 * .143841)."""
     ctx = linear_context(experiment_for(), [[1.0, 0.0]], [0])
-    refs = Refs(Flow(2, 2, 8), torch.arange(2), frozen_by(ctx), {}, {}, generator(0), {})
+    refs = AfFclReferences(Flow(2, 2, 8), torch.arange(2), frozen_by(ctx), {}, {}, generator(0), {})
     x, y = ctx.stream.train(0)
     out = Output(torch.tensor([[3.0, 0.0]]), torch.tensor([[2 * math.log(3), 0.0]]))
     batch, method = Batch(x, y, torch.arange(1)), make("af-fcl")
@@ -127,7 +127,7 @@ def test_the_flow_rehearses_what_its_predecessor_draws(monkeypatch):
     """-log p(h|y) + .4 (-log p(u|y')), u and y' drawn anew from the same generator here."""
     ctx = linear_context(experiment_for(), [[1.0, 0.0]], [0])
     flow, last = Flow(2, 2, 8), frozen_by(ctx, (1,))
-    refs = Refs(flow, torch.arange(2), last, {}, {}, generator(7), {"flow": None})
+    refs = AfFclReferences(flow, torch.arange(2), last, {}, {}, generator(7), {"flow": None})
     steps = []
     monkeypatch.setattr(module, "_step", lambda optimizer, loss: steps.append(loss.item()))
     h, y = torch.randn(4, 2, generator=generator(1)), torch.tensor([0, 1, 1, 0])

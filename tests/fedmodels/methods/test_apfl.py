@@ -3,7 +3,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedmodels.methods import make
-from fedmodels.methods.apfl import Refs, mixed
+from fedmodels.methods.apfl import ApflReferences, mixed
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.parts.twins import begin_twin, restored, stored
 from fedmodels.tensors.archive import load, load_named
@@ -76,12 +76,12 @@ def test_alpha_zero_is_the_global_model(mix, digits, tmp_path):
 
 
 def mixture(ctx, mix, v, w):
-    """Refs and batch of a client at given weights."""
+    """References and batch of a client at given weights."""
     method = make("apfl", mix=mix)
     load_weights(ctx.net, w)
     twin = begin_twin(ctx, v)
     batch = Batch(ctx.stream.x, ctx.stream.y, torch.arange(len(ctx.stream.y)))
-    return method, batch, Refs(twin, torch.tensor(0.3))
+    return method, batch, ApflReferences(twin, torch.tensor(0.3))
 
 
 @BOTH

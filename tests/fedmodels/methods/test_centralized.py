@@ -80,6 +80,6 @@ def test_pooled_is_fedavg_of_one_client(digits):
     for experiment in (centralized("pooled"), tiny_experiment(schedule={"clients": 1})):
         ctx = context_of(experiment, digits)
         result = train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx))
-        uploads.append(result.upload.flat())
+        uploads.append(result.upload.by_key())
     assert uploads[0].keys() == uploads[1].keys()
     assert all(torch.equal(uploads[0][k], uploads[1][k]) for k in uploads[0])

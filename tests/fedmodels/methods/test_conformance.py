@@ -16,7 +16,7 @@ from fedmodels.methods.bases.collaborating import Collaborating
 from fedmodels.methods.bases.private_parts import PrivateParts, PrivatePrefixes
 from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.methods.bases.remembering import Remembering
-from fedmodels.methods.bases.replay import Replaying
+from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.training.method import (
     Batch,
@@ -24,7 +24,7 @@ from fedmodels.training.method import (
     LocalResult,
     Method,
     Output,
-    Run,
+    RunFacts,
     ServerState,
 )
 from fedtide.testing import CHECKS, Case, check_method
@@ -85,7 +85,7 @@ def experiment_for(case: tuple[str, dict[str, Any]], **overrides: Any) -> Experi
 
 def trained(
     case: tuple[str, dict[str, Any]], root: Path, clients: tuple[int, ...] = (0, 1)
-) -> tuple[Method, Run, ServerState, Mapping[int, LocalResult]]:
+) -> tuple[Method, RunFacts, ServerState, Mapping[int, LocalResult]]:
     """Return method, run, server state, and each client's result of one interaction."""
     name, switches = case
     small = {**SMALL.get(name, {}), **switches}
@@ -118,8 +118,8 @@ def test_conformance(case: tuple[str, dict[str, Any]], check: str, cases: dict[s
 def test_only_fedavg_and_bases_are_inherited(name: str) -> None:
     cls = method_class(name)
     alone = (FedAvg, Method, PrivatePrefixes, Collaborating, ReleasedPrototypes)
-    both = ((Collaborating, Replaying), (PrivateParts, ReleasedPrototypes))
-    assert cls.__bases__ in (*((base,) for base in (*alone, Replaying, Remembering)), *both)
+    both = ((Collaborating, GenerativeReplay), (PrivateParts, ReleasedPrototypes))
+    assert cls.__bases__ in (*((base,) for base in (*alone, GenerativeReplay, Remembering)), *both)
     assert cls.name == name
 
 

@@ -16,7 +16,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Run, ServerContext
+from fedmodels.training.method import RunFacts, ServerContext
 from fedmodels.training.position import Position
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
@@ -35,7 +35,7 @@ def committed(out):
 
 def server(method, classes=4, **more):
     experiment = tiny_experiment(method={**QUICK, **more})
-    run = Run(experiment, Problem((1, 8, 8), classes))
+    run = RunFacts(experiment, Problem((1, 8, 8), classes))
     return method_of(experiment), ServerContext(run, Position(3, 0, 0), (0, 1))
 
 
@@ -211,5 +211,5 @@ def test_head_must_be_linear(monkeypatch):
     deep = SplitNet(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4)), 64)
     monkeypatch.setattr("fedmodels.training.run.make_net", lambda *_, **__: deep)
     method, ctx = server("creff")
-    with pytest.raises(ConfigError, match="one linear layer; 'mlp' has not"):
+    with pytest.raises(ConfigError, match="whose head is one linear layer, unlike 'mlp'"):
         method.init_server(ctx.run)

@@ -7,7 +7,7 @@ from fedmodels.parts.twins import restored, stored
 from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import Bundle, Problem, tensor_bytes
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, payload_of, tiny_experiment
 
@@ -92,7 +92,7 @@ def test_client_is_scored_with_its_own_model(digits):
 
 
 def test_everybody_starts_alike():
-    run = Run(ditto(1.0), Problem((1, 8, 8), 10))
+    run = RunFacts(ditto(1.0), Problem((1, 8, 8), 10))
     states = [make("ditto").init_client(run, client).weights for client in (0, 1)]
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
     assert all(k.startswith("twin/") for k in states[0])

@@ -21,7 +21,7 @@ from fedmodels.nets.split import weights_of
 from fedmodels.numerics.neighbour_clustering import cluster_near
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Run, ServerContext, ServerState
+from fedmodels.training.method import RunFacts, ServerContext, ServerState
 from fedmodels.training.position import START, Position
 from fedsrv.engine.summary import run_metrics
 from fedtide.inprocess import run_in_process
@@ -50,7 +50,7 @@ def upload_of(rows, n):
 
 def clustered(method, *uploads):
     """Return the rows (G, d) that the server makes of one block's uploads."""
-    ctx = ServerContext(Run(aligned(), HAR), START, tuple(range(len(uploads))))
+    ctx = ServerContext(RunFacts(aligned(), HAR), START, tuple(range(len(uploads))))
     by_client = dict(enumerate(uploads))
     start = server_state(uploads[0].prototypes["alp/0"].vectors.tolist())
     uploads = method.received(by_client)
@@ -92,14 +92,14 @@ def test_bytes_of_the_paper(wire, num_bytes):
     experiment = tiny_experiment(
         net={"name": "hart", "alp": True}, method={"name": "fedali", "wire_prototypes": wire}
     )
-    run, method = Run(experiment, HAR), method_of(experiment)
+    run, method = RunFacts(experiment, HAR), method_of(experiment)
     common, personal = method.broadcast(ServerContext(run, START, (0,)), method.init_server(run))
     assert common.num_bytes() == num_bytes
     assert personal == {}
     assert method.payload_spec(run)[0].max_bytes == num_bytes
     assert method.upload_spec(run).max_bytes == num_bytes + 8
     plain = tiny_experiment(net="hart")
-    fedavg = method_of(plain).init_server(Run(plain, HAR)).common.num_bytes()
+    fedavg = method_of(plain).init_server(RunFacts(plain, HAR)).common.num_bytes()
     assert fedavg == 5_783_672
     assert round(num_bytes / fedavg, 3) == {"one": 1.843, "both": 2.378}[wire]
 
@@ -134,7 +134,7 @@ def test_one_set_and_both_sets_end_alike(digits, tmp_path):
 def test_a_net_without_alignment_is_refused(net):
     experiment = tiny_experiment(net=net, method="fedali")
     with pytest.raises(ConfigError, match="alp = true"):
-        method_of(experiment).init_server(Run(experiment, Problem((1, 8, 8), 10)))
+        method_of(experiment).init_server(RunFacts(experiment, Problem((1, 8, 8), 10)))
 
 
 # --- the server's clusters ------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_client_without_examples_has_no_part():
     method = make("fedali")
     nobody = upload_of([[100.0, 100], [-100, -100]], 0)
     assert torch.equal(clustered(method, *ANCHOR, nobody), clustered(method, *ANCHOR))
-    ctx, start = ServerContext(Run(aligned(), HAR), START, (0,)), server_state([[1.0, 1]])
+    ctx, start = ServerContext(RunFacts(aligned(), HAR), START, (0,)), server_state([[1.0, 1]])
     nobody = {0: upload_of([[5.0, 5]], 0)}
     assert method.aggregate(ctx, start, method.received(nobody)) is start
     assert method.finish(ctx, start, method.received(nobody))[0] is start
@@ -295,8 +295,10 @@ def test_a_round_without_influence_is_fedavg(digits):
 
 def test_one_moving_average_a_step(digits, monkeypatch):
     steps = []
-    follow = ALP._follow
-    monkeypatch.setattr(ALP, "_follow", lambda self, *a: (steps.append(self), follow(self, *a)))
+    update = ALP._update_local
+    monkeypatch.setattr(
+        ALP, "_update_local", lambda self, *a: (steps.append(self), update(self, *a))
+    )
     experiment = aligned(training={"local_epochs": 2, "batch_size": 16})
     ctx = context_of(experiment, digits)
     result = train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx))

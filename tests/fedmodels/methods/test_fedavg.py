@@ -9,12 +9,12 @@ from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Run, ServerContext, ServerState
+from fedmodels.training.method import RunFacts, ServerContext, ServerState
 from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
 
-RUN = Run(tiny_experiment(), Problem((1, 8, 8), 10))
+RUN = RunFacts(tiny_experiment(), Problem((1, 8, 8), 10))
 ONE_STEP = {"local_epochs": 1, "batch_size": 100, "lr": 1.0}
 
 

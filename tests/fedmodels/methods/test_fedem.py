@@ -11,7 +11,7 @@ from fedmodels.methods.fedem import losses_of, responsibilities
 from fedmodels.nets.split import load_weights
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
@@ -50,7 +50,7 @@ def test_sweeps_never_raise_the_likelihood_loss():
 
 def test_learners_start_different():
     experiment = tiny_experiment(method={"name": "fedem"})
-    run = Run(experiment, Problem((1, 8, 8), 10))
+    run = RunFacts(experiment, Problem((1, 8, 8), 10))
     weights = method_of(experiment).init_server(run).common.weights
     first = [weights[f"learner{m}/head/weight"] for m in range(3)]
     assert torch.equal(first[0], run.initial_weights["head/weight"])

@@ -26,7 +26,7 @@ from fedmodels.methods.fedic import (
 )
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 from fedsrv.engine.server_data import check_fits, read_server_data, server_data_for
 from fedtide.inprocess import run_in_process
 from tests.conftest import server_context, tiny_experiment, write_server_data
@@ -47,7 +47,7 @@ def random_calibrator(classes, width):
 def cohort(**more):
     """Return a method, a context, a state and the uploads of two clients."""
     method = make("fedic", **more)
-    run = Run(tiny_experiment(method="fedic"), Problem((1, 8, 8), 10))
+    run = RunFacts(tiny_experiment(method="fedic"), Problem((1, 8, 8), 10))
     uploads = {
         c: Bundle(
             {k: w + 0.1 * drawn(*w.shape, seed=c) for k, w in run.initial_weights.items()},

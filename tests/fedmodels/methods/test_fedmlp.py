@@ -18,15 +18,16 @@ from fedcli.data.cuts.long_tail import long_tail_counts
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.methods.fedmlp import CLUSTER, MINORITY, Levels, divergence, smooth_l1
+from fedmodels.methods.fedmlp import Levels, divergence, smooth_l1
 from fedmodels.numerics.algebra import cluster, nearest
 from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.metrics import minority_classes
-from fedmodels.numerics.prototypes import Table
+from fedmodels.numerics.prototypes import ByClass
+from fedmodels.parts.levels import CLUSTER, MINORITY
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Run, ServerContext
+from fedmodels.training.method import RunFacts, ServerContext
 from fedmodels.training.position import START, Position
 from fedpb import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
@@ -45,7 +46,7 @@ def rows(**vectors):
 
 
 def table(classes, width, found):
-    return Table.of(Prototypes.of(found, width), classes, width, torch.device("cpu"))
+    return ByClass.of(Prototypes.of(found, width), classes, width, torch.device("cpu"))
 
 
 def levels(*, g=None, p=None, minority=(), memory=None, o=None, classes=4, width=2):
@@ -55,7 +56,7 @@ def levels(*, g=None, p=None, minority=(), memory=None, o=None, classes=4, width
     rare[list(minority)] = True
     return Levels(
         table(classes, width, g or {}),
-        Table(semantic.vectors, rare & semantic.known),
+        ByClass(semantic.vectors, rare & semantic.known),
         table(classes, width, memory or {}),
         torch.tensor(o) if o else torch.zeros(0, width),
     )
@@ -66,7 +67,7 @@ def server(classes=10, width=16, interaction=0, task=0, **switches):
     experiment = tiny_experiment(
         method={"name": "fedmlp", **switches}, net={"name": "mlp", "hidden": [width]}
     )
-    run = Run(experiment, Problem((1, 8, 8), classes))
+    run = RunFacts(experiment, Problem((1, 8, 8), classes))
     return method_of(experiment), ServerContext(run, Position(interaction, 0, task), (0, 1))
 
 
@@ -362,7 +363,7 @@ def test_bytes_of_ten_classes_and_four_clusters():
 @pytest.mark.parametrize("net", ["cnn5", "resnet18"])
 def test_bytes_of_the_extractor(net):
     shape = (1, 28, 28) if net == "cnn5" else (3, 32, 32)
-    run = Run(tiny_experiment(method="fedmlp", net=net), Problem(shape, 10))
+    run = RunFacts(tiny_experiment(method="fedmlp", net=net), Problem(shape, 10))
     shared = Bundle(weights=make("fedmlp").shared(run.initial_weights))
     assert shared.num_bytes() == {"cnn5": 2_570_240, "resnet18": 44_713_888}[net]
 
@@ -371,7 +372,7 @@ def test_no_head_leaves_the_client(digits):
     experiment = tiny_experiment(method="fedmlp")
     ctx = context_of(experiment, digits)
     sent = train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx)).upload
-    assert not [k for k in sent.flat() if "head/" in k]
+    assert not [k for k in sent.by_key() if "head/" in k]
     present = ctx.stream.train(0)[1].unique().tolist()
     assert sent.prototypes["class"].labels.tolist() == present
     assert Bundle(prototypes=sent.prototypes).num_bytes() == len(present) * (8 + 4 * 16)
@@ -419,7 +420,7 @@ def test_global_model_has_the_mean_of_the_heads(digits):
 
 
 def test_shallow_shares_the_first_layers():
-    run = Run(tiny_experiment(method="fedmlp", net="resnet20"), Problem((3, 32, 32), 10))
+    run = RunFacts(tiny_experiment(method="fedmlp", net="resnet20"), Problem((3, 32, 32), 10))
     everything = run.initial_weights
     for n, ends in ((1, "base/layer1.0.conv1.weight"), (2, "base/layer1.0.conv2.weight")):
         method = make("fedmlp", share=f"shallow({n})")
@@ -595,7 +596,7 @@ def same_models(one, other):
 
 
 def test_experiment_keeps_its_switches():
-    """Defaults of the card; a wrong value is an error that names the key."""
+    """The documented defaults; a wrong value is an error that names the key."""
     method = make("fedmlp")
     assert (method.alpha, method.tau, method.u, method.v, method.share) == (1, 1, 0, 0, "extractor")
     assert method.views == ("after_local", "after_downlink")

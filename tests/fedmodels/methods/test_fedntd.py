@@ -94,4 +94,4 @@ def test_what_travels_is_fedavgs(digits):
         done = train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx))
         uploads.append(done.upload)
     assert uploads[0].num_bytes() == uploads[1].num_bytes()
-    assert uploads[0].flat().keys() == uploads[1].flat().keys()
+    assert uploads[0].by_key().keys() == uploads[1].by_key().keys()

@@ -13,7 +13,7 @@ from fedmodels.methods import make
 from fedmodels.methods.fedpac import FedPAC, statistics_of
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output, Run, ServerContext
+from fedmodels.training.method import Batch, Output, RunFacts, ServerContext
 from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import (
@@ -41,12 +41,12 @@ def upload_of(h, variance, n=10, head=0.0, base=0.0, means=None):
 
 
 def mixtures(*uploads, **switches):
-    return make("fedpac", **switches)._mixtures(dict(enumerate(uploads)), Run(LINEAR, PROBLEM))
+    return make("fedpac", **switches)._mixtures(dict(enumerate(uploads)), RunFacts(LINEAR, PROBLEM))
 
 
 def served(*uploads, state=None, cohort=None, method=None):
     """Return the state after aggregation and finish, and the server's context."""
-    method, run = method or FedPAC(), Run(LINEAR, PROBLEM)
+    method, run = method or FedPAC(), RunFacts(LINEAR, PROBLEM)
     cohort = cohort or tuple(range(len(uploads)))
     ctx = ServerContext(run, START, cohort)
     by_client = dict(zip(cohort, uploads, strict=True))
@@ -152,7 +152,7 @@ def test_who_does_not_take_part_keeps_its_head():
 
 
 def test_a_client_without_examples_changes_nothing():
-    start = FedPAC().init_server(Run(LINEAR, PROBLEM))
+    start = FedPAC().init_server(RunFacts(LINEAR, PROBLEM))
     state, _ = served(upload_of({}, 0.0, n=0), state=start)
     assert state is start
 

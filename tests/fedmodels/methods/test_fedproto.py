@@ -4,11 +4,11 @@ import torch
 from fedmodels.methods import make
 from fedmodels.methods.fedproto import Refs
 from fedmodels.nets.embedding import embeddings
-from fedmodels.numerics.prototypes import Table, class_prototypes, uncounted
+from fedmodels.numerics.prototypes import ByClass, class_prototypes, uncounted
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes, tensor_bytes
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output, Run, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output, RunFacts, ServerContext, ServerState
 from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, payload_of, tiny_experiment
@@ -47,7 +47,7 @@ def test_loss_by_hand():
     """z = (1, 2) and (9, 9); class 0 has (0, 0): (1 + 4) / 2 over two examples, lam 3: 3.75."""
     z = torch.tensor([[1.0, 2.0], [9.0, 9.0]], requires_grad=True)
     batch, out = Batch(z, torch.tensor([0, 1]), torch.arange(2)), Output(z, torch.zeros(2, 2))
-    refs = Refs(Table(torch.zeros(2, 2), torch.tensor([True, False])))
+    refs = Refs(ByClass(torch.zeros(2, 2), torch.tensor([True, False])))
     ctx = linear_context(fedproto(), [[0.0, 0.0]], [0])
     plain = make("fedproto", lam=0.0).loss(ctx, batch, out, refs)
     loss = make("fedproto", lam=3.0).loss(ctx, batch, out, refs) - plain
@@ -59,7 +59,7 @@ def test_loss_by_hand():
 
 def aggregated(reports, known=None, **switches):
     method = make("fedproto", **switches)
-    run = Run(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))
+    run = RunFacts(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))
     state = ServerState(Bundle(prototypes={"class": uncounted(prototypes(known or {}))}))
     uploads = {c: Bundle(prototypes={"class": prototypes(r)}) for c, r in enumerate(reports)}
     ctx = ServerContext(run, START, tuple(uploads))
@@ -117,7 +117,7 @@ def test_nearest_global_prototype_by_hand():
     for rule, winner in (("local", 0), ("all", 2)):
         ctx = linear_context(fedproto(), [[1.0]], [0])
         ctx.net.head = torch.nn.Linear(1, 3)
-        ctx.run = Run(fedproto(), Problem((1,), 3))
+        ctx.run = RunFacts(fedproto(), Problem((1,), 3))
         method = make("fedproto", candidates=rule)
         state = Bundle(prototypes={"class": own})
         payload = Bundle(prototypes={"class": uncounted(everyone)})
@@ -133,7 +133,7 @@ def test_nearest_global_prototype_by_hand():
 
 def test_what_leaves_can_be_held_back():
     ctx = linear_context(fedproto(), [[3.0]], [0])
-    refs = Refs(Table(torch.zeros(2, 1), torch.zeros(2, dtype=torch.bool)))
+    refs = Refs(ByClass(torch.zeros(2, 1), torch.zeros(2, dtype=torch.bool)))
     refs.fresh = prototypes({0: ((3.0,), 5), 1: ((4.0,), 1)})
     sent = make("fedproto", clip_norm=2.0, min_count=2).uplink(ctx, Bundle(), refs, 6)
     assert sent.prototypes["class"].rows() == {0: (torch.tensor([2.0]), 5)}

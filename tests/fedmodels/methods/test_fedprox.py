@@ -5,7 +5,7 @@ from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output, Run, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output, RunFacts, ServerContext, ServerState
 from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
@@ -49,7 +49,7 @@ def test_two_clients_by_hand():
         [one, -one], **close
     )
     assert uploads[1].weights["head/weight"][0].item() == pytest.approx(other, **close)
-    ctx = ServerContext(Run(experiment, Problem((1,), 2)), START, (0, 1))
+    ctx = ServerContext(RunFacts(experiment, Problem((1,), 2)), START, (0, 1))
     after = method_of(experiment).aggregate(
         ctx, ServerState(Bundle()), method_of(experiment).received(uploads)
     )

@@ -6,13 +6,20 @@ import pytest
 import torch
 
 from fedmodels.methods import make
-from fedmodels.methods.gldp import Refs
+from fedmodels.methods.gldp import Stage
 from fedmodels.nets.split import weights_of
-from fedmodels.numerics.prototypes import Table, uncounted
+from fedmodels.numerics.prototypes import ByClass, uncounted
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Prototypes, tensor_bytes
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, ClientContext, Output, Run, ServerContext, ServerState
+from fedmodels.training.method import (
+    Batch,
+    ClientContext,
+    Output,
+    RunFacts,
+    ServerContext,
+    ServerState,
+)
 from fedmodels.training.position import START, Position
 from fedtide.inprocess import run_in_process
 from tests.conftest import OneTask, context_of, linear_context, payload_of, tiny_experiment
@@ -31,11 +38,11 @@ def table(rows, classes=3):
     known = torch.zeros(classes, dtype=torch.bool)
     for k, row in rows.items():
         vectors[k], known[k] = torch.tensor(row), True
-    return Table(vectors, known)
+    return ByClass(vectors, known)
 
 
 def nowhere(width, classes=3):
-    return Table(torch.zeros(classes, width), torch.zeros(classes, dtype=torch.bool))
+    return ByClass(torch.zeros(classes, width), torch.zeros(classes, dtype=torch.bool))
 
 
 def batch_of(z, y):
@@ -161,7 +168,7 @@ def test_total():
     batch, out = Batch(z, torch.tensor([0]), torch.arange(1)), Output(z, logits)
     ctx = linear_context(gldp(), [[0.0] * 3], [0])
     away = (math.sqrt(3 * 1.375), 1.0, 0.0)
-    refs = Refs(table({0: (1.0, 0.0, 0.0)}), table({0: away}), z, torch.ones(1))
+    refs = Stage(table({0: (1.0, 0.0, 0.0)}), table({0: away}), z, torch.ones(1))
     assert make("gldp").loss(ctx, batch, out, refs).item() == pytest.approx(1.569588, **CLOSE)
     quarter = make("gldp", lam=0.25).loss(ctx, batch, out, refs)
     assert quarter.item() == pytest.approx(1.822294, **CLOSE)
@@ -177,7 +184,9 @@ def test_total():
 def client_with(x, y, **switches):
     """A client whose embeddings are its inputs, trained for no epoch."""
     experiment = gldp(**{**switches, "t": 0, "s": 0})
-    ctx = replace(linear_context(experiment, x, y), run=Run(experiment, Problem((len(x[0]),), 10)))
+    ctx = replace(
+        linear_context(experiment, x, y), run=RunFacts(experiment, Problem((len(x[0]),), 10))
+    )
     return make("gldp", **experiment.method.hyper_parameters()), ctx
 
 
@@ -217,7 +226,7 @@ def test_beta_at_its_ends(beta, expected):
 def aggregated(method, known, reported):
     """Return the global prototypes after clients reported theirs."""
     width = len(next(iter(next(iter(reported.values())).values())))
-    run = Run(tiny_experiment(net={"name": "mlp", "hidden": [width]}), Problem((1, 2, 2), 10))
+    run = RunFacts(tiny_experiment(net={"name": "mlp", "hidden": [width]}), Problem((1, 2, 2), 10))
     assert run.width == width
     held = prototypes(known) if known else Prototypes.of({}, width)
     state = ServerState(Bundle(prototypes={"class": uncounted(held)}))
@@ -237,7 +246,7 @@ def test_server_average_by_hand():
 def test_server_average_is_not_weighed():
     many = Prototypes(torch.tensor([[1.0]]), torch.tensor([2]).int(), torch.tensor([99]).int())
     one = prototypes({2: (3.0,)})
-    run = Run(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))
+    run = RunFacts(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))
     state = make("gldp").init_server(run)
     weights = state.common.weights
     uploads = {c: Bundle(weights, {"class": p}) for c, p in enumerate((many, one))}
@@ -295,7 +304,7 @@ OWN = {0: (0.0, 0.0), 1: (3.0, 0.0), 2: (1.0, 0.5)}
 def predicted(own, everyone, *, candidates="client_seen", view="after_downlink", **switches):
     """Predict z = (1, 0) of ten classes; return the winners by rule."""
     experiment = gldp(candidates=candidates, **switches)
-    run = Run(experiment, Problem((2,), 10))
+    run = RunFacts(experiment, Problem((2,), 10))
     base = linear_context(experiment, [[1.0, 0.0]], [0])
     net = base.net
     net.head = torch.nn.Linear(2, 10)
@@ -485,7 +494,7 @@ def test_what_leaves_a_client(digits):
         ctx = context_of(experiment, digits)
         payload, state = payload_of(experiment, ctx)
         result = trained(experiment, ctx, payload, state)
-        keys = result.upload.flat().keys()
+        keys = result.upload.by_key().keys()
         heads = {"weights/eval/head/weight", "weights/eval/head/bias"} if upload_head else set()
         base = {f"weights/{k}" for k in payload.weights}
         parts = {f"prototypes/class/{part}" for part in ("vectors", "labels", "counts")}
@@ -503,7 +512,7 @@ def cifar(**switches):
 def test_bytes_of_resnet18():
     """Card, section 6: 44,713,888 and 20,520 bytes down; 2,056 for each class up."""
     experiment, problem = cifar()
-    run, method = Run(experiment, problem), make("gldp")
+    run, method = RunFacts(experiment, problem), make("gldp")
     rows = {k: (torch.zeros(512), 5) for k in range(10)}
     common = Bundle(
         method.init_server(run).common.weights, {"class": uncounted(Prototypes.of(rows, 512))}
@@ -512,7 +521,7 @@ def test_bytes_of_resnet18():
     assert method.broadcast(ctx, ServerState(common))[0].num_bytes() == 44_734_408
     net = run.make_net()
     client = ClientContext(run, 0, START, net, OneTask([[0.0]], [0]), torch.device("cpu"))
-    refs = Refs(nowhere(512), nowhere(512), torch.zeros(0), torch.zeros(0))
+    refs = Stage(nowhere(512), nowhere(512), torch.zeros(0), torch.zeros(0))
     refs.fresh = Prototypes.of({k: rows[k] for k in range(4)}, 512)
     upload = method.uplink(client, Bundle(), refs, 20)
     assert upload.num_bytes() == 44_713_888 + 4 * 2_056
@@ -542,7 +551,7 @@ def test_counted_bytes_are_those_of_the_formulas(digits, tmp_path):
 def test_prototypes_of_the_round_stay_through_it():
     """Every stage gets the prototypes of the round's beginning; scoring takes the newest."""
     method = make("gldp", gp_refresh="round", beta=0.0)
-    run = Run(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))
+    run = RunFacts(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))
     state, sent, scored = method.init_server(run), [], []
     weights = state.common.weights
     for interaction in range(4):
@@ -558,7 +567,7 @@ def test_prototypes_of_the_round_stay_through_it():
 def test_mean_over_the_stages_of_a_round():
     """Models 1, 2, 6 in one round mean 3; the next round starts anew. Training gets the newest."""
     method = make("gldp", eval_model="stage_mean")
-    run = Run(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))
+    run = RunFacts(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))
     state, means = method.init_server(run), []
     for interaction, value in enumerate([1.0, 2.0, 6.0, 10.0]):
         weights = {k: torch.full_like(t, value) for k, t in state.common.weights.items()}

@@ -44,10 +44,10 @@ def honest(digits):
 
 def lies_about(upload: Bundle):
     """Yield (what, upload) with one value of each kind in each field made impossible."""
-    flat = upload.flat()
+    flat = upload.by_key()
 
     def changed(key, tensor):
-        return key, Bundle.from_flat({**flat, key: tensor})
+        return key, Bundle.from_keys({**flat, key: tensor})
 
     for key, tensor in flat.items():
         if key.startswith("scalars/"):

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
-from fedmodels.methods.bases.remembering import KNOWN, OLD, Refs
+from fedmodels.methods.bases.remembering import KNOWN, OLD, RememberingReferences
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.methods.mfcl import balance, confidence, smoothness, statistics_distance
 from fedmodels.nets.generative.upsampling import Upsampling
@@ -21,7 +21,7 @@ from fedmodels.parts.datafree import LayerMoments, frozen, shuffled, watched
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.roles import part_of
 from fedmodels.training.loop import run_phases
-from fedmodels.training.method import Batch, Output, Run
+from fedmodels.training.method import Batch, Output, RunFacts
 from tests.conftest import context_of, linear_context, method_of, tiny_experiment
 from tests.interactions import Course, same
 
@@ -137,7 +137,7 @@ def hand_made(w_ft, w_kd):
     old_base = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
     nn.init.constant_(old_base[1].weight, 0.0)  # the old features are 0 everywhere
     old = SplitNet(old_base, old.head, 2).requires_grad_(False).eval()
-    refs = Refs(
+    refs = RememberingReferences(
         torch.tensor([True, False]), MASK, torch.tensor([False, True]), old, lambda: torch.empty(0)
     )
     x = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
@@ -173,7 +173,7 @@ def test_distillation_leaves_the_heads_alone():
 def test_no_distance_from_equal_features():
     ctx = linear_context(mfcl(), [[1.0, 0.0]], [0])
     old = frozen_copy(ctx.net)
-    refs = Refs(MASK, MASK, MASK, old, lambda: torch.empty(0))
+    refs = RememberingReferences(MASK, MASK, MASK, old, lambda: torch.empty(0))
     features = torch.tensor([[1.0, 0.0]])
     batch = Batch(features, torch.tensor([0]), torch.tensor([0]))
     losses = [
@@ -353,7 +353,7 @@ def test_what_is_remembered_can_be_seen(digits):
 
 
 def test_inputs_must_be_images():
-    run = Run(mfcl(), Problem((128, 6), 3))
+    run = RunFacts(mfcl(), Problem((128, 6), 3))
     with pytest.raises(ConfigError, match=r"makes images .* not inputs of shape \[128, 6\]"):
         make("mfcl").init_server(run)
 

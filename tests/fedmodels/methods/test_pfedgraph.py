@@ -11,11 +11,11 @@ from fedmodels.parts.collaboration import (
     distances,
     likeness,
     neighbours,
-    shares_of,
+    proportions,
     square,
 )
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import Run, ServerContext
+from fedmodels.training.method import RunFacts, ServerContext
 from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
@@ -111,7 +111,7 @@ def uploads_of(run, moves):
 
 @pytest.mark.parametrize("method", [{}, {"similarity": "head"}])
 def test_large_alpha_gives_everybody_the_fedavg_model(method):
-    run = Run(
+    run = RunFacts(
         tiny_experiment(method={"name": "pfedgraph", "alpha": 1e12, **method}),
         Problem((1, 8, 8), 10),
     )
@@ -126,7 +126,7 @@ def test_large_alpha_gives_everybody_the_fedavg_model(method):
 
 
 def test_absent_clients_keep_their_model():
-    run = Run(tiny_experiment(method={"name": "pfedgraph"}), Problem((1, 8, 8), 10))
+    run = RunFacts(tiny_experiment(method={"name": "pfedgraph"}), Problem((1, 8, 8), 10))
     method, ctx = method_of(run.experiment), ServerContext(run, START, (0, 1))
     first = method.aggregate(
         ctx,
@@ -193,8 +193,8 @@ def test_without_pull_and_with_large_alpha_a_run_is_fedavg(digits, tmp_path):
 
 
 def test_shares():
-    assert shares_of([1.0, 3.0]).tolist() == [0.25, 0.75]
-    assert shares_of([0.0, 0.0]).tolist() == [0.5, 0.5]
+    assert proportions([1.0, 3.0]).tolist() == [0.25, 0.75]
+    assert proportions([0.0, 0.0]).tolist() == [0.5, 0.5]
 
 
 def test_matrix_of_a_cohort():

@@ -1,4 +1,4 @@
-"""pFedGRP: the card's anchors and properties (its sections 12 and 13)."""
+"""pFedGRP: hand-computed anchors, and properties that every setting keeps."""
 
 import json
 import weakref
@@ -11,13 +11,13 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
-from fedmodels.methods.bases.replay import Replaying
+from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.pfedgrp import PERSONAL
 from fedmodels.parts.class_replay import Judge, Rehearsal, Replayed
 from fedmodels.parts.generators import public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output, Run, ServerContext
+from fedmodels.training.method import Batch, Output, RunFacts, ServerContext
 from fedmodels.training.position import START, Position
 from fedtide.inprocess import InProcessCohort, run_in_process, transported
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
@@ -31,7 +31,7 @@ SMALL = {
 }
 
 
-REPLAY_SWITCHES = {f.name for f in fields(Replaying)}
+REPLAY_SWITCHES = {f.name for f in fields(GenerativeReplay)}
 
 
 def experiment_of(*, training=None, scenario=None, schedule=None, net=None, seed=0, **switches):
@@ -41,7 +41,7 @@ def experiment_of(*, training=None, scenario=None, schedule=None, net=None, seed
 
 
 def same(one, other):
-    one, other = one.flat(), other.flat()
+    one, other = one.by_key(), other.by_key()
     return one.keys() == other.keys() and all(
         tensor_bytes(one[k]) == tensor_bytes(other[k]) for k in one
     )
@@ -187,7 +187,7 @@ def test_a_threshold_calibrated_by_the_fresh_generator(digits):
     state = results[0].state
     assert state.scalars.keys() == {f"fresh/{key}" for key in state.generators}
     assert all(0 <= share <= 1 for share in state.scalars.values())
-    relative, plain = method.replay(run), make("pfedgrp", th_g=0.5).replay(run)
+    relative, plain = (m.class_replay(run) for m in (method, make("pfedgrp", th_g=0.5)))
     assert not relative.has_drifted(0.06, fresh=0.1)
     assert relative.has_drifted(0.04, fresh=0.1)
     assert plain.has_drifted(0.06, fresh=0.1)
@@ -420,8 +420,8 @@ def test_every_switch_runs(switches, digits, tmp_path):
 @pytest.mark.parametrize(("precision", "mixed"), [("float32", False), ("bfloat16", True)])
 def test_diffusion_computes_as_the_net_does(precision, mixed):
     experiment = tiny_experiment(training={"precision": precision})
-    run = Run(experiment, Problem((1, 8, 8), 10))
-    family = make("pfedgrp", generator_arch="ddpm").replay(run).family
+    run = RunFacts(experiment, Problem((1, 8, 8), 10))
+    family = make("pfedgrp", generator_arch="ddpm").class_replay(run).family
     assert family.net().mixed_precision is mixed
 
 

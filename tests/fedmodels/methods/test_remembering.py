@@ -9,7 +9,7 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedmodels.tensors.bundle import Problem
 from fedmodels.tensors.packed_weights import num_bytes
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import Event
 from fedsrv.launch.progress import Display
@@ -99,7 +99,7 @@ def test_several_rounds_of_a_task(name, streams, tmp_path):
     downs = [json.loads(line)["bytes"]["down"] for line in lines]
     assert downs[0] == downs[1] < downs[2] < downs[3]
     assert downs[2:4] == downs[4:6]
-    net = Run(experiment, Problem((1, 8, 8), 10)).initial_weights
+    net = RunFacts(experiment, Problem((1, 8, 8), 10)).initial_weights
     assert downs[3] - downs[2] == 2 * num_bytes(net)
 
 

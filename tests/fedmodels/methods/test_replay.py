@@ -246,7 +246,7 @@ def test_without_past_classes_it_is_its_parent(name, parent, digits, tmp_path):
         ctx = context_of(experiment, digits)
         result = train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx))
         uploads[method["name"]] = result.upload
-    mine, theirs = uploads[name].flat(), uploads[parent].flat()
+    mine, theirs = uploads[name].by_key(), uploads[parent].by_key()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[k], theirs[k]) for k in mine)
 
@@ -304,6 +304,6 @@ def test_initial_state_is_that_of_a_client_that_met_nothing():
 
 def context_free_run():
     from fedmodels.tensors.bundle import Problem
-    from fedmodels.training.method import Run
+    from fedmodels.training.method import RunFacts
 
-    return Run(tiny_experiment(method={"name": "fedavg-replay"}), Problem(SHAPE, 10))
+    return RunFacts(tiny_experiment(method={"name": "fedavg-replay"}), Problem(SHAPE, 10))

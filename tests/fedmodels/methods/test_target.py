@@ -10,7 +10,7 @@ from torch import nn
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.methods import target as target_module
-from fedmodels.methods.bases.remembering import KNOWN, Refs
+from fedmodels.methods.bases.remembering import KNOWN, RememberingReferences
 from fedmodels.methods.target import (
     IMAGES,
     Synthesis,
@@ -210,7 +210,7 @@ def test_the_same_synthesis_twice_is_the_same(digits):
     courses = [Course(target(), digits) for _ in range(2)]
     for course in courses:
         course.interact(0, ends_task=True)
-    first, second = (c.state.own.flat() for c in courses)
+    first, second = (c.state.own.by_key() for c in courses)
     assert first.keys() == second.keys()
     assert all(tensor_bytes(first[k]) == tensor_bytes(second[k]) for k in first)
 
@@ -257,7 +257,9 @@ def test_loss_by_hand():
     with torch.no_grad():
         ctx.net.head.weight.copy_(torch.eye(2))
     both = torch.tensor([True, True])
-    refs = Refs(torch.tensor([True, False]), both, both, old, lambda: torch.tensor([[2.0, 0.0]]))
+    refs = RememberingReferences(
+        torch.tensor([True, False]), both, both, old, lambda: torch.tensor([[2.0, 0.0]])
+    )
     x = torch.tensor([[1.0, 0.0]])
     batch = Batch(x, torch.tensor([0]), torch.tensor([0]))
     out = Output(x, ctx.net.head(x))

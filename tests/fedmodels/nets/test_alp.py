@@ -190,9 +190,16 @@ def test_skip_cls():
 
 
 def test_topk_of_the_paper():
-    # 512 tokens over 2048 … 64 prototypes; fedali.md, 13-3
-    assert [ALP(2, g)._k(512, 64, g) for g in (2048, 1024, 512, 256, 128, 64)] == [1, 1, 1, 2, 4, 8]
-    assert ALP(2, 4, topk=9)._k(3, 1, 4) == 3
+    # 512 tokens over 2048 … 64 prototypes
+    assert [ALP(2, g)._top_k(512, 64, g) for g in (2048, 1024, 512, 256, 128, 64)] == [
+        1,
+        1,
+        1,
+        2,
+        4,
+        8,
+    ]
+    assert ALP(2, 4, topk=9)._top_k(3, 1, 4) == 3
 
 
 def test_autocast_does_not_reach_the_layer():

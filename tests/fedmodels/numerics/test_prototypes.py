@@ -3,7 +3,7 @@ import torch
 
 from fedmodels.errors import PayloadError
 from fedmodels.numerics.prototypes import (
-    Table,
+    ByClass,
     mean_prototypes,
     moved,
     nearest_scores,
@@ -89,14 +89,14 @@ def test_only_the_classes_of_another_set():
 
 def test_nearest_falls_back_when_no_candidate_has_a_prototype():
     z = torch.tensor([[0.0, 0.0]])
-    table = Table.of(SOME, 6, 2, torch.device("cpu"))
+    table = ByClass.of(SOME, 6, 2, torch.device("cpu"))
     none = torch.zeros(6, dtype=torch.bool)
     assert nearest_scores(z, table, ~none).argmax() == 4
     assert nearest_scores(z, table, none).argmax() == 4
     scores = nearest_scores(z, table, ~none)[0]
     assert scores[[1, 4]].tolist() == pytest.approx([-5.0, -0.5])
     assert scores[[0, 2, 3, 5]].isneginf().all()
-    empty = Table.of(None, 6, 2, torch.device("cpu"))
+    empty = ByClass.of(None, 6, 2, torch.device("cpu"))
     assert nearest_scores(z, empty, ~none).tolist() == [[0.0] * 6]
 
 

@@ -21,7 +21,7 @@ from fedmodels.parts.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.weighted_mean import weighted_mean
-from fedmodels.training.method import Run, ServerContext
+from fedmodels.training.method import RunFacts, ServerContext
 from fedmodels.training.position import START
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.rounds import Engine
@@ -32,7 +32,7 @@ from tests.conftest import tiny_experiment
 
 
 def context(labels, cohort=(0, 1), classes=4):
-    run = Run(tiny_experiment(), Problem((2,), classes))
+    run = RunFacts(tiny_experiment(), Problem((2,), classes))
     return ServerContext(run, START, cohort, labels=labels)
 
 

@@ -13,8 +13,8 @@ from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator, seeded
 from fedmodels.parts.mixing import (
     Mixer,
-    Problem,
     Search,
+    WeightSearch,
     entropy,
     find_all,
     find_weights,
@@ -128,7 +128,7 @@ def test_problems_solved_side_by_side_are_those_solved_alone():
     """Bit for bit, in their order, whatever the number of threads."""
     models, search = models_of(4, "resnet20"), Search(epochs=2, lr=0.05, batch_size=16)
     data = [examples(), examples(24), examples(8), examples(16), examples(0)]
-    problems = [Problem(each, own % 4, own) for own, each in enumerate(data)]
+    problems = [WeightSearch(each, own % 4, own) for own, each in enumerate(data)]
     found = [
         find_all(Mixer(build("resnet20"), models), problems, search, threads) for threads in (1, 3)
     ]

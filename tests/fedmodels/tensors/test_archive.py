@@ -41,7 +41,7 @@ def rich_bundle() -> Bundle:
 
 
 def assert_same_bits(a: Bundle, b: Bundle) -> None:
-    one, two = a.flat(), b.flat()
+    one, two = a.by_key(), b.by_key()
     assert list(one) == list(two)
     for key in one:
         assert one[key].dtype == two[key].dtype

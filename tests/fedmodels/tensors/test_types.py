@@ -50,13 +50,13 @@ BUNDLE = st.builds(
 
 
 def facts_of(bundle: Bundle) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    return {key: (t.dtype, tuple(t.shape)) for key, t in bundle.flat().items()}
+    return {key: (t.dtype, tuple(t.shape)) for key, t in bundle.by_key().items()}
 
 
 @given(BUNDLE)
 def test_flat_round_trip(bundle):
-    again = Bundle.from_flat(bundle.flat())
-    assert list(again.flat()) == sorted(bundle.flat())
+    again = Bundle.from_keys(bundle.by_key())
+    assert list(again.by_key()) == sorted(bundle.by_key())
     assert again.scalars == bundle.scalars
     assert again.weights.keys() == bundle.weights.keys()
     assert again.prototypes.keys() == bundle.prototypes.keys()
@@ -99,7 +99,7 @@ def test_sizes_of_the_cards():
 @pytest.mark.parametrize("key", ["weight/a", "weights", "prototypes/class", "generators/3", "x"])
 def test_keys_of_no_field(key):
     with pytest.raises(PayloadError, match=f"unknown key '{key}'"):
-        Bundle.from_flat({key: torch.zeros(1)})
+        Bundle.from_keys({key: torch.zeros(1)})
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_keys_of_no_field(key):
 )
 def test_incomplete_fields(key):
     with pytest.raises(PayloadError, match="incomplete"):
-        Bundle.from_flat({key: torch.zeros(1)})
+        Bundle.from_keys({key: torch.zeros(1)})
 
 
 def test_spec_check():

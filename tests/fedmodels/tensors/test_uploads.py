@@ -12,7 +12,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import Run, ServerContext, ServerState
+from fedmodels.training.method import RunFacts, ServerContext, ServerState
 from fedmodels.training.position import START
 from fedsrv.engine.reduction import reduced
 from tests.conftest import tiny_experiment
@@ -45,7 +45,7 @@ def count(upload: Bundle) -> float:
 
 
 def reduce(method, uploads):
-    ctx = ServerContext(Run(tiny_experiment(), Problem((1, 8, 8), 10)), START, (0, 1))
+    ctx = ServerContext(RunFacts(tiny_experiment(), Problem((1, 8, 8), 10)), START, (0, 1))
     before = ServerState(Bundle({"w": torch.zeros(1)}))
     return reduced(method, ctx, before, uploads, 1).state.common.weights["w"].tolist()
 

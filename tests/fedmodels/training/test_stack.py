@@ -19,7 +19,7 @@ from fedmodels.numerics.randomness import seeded
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import ClientHalf, train_locally
-from fedmodels.training.method import ClientContext, Phase, Run
+from fedmodels.training.method import ClientContext, Phase, RunFacts
 from fedmodels.training.position import START
 from fedmodels.training.stack import begin_apart, check_stacks, fit_together
 from tests.conftest import TABLES, OneTask, context_of, method_of, payload_of, tiny_experiment
@@ -31,7 +31,7 @@ SIZES = (21, 16, 9, 21, 0)
 
 
 def bits(bundle: Bundle) -> dict[str, torch.Tensor]:
-    return dict(bundle.flat())
+    return dict(bundle.by_key())
 
 
 def assert_close(one: Bundle, other: Bundle, rtol: float = 1e-4, atol: float = 1e-5) -> None:
@@ -148,7 +148,7 @@ class Phased(FedAvg):
 
 
 def half_of(client: int, method: FedAvg, **training: Any) -> ClientHalf:
-    run = Run(tiny_experiment(training={"batch_size": 8, **training}), Problem((4,), 3))
+    run = RunFacts(tiny_experiment(training={"batch_size": 8, **training}), Problem((4,), 3))
     draw, net = torch.Generator().manual_seed(client), tiny_net()
     n = SIZES[client]
     x, y = torch.randn(n, 4, generator=draw), torch.randint(0, 3, (n,), generator=draw)
@@ -184,7 +184,7 @@ def test_batches_of_different_sizes(training):
 def test_the_bits_do_not_depend_on_who_is_beside(net):
     """Seen, not promised: a vector unit may round the last few of an odd number otherwise."""
     experiment = tiny_experiment(net={"name": net}, training={"batch_size": 8, "momentum": 0.9})
-    run, method = Run(experiment, Problem((1, 8, 8), 10)), make("fedavg")
+    run, method = RunFacts(experiment, Problem((1, 8, 8), 10)), make("fedavg")
 
     def made(client):
         draw = torch.Generator().manual_seed(client)
@@ -245,13 +245,13 @@ def test_every_step_is_told_to_its_own_client():
 def test_a_net_that_draws_random_numbers_is_refused():
     experiment = tiny_experiment(net={"name": "hart"}, training={"together": 2})
     with pytest.raises(ConfigError, match=r"together = 2: .* net 'hart' train in turn only"):
-        check_stacks(Run(experiment, Problem((128, 6), 6)))
+        check_stacks(RunFacts(experiment, Problem((128, 6), 6)))
 
 
 @pytest.mark.parametrize("net", ["digits-cnn", "resnet20", "mlp", "vit-tiny"])
 def test_nets_that_can(net):
     experiment = tiny_experiment(net={"name": net}, training={"together": 2})
-    check_stacks(Run(experiment, Problem((1, 8, 8), 10)))
+    check_stacks(RunFacts(experiment, Problem((1, 8, 8), 10)))
 
 
 def test_a_method_that_cannot_is_refused_at_once():

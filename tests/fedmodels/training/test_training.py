@@ -21,7 +21,7 @@ from fedmodels.training.loop import (
     score,
     train_locally,
 )
-from fedmodels.training.method import ClientContext, Phase, Run
+from fedmodels.training.method import ClientContext, Phase, RunFacts
 from fedmodels.training.position import Position
 from tests.conftest import OneTask, tiny_experiment
 
@@ -52,7 +52,7 @@ class Phased(FedAvg):
 
 def context(net=None, client=0, interaction=0, tick=None, **training):
     experiment = tiny_experiment(training={"batch_size": 8, "lr": 0.1, **training})
-    run = Run(experiment, Problem((4,), 3))
+    run = RunFacts(experiment, Problem((4,), 3))
     options = {} if tick is None else {"tick": tick}
     return ClientContext(
         run, client, Position(interaction, 0, 0), net or small_net(),
@@ -325,7 +325,9 @@ def test_scores_do_not_depend_on_the_batch_size():
     for size in (1, 5, 100):
         ctx = context()
         evaluate = ctx.run.experiment.evaluate.model_copy(update={"batch_size": size})
-        ctx.run = Run(ctx.run.experiment.model_copy(update={"evaluate": evaluate}), ctx.run.problem)
+        ctx.run = RunFacts(
+            ctx.run.experiment.model_copy(update={"evaluate": evaluate}), ctx.run.problem
+        )
         found.append(scores_of(FedAvg(), ctx, sets))
     for counts in found:
         assert counts.keys() == {("classifier", "task/0"), ("classifier", "task/1")}
@@ -435,7 +437,7 @@ def test_memory_format_and_fused_steps_are_the_plain_ones(net, optimizer):
 
 
 def test_a_run_tells_parameters_from_buffers():
-    run = Run(tiny_experiment(net={"name": "resnet18"}), Problem((3, 32, 32), 10))
+    run = RunFacts(tiny_experiment(net={"name": "resnet18"}), Problem((3, 32, 32), 10))
     net = run.make_net()
     assert set(run.parameters) == {k.replace(".", "/", 1) for k, _ in net.named_parameters()}
     buffers = run.forms.keys() - set(run.parameters)

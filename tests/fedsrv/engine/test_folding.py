@@ -17,7 +17,7 @@ from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.packed_weights import Packed, names_and_layout
 from fedmodels.tensors.weighted_mean import RunningMean, weighted_mean
 from fedpb import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Result
+from fedsrv.engine.cohort import Answer
 from fedsrv.engine.folding import Folding
 
 
@@ -97,13 +97,13 @@ def test_what_a_running_mean_takes():
 # --- folding --------------------------------------------------------------------------------------
 
 
-def result_of(client: int, examples: float | None = None) -> Result:
+def result_of(client: int, examples: float | None = None) -> Answer:
     upload = Bundle(
         weights=packed(client),
         prototypes={"class": Prototypes.of({client: (torch.ones(4), 1)}, 4)},
         scalars={"num_examples": float(client + 1) if examples is None else examples},
     )
-    return Result(upload, rpc.Report(), upload.num_bytes())
+    return Answer(upload, rpc.Report(), upload.num_bytes())
 
 
 def count(upload: Bundle) -> float:
@@ -124,13 +124,13 @@ class World:
 
     def __init__(self, clients, kept_bytes=0, count=count):
         self.folding = Folding(clients, count, kept_bytes)
-        self.results: dict[int, Result] = {}
+        self.results: dict[int, Answer] = {}
         self.failed: dict[int, str] = {}
 
     def come(self, *clients):
         for client in clients:
             self.results[client] = result_of(client)
-            self.folding.came(self.results[client], self.results, self.failed)
+            self.folding.add_answer(self.results[client], self.results, self.failed)
         for step in self.folding._steps:
             step.result()
 
@@ -167,9 +167,9 @@ def test_the_memory_of_an_upload_is_given_back():
     rows = Prototypes.by_position(weights["base/w"][:4].view(1, 4))
     upload = Bundle(weights=weights, prototypes={"class": rows}, scalars={"num_examples": 1.0})
     world, gone = World(range(3)), weakref.ref(memory)
-    world.results[0] = Result(upload, rpc.Report(), upload.num_bytes())
+    world.results[0] = Answer(upload, rpc.Report(), upload.num_bytes())
     del memory, weights, rows, upload
-    world.folding.came(world.results[0], world.results, world.failed)
+    world.folding.add_answer(world.results[0], world.results, world.failed)
     world.folding._steps[0].result()
     assert gone() is None
     assert world.results[0].upload.prototypes["class"].vectors.tolist() == [[0.0] * 4]
@@ -221,6 +221,6 @@ def test_an_error_shows_when_the_mean_is_asked_for():
 
     world = World(range(2), count=broken)
     world.results[0] = result_of(0)
-    world.folding.came(world.results[0], world.results, world.failed)
+    world.folding.add_answer(world.results[0], world.results, world.failed)
     with pytest.raises(MemoryError, match="too large"):
         world.folding.finish(world.results)

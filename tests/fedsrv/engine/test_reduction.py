@@ -14,7 +14,7 @@ from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction
-from fedmodels.training.method import Run, ServerContext, ServerState
+from fedmodels.training.method import RunFacts, ServerContext, ServerState
 from fedmodels.training.position import START, Position
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
@@ -42,7 +42,7 @@ class Fragile(FedAvg):
 
 
 def reduce(values, needed=1, folded=None):
-    run = Run(tiny_experiment(), Problem((1, 8, 8), 10))
+    run = RunFacts(tiny_experiment(), Problem((1, 8, 8), 10))
     ctx = ServerContext(run, Position(4, 2, 0), tuple(range(len(values))))
     uploads = {
         c: Bundle({"w": torch.full((2,), value)}, scalars={"num_examples": count})
@@ -139,7 +139,7 @@ class Looking(FedAvg):
 
 
 def test_finish_sees_the_state_before():
-    run = Run(tiny_experiment(), Problem((1, 8, 8), 10))
+    run = RunFacts(tiny_experiment(), Problem((1, 8, 8), 10))
     method, ctx = Looking(), ServerContext(run, START, (0, 1))
     sent = {c: Bundle({"w": torch.ones(1)}, scalars={"num_examples": 1.0}) for c in (0, 1)}
     before = ServerState(Bundle({"w": torch.zeros(1)}))

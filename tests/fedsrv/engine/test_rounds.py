@@ -12,7 +12,7 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 from fedsrv.state.record import Durations, Record, Traffic
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
@@ -158,7 +158,7 @@ def test_a_net_that_cannot_be_stacked_ends_the_run_before_it_begins(digits, tmp_
 
 
 def test_initial_weights_that_were_forgotten_are_built_again():
-    run = Run(tiny_experiment(), Problem((1, 8, 8), 10))
+    run = RunFacts(tiny_experiment(), Problem((1, 8, 8), 10))
     before = run.initial_weights
     run.forget_initial_weights()
     assert "initial_weights" not in vars(run)

@@ -9,7 +9,7 @@ from fedmodels.numerics.metrics import Counts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
-from fedsrv.engine.cohort import Result
+from fedsrv.engine.cohort import Answer
 from fedsrv.engine.scores import Scores, client_rows, own_test, round_metrics
 from fedsrv.engine.summary import iaa_series, run_metrics, stage_matrix, summarise
 from tests.conftest import tiny_experiment
@@ -27,7 +27,7 @@ def counts(correct, support, view="global", test_set="task/0", rule="classifier"
 
 def scores_of(by_client):
     scores = Scores()
-    scores.add({c: Result(Bundle(), rpc.Report(counts=given)) for c, given in by_client.items()})
+    scores.add({c: Answer(Bundle(), rpc.Report(counts=given)) for c, given in by_client.items()})
     return scores
 
 

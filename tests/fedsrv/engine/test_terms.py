@@ -10,7 +10,7 @@ import pytest
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import EVALUATOR, Problem
-from fedmodels.training.method import Run
+from fedmodels.training.method import RunFacts
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.schedule import steps
@@ -27,7 +27,7 @@ def terms_of(name="fedavg", **switches):
     text = json.dumps({"format": 1, "input_shape": [4], "num_classes": 2, "tasks": tasks})
     profiles = {c: Profile.parse(c, text) for c in range(3)}
     visits = steps(experiment, range(3), dict.fromkeys(range(3), 2))
-    run = Run(experiment, Problem((4,), 2))
+    run = RunFacts(experiment, Problem((4,), 2))
     return Terms(make(name, **switches), run, profiles, visits)
 
 
@@ -113,9 +113,9 @@ LIES = {
     "many": (order(), report(counts(support=[2**62, 0], predicted=[2**62, 0])), "contradict"),
     "loss-sum": (order(), report(counts(loss_sum=-1.0)), "impossible loss"),
     "huge-loss-sum": (order(), report(counts(loss_sum=1e300)), "impossible loss"),
-    "views": (order(), report(extra={"views": 1.0}), "holds 'views', which the method has not"),
+    "views": (order(), report(extra={"views": 1.0}), "holds 'views', unknown to the method"),
     "reserved": (order(), report(extra={"num_examples": 1.0}), "holds 'num_examples'"),
-    "unknown": (order(), report(extra={"x" * 10_000: 1.0}), "holds 'x{50}', which"),
+    "unknown": (order(), report(extra={"x" * 10_000: 1.0}), "holds 'x{50}', unknown"),
     "extra": (EVALUATE, report(extra={"alpha": 1.0}), "holds 'alpha'"),
     "examples": (order(), report(num_examples=2**62), "at most 8 examples were announced"),
     "one-more": (order(), report(num_examples=9), "at most 8 examples were announced"),

@@ -13,6 +13,7 @@ from fedmodels.errors import DataError
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
 from fedsrv.launch.launcher import PROCESSES_PER_CORE, Launch, affordable_hosts, host_ranges
 from fedsrv.launch.processes import Child, Said, coordinator_arguments, error_in, next_said, started
+from fedsrv.launch.progress import Lines
 from tests.conftest import tiny_experiment
 
 # --- who hosts whom -------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def test_a_coordinator_takes_its_arguments_when_it_is_needed(tmp_path):
 
 def test_dealing_out_that_is_killed_ends_the_run(tmp_path):
     (tmp_path / "logs").mkdir()
-    run = Launch(tiny_experiment(), tmp_path, tmp_path / "data", "cpu", None, tmp_path / "none")
+    run = Launch(tiny_experiment(), tmp_path, tmp_path / "data", "cpu", Lines(), tmp_path / "none")
     log = tmp_path / "logs" / "partition.log"
     run.dealing = Forked("fedcli", lambda: os.kill(os.getpid(), signal.SIGKILL), log)
     with pytest.raises(DataError, match=r"partition ended with -9: see .*partition\.log"):

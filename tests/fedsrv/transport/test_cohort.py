@@ -11,7 +11,7 @@ from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedpb import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Result, StateLost, Trip
+from fedsrv.engine.cohort import Answer, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import AlreadyConnected, Superseded, UnknownSession, client_id_of
@@ -79,7 +79,7 @@ class World:
         if trip is None:
             return REPEATED
         upload = Bundle(weights={"w": torch.tensor([value])})
-        result = Result(upload, rpc.Report(), upload.num_bytes(), wire_up=10)
+        result = Answer(upload, rpc.Report(), upload.num_bytes(), wire_up=10)
         return self.cohort.end_result(client, trip, failure or result)
 
 
@@ -379,7 +379,7 @@ def test_two_results_at_once(world):
     order = world.pull(0)
     header = rpc.PushHeader(kind=order.kind, interaction=order.interaction)
     trips = [world.cohort.begin_result(0, header) for _ in range(2)]
-    results = [Result(Bundle(weights={"w": torch.tensor([v])}), rpc.Report()) for v in (1.0, 2.0)]
+    results = [Answer(Bundle(weights={"w": torch.tensor([v])}), rpc.Report()) for v in (1.0, 2.0)]
     assert world.cohort.end_result(0, trips[1], results[1]) is True
     assert world.cohort.end_result(0, trips[0], results[0]) is False
     assert values(future.result(5)) == {0: 2.0}

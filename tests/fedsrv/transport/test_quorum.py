@@ -14,6 +14,7 @@ from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.waiting import Notice, Patience
 from fedtide.inprocess import InProcessCohort
 from tests.conftest import tiny_experiment
+from tests.fedmodels.methods.test_conformance import experiment_for
 from tests.fedsrv.transport.test_cohort import World, trip_to, until, values
 
 LEASE_S = RemoteCohort.LEASE_S
@@ -253,11 +254,12 @@ class LateCohort(InProcessCohort):
         return self.gather()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "gldp"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "gldp", "fedpac", "pfedgraph-replay", "pfedgrp", "fedcil", "target"]
+)
 def test_a_late_client_takes_part_from_the_next_interaction_on(method, digits, tmp_path):
-    experiment = tiny_experiment(
-        method=method, server={"min_clients": 2, "deadline_s": 5.0}, schedule={"rounds": 2}
-    )
+    quorum = {"server": {"min_clients": 2, "deadline_s": 5.0}, "schedule": {"rounds": 2}}
+    experiment = experiment_for((method, {}), **quorum)
     store = Store(tmp_path / "run", experiment, False)
     cohort = LateCohort(experiment, digits, tmp_path / "clients", late=3)
     summary = Engine(experiment, cohort, store, EventLog()).run()

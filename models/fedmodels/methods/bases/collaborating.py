@@ -24,7 +24,7 @@ from fedmodels.parts.collaboration import (
 )
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
+from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Collaborating(FedAvg):
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         return ServerState(Bundle())
 
     def broadcast(
@@ -62,7 +62,7 @@ class Collaborating(FedAvg):
         everybody = range(ctx.run.experiment.schedule.clients)
         return state.common, personal_models(ctx.run, state, everybody)
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         return BundleSpec(), model_spec(run)
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:

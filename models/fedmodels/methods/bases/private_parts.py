@@ -14,7 +14,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights
 from fedmodels.parts import evaluation_heads as heads
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
-from fedmodels.training.method import ClientContext, Run, ServerContext, ServerState
+from fedmodels.training.method import ClientContext, RunFacts, ServerContext, ServerState
 
 PRIVATE_VIEWS = ("after_local", "after_downlink")
 """The models of a method without a global one."""
@@ -54,7 +54,7 @@ class PrivateParts(FedAvg):
         extra = Bundle(weights=self.scored(state))
         return heads.trained_part(state.common), heads.sent_to_everyone(ctx.run, extra)
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         sent = Bundle(weights=self.shared(run.forms))
         extra = heads.evaluation_part(sent).weights
         return BundleSpec.of(heads.trained_part(sent)), heads.evaluation_spec(extra)

@@ -22,7 +22,7 @@ class ReleasedPrototypes(FedAvg):
     """Prototypes and counts of classes of fewer examples do not leave a client."""
 
     def released(self, ctx: ClientContext, prototypes: Prototypes) -> Prototypes:
-        """Return what a client lets out of its prototypes."""
+        """Return the prototypes that may leave a client."""
         return released(
             prototypes,
             ctx.secret_normal,

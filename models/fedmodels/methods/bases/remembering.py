@@ -33,7 +33,7 @@ from fedmodels.parts.datafree import frozen
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, TensorSpec
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import ClientContext, Metrics, Run, ServerContext, ServerState
+from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
 from fedmodels.training.pictures import Gallery, Picture
 
 OLD, MEMORY, KNOWN = "old", "memory", "memory/known"
@@ -55,7 +55,7 @@ def sent_generator(payload: Bundle, key: str) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Refs:
+class RememberingReferences:
     """What a client's loss refers to; where there is no memory yet, only the first mask counts."""
 
     current: Tensor
@@ -101,7 +101,7 @@ class Remembering(FedAvg):
         """
 
     @abstractmethod
-    def memory_spec(self, run: Run) -> Mapping[str, TensorSpec]:
+    def memory_spec(self, run: RunFacts) -> Mapping[str, TensorSpec]:
         """Return what a memory may consist of, by its keys in a payload."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Remembering(FedAvg):
 
     # --- server half ---------------------------------------------------------------------------
 
-    def init_server(self, run: Run) -> ServerState:
+    def init_server(self, run: RunFacts) -> ServerState:
         self.memory_spec(run)  # inputs that are no images show here, not after the first round
         return super().init_server(run)
 
@@ -119,19 +119,19 @@ class Remembering(FedAvg):
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
         own = state.own
         is_common = own.scalars.get(RENEWED) == ctx.interaction - 1
-        told = Bundle(
+        sent = Bundle(
             without(own.weights, OLD) if is_common else own.weights,
             generators=own.generators,
             histogram=announced(ctx, own.histogram),
         )
-        return state.common, dict.fromkeys(ctx.cohort, told)
+        return state.common, dict.fromkeys(ctx.cohort, sent)
 
     def evaluation(
         self, ctx: ServerContext, state: ServerState
     ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
         return state.common, {}
 
-    def payload_spec(self, run: Run) -> tuple[BundleSpec, BundleSpec]:
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         classes = run.problem.num_classes
         old = BundleSpec.of(Bundle(weights=under(OLD, run.forms))).required
         known = {f"weights/{KNOWN}": TensorSpec(torch.uint8, (classes,))}
@@ -169,7 +169,7 @@ class Remembering(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return False
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
@@ -178,17 +178,19 @@ class Remembering(FedAvg):
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, without(payload.weights, *self.roles))
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Refs:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> RememberingReferences:
         assert payload.histogram is not None
         masks = ClassMasks.of(payload.histogram, ctx.device)
         own = mask_of(ctx.stream.train(ctx.task)[1], ctx.run.problem.num_classes)
         current = own if self.current == "client" else own | masks.now
         if KNOWN not in payload.weights:
-            return Refs(current, masks.seen | own, torch.zeros_like(own))
+            return RememberingReferences(current, masks.seen | own, torch.zeros_like(own))
         known = payload.weights[KNOWN].to(ctx.device).bool()
         weights = part_of(payload.weights, OLD) or without(payload.weights, *self.roles)
         old = frozen(ctx.run, weights, ctx.device)
-        return Refs(current, masks.seen | own | known, known, old, self.recalled(ctx, payload))
+        return RememberingReferences(
+            current, masks.seen | own | known, known, old, self.recalled(ctx, payload)
+        )
 
     def pictures(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor

@@ -17,12 +17,12 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.parts.class_replay import METRICS, ClassReplay, Rehearsal
 from fedmodels.parts.generators import Arch, Family
 from fedmodels.tensors.bundle import Bundle, Histogram
-from fedmodels.training.method import ClientContext, Run
+from fedmodels.training.method import ClientContext, RunFacts
 from fedmodels.training.pictures import Picture
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replaying(FedAvg):
+class GenerativeReplay(FedAvg):
     """FedAvg whose clients replay the classes they met; its switches are those of the replay."""
 
     replays: ClassVar[bool] = True
@@ -61,8 +61,8 @@ class Replaying(FedAvg):
     generator_moments: bool = False
     """Keep Adam's moments in the private state, which triples it."""
 
-    def replay(self, run: Run) -> ClassReplay:
-        """Return how replay is done."""
+    def class_replay(self, run: RunFacts) -> ClassReplay:
+        """Return the settings of the replay."""
         family = Family(
             input_shape=run.problem.input_shape,
             arch=self.generator_arch,
@@ -87,20 +87,20 @@ class Replaying(FedAvg):
             batch=self.generator_batch,
         )
 
-    def reported(self, run: Run) -> frozenset[str]:
+    def reported(self, run: RunFacts) -> frozenset[str]:
         names = ("generator_ratio", "replay_acceptance")
         ratios = (f"{name}_{k}" for name in names for k in range(run.problem.num_classes))
         return frozenset((*METRICS, *ratios))
 
-    def keeps_state(self, run: Run) -> bool:
+    def keeps_state(self, run: RunFacts) -> bool:
         return True
 
-    def init_client(self, run: Run, client: int) -> Bundle:
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
         nobody = torch.zeros(run.problem.num_classes, dtype=torch.int32)
         return Bundle(histogram=Histogram(nobody, nobody.clone()))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Rehearsal:
-        return self.replay(ctx.run).prepared(ctx, state)
+        return self.class_replay(ctx.run).prepared(ctx, state)
 
     def training_data(self, ctx: ClientContext, refs: Rehearsal) -> tuple[Tensor, Tensor]:
         return refs.training_data()
@@ -108,9 +108,9 @@ class Replaying(FedAvg):
     def after_local(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Rehearsal
     ) -> Bundle:
-        return self.replay(ctx.run).kept(ctx, state, refs)
+        return self.class_replay(ctx.run).kept(ctx, state, refs)
 
     def pictures(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
     ) -> Mapping[str, Picture]:
-        return self.replay(ctx.run).pictures(ctx, state)
+        return self.class_replay(ctx.run).pictures(ctx, state)

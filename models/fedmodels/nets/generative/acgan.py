@@ -104,7 +104,7 @@ def labels_of(z: Tensor, num_classes: int) -> Tensor:
 def critic_loss(
     net: SplitNet, source: Source, real: Tensor, y: Tensor, fake: Tensor, fake_y: Tensor
 ) -> Tensor:
-    """Return what the critic is wrong by: about real or fake, and about the class, of both.
+    """Return the critic's loss: on real or fake, and on the class, of both kinds of inputs.
 
     Args:
         net: embeddings and classes.
@@ -124,7 +124,7 @@ def critic_loss(
 
 
 def generator_loss(net: SplitNet, source: Source, fake: Tensor, fake_y: Tensor) -> Tensor:
-    """Return what is lacking of fakes (m, …) that pass for real ones of their classes (m,)."""
+    """Return the generator's loss: fakes (m, …) shall pass for real ones of their classes (m,)."""
     features = net.features(fake)
     judged = source(features)
     passed = F.binary_cross_entropy_with_logits(judged, torch.ones_like(judged))

@@ -72,8 +72,8 @@ class Coupling(nn.Module):
         return torch.cat([kept, (moved - shift) / scale], 1)
 
     def _affine(self, kept: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        told = F.one_hot(y, self.num_classes).to(kept.dtype)
-        raw, shift = self.conditioner(torch.cat([kept, told], 1)).chunk(2, 1)
+        labels = F.one_hot(y, self.num_classes).to(kept.dtype)
+        raw, shift = self.conditioner(torch.cat([kept, labels], 1)).chunk(2, 1)
         return torch.sigmoid(raw + 2) + SMALLEST_SCALE, shift
 
 

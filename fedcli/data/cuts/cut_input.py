@@ -1,4 +1,4 @@
-"""What every way to cut starts from and ends in: a deal of labels, a partition of indices.
+"""What every way to cut starts from and ends in: labels and owners, and a partition of indices.
 
 Pairs are (client, task), numbered client by client; K is the number of classes, U that of pairs.
 """
@@ -36,7 +36,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Deal:
+class CutInput:
     """What the partition of one run starts from."""
 
     train: IntArray  # labels (n,)

@@ -7,7 +7,7 @@ from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 
 
-def take_up(
+def go_to_common_commit(
     store: Store, cohort: Cohort, events: EventLog, lost: StateLost | None, *, stateful: bool
 ) -> int:
     """Go to that commit, back or forward; return its interaction.

@@ -1,0 +1,70 @@
+"""FedMLP's levels as they travel: the cluster of each global prototype, one bit a class for J.
+
+They travel among the weights, as ``levels/…``, beside the prototypes that they speak of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmodels.numerics.prototypes import moved
+from fedmodels.tensors.bundle import (
+    Bundle,
+    BundleSpec,
+    Prototypes,
+    TensorSpec,
+    Weights,
+    prototype_spec,
+)
+from fedmodels.training.method import RunFacts
+
+CLUSTER, MINORITY = "levels/cluster", "levels/minority"
+
+
+def levels_of(cluster: Tensor, minority: Iterable[int], num_classes: int) -> Weights:
+    """Return the cluster (G,) of each global prototype, and J as bits (ceil(K / 8),)."""
+    bits = np.zeros(num_classes, dtype=bool)
+    bits[list(minority)] = True
+    return {CLUSTER: cluster.int(), MINORITY: torch.from_numpy(np.packbits(bits))}
+
+
+def minority_of(weights: Weights, num_classes: int) -> Tensor:
+    """Return whether each class belongs to J, (K,) bool."""
+    bits = np.unpackbits(weights[MINORITY].numpy())[:num_classes]
+    return torch.from_numpy(bits.astype(bool))
+
+
+def levels_spec(run: RunFacts) -> BundleSpec:
+    """Return the specification of prototypes on both levels, and of what relates the two."""
+    classes, nothing = run.problem.num_classes, TensorSpec(torch.int32, (0,))
+    levels = {
+        f"weights/{CLUSTER}": TensorSpec(torch.int32, (None,), classes),
+        f"weights/{MINORITY}": TensorSpec(torch.uint8, (math.ceil(classes / 8),)),
+        "prototypes/semantic/vectors": TensorSpec(torch.float32, (None, run.width), classes),
+        "prototypes/semantic/labels": nothing,
+        "prototypes/semantic/counts": nothing,
+    }
+    return prototype_spec("class", run.width, classes, counted=False) | BundleSpec(levels)
+
+
+def class_counts(rows: Prototypes, num_classes: int) -> Tensor:
+    """Return the examples of each class behind the rows, (K,) int32."""
+    counts = torch.zeros(num_classes, dtype=torch.int32)
+    counts[rows.labels.long()] = rows.counts
+    return counts
+
+
+def with_latest(
+    clients: Mapping[int, Bundle], reported: Mapping[int, Prototypes]
+) -> dict[int, Bundle]:
+    """Return the newest prototypes, of any task, of the clients that report now."""
+    before = {i: b.prototypes["class"] for i, b in clients.items()}
+    return {
+        i: Bundle(prototypes={"class": moved(before.get(i), rows, 0.0)})
+        for i, rows in reported.items()
+    }

@@ -1,0 +1,117 @@
+"""Generated examples on the server: what clients' generators draw there, and what clients may send.
+
+Tan and Liu (pFedGRP), arXiv 2410.01502v2, section 4. D_i stands for the data of client i: its
+generators draw it, its own model filters it, and its label counts S give its volumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+
+from fedmodels.errors import PayloadError
+from fedmodels.nets.split import load_weights
+from fedmodels.numerics.randomness import derive_seed
+from fedmodels.parts.class_replay import ALL, ClassReplay, Judge, Replayed
+from fedmodels.parts.mixing import Examples
+from fedmodels.tensors.announced import Announced, check_versions
+from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, Weights
+from fedmodels.training.method import Metrics, ServerContext
+
+_DRAWING = Lock()
+"""Held while examples are drawn: building a generator's net touches torch's global generator."""
+
+
+def generators_spec(replay: ClassReplay, num_classes: int) -> BundleSpec:
+    """Return the specification of the generators that an upload may bring."""
+    shapes = replay.family.public_shapes()
+    keys = map(str, range(num_classes)) if replay.decoupled else (ALL,)
+    generators = {key: GeneratorState(0, shapes) for key in keys}
+    return BundleSpec(optional=BundleSpec.of(Bundle(generators=generators)).required)
+
+
+def check_generators(
+    sent: Mapping[str, GeneratorState], held: Bundle, announced: Announced, interaction: int
+) -> None:
+    """Check versions and classes of the generators that a client sent.
+
+    Args:
+        sent: the generators by key.
+        held: what the server holds of the client.
+        announced: what the client said of its data.
+        interaction: the present one, which bounds how often a generator was trained.
+
+    Raises:
+        PayloadError: a version is impossible, or a generator is of a class not announced.
+    """
+    before = {key: generator.version for key, generator in held.generators.items()}
+    new = {key: generator.version for key, generator in sent.items()}
+    check_versions(new, before, interaction + 1)
+    for key in new:
+        if key != ALL and not announced.now[int(key)]:
+            raise PayloadError(f"generator {key!r} is of a class that was not announced")
+
+
+def drawn_by(
+    ctx: ServerContext, replay: ClassReplay, held: Bundle, client: int, weights: Weights, most: int
+) -> Callable[[int], Replayed]:
+    """Return the function that draws D_i of an epoch.
+
+    Args:
+        ctx: where in the run.
+        replay: how to draw.
+        held: the client's generators and label counts.
+        client: whose data.
+        weights: the client's own model, which filters what is drawn.
+        most: V, the examples of the client's most frequent class; others are in proportion to S.
+    """
+    assert held.histogram is not None
+    total = held.histogram.total.double().clamp_min(0)  # whatever a client says
+    volumes = (most * total / total.max().clamp_min(1)).round().long()
+    net = ctx.run.make_net()
+    load_weights(net, weights)
+    judge = Judge(net)
+
+    def draw(epoch: int) -> Replayed:
+        purpose = f"server/{client}/{epoch}"
+        seed, at = ctx.run.experiment.seed, ctx.interaction
+        return replay.replayed(
+            held.generators,
+            volumes,
+            judge,
+            lambda word: derive_seed(seed, f"{purpose}/{word}", at, "method"),
+        )
+
+    return draw
+
+
+def as_examples(
+    first: Replayed, draw: Callable[[int], Replayed], device: str, *, renewed: bool
+) -> Examples | Callable[[int], Examples]:
+    """Return D_i as the search for weights takes it.
+
+    Args:
+        first: D_i of epoch 0.
+        draw: draws D_i of any epoch.
+        device: where the search computes.
+        renewed: draw D_i anew in each epoch, as pFedGRP's ablation AS3 does.
+    """
+
+    def of(epoch: int) -> Examples:
+        with _DRAWING:
+            now = draw(epoch) if epoch else first
+        targets = now.y if now.soft is None else now.soft
+        return now.x.to(device), targets.to(device)
+
+    return of if renewed else of(0)
+
+
+def drawing_metrics(drawn: Sequence[Replayed]) -> Metrics:
+    """Return the shares of images that were accepted, and of examples that are lacking."""
+    looked, asked = sum(r.drawn for r in drawn), sum(r.asked for r in drawn)
+    if not looked:
+        return {}
+    return {
+        "server_acceptance": sum(r.accepted for r in drawn) / looked,
+        "server_shortage": sum(r.shortage for r in drawn) / asked,
+    }
