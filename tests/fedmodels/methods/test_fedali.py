@@ -66,7 +66,7 @@ def test_clients_tell_how_much_prototypes_change_their_tokens(digits):
     """By block; in round 0 nothing, as alignment is off, and the prototypes stay as trained."""
     method = method_of(experiment := aligned(alignment={"beta": 0.5}))
     first, later = context_of(experiment, digits), context_of(experiment, digits)
-    later.round = 1
+    later.at = Position(1, 1, 0)
     for ctx in (first, later):
         result = train_locally(method, ctx, *payload_of(experiment, ctx))
         assert ctx.metrics.keys() == method.reported(ctx.run)
