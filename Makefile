@@ -81,8 +81,8 @@ golden: $(STAMP)  ## write the golden traces anew; review the diff
 docs-check: $(STAMP)  ## check what the pages link to
 	$(PYTEST) tests/test_docs.py
 
-demo: $(STAMP)  ## run the quick experiment: a coordinator and its clients as local processes
-	rm -rf demo-run && $(BIN)/fedsrv launch examples/quickstart.toml --out demo-run
+demo: $(STAMP)  ## FedAvg, GLDP and pFedGRP on a stream of digits: what each forgets, in a table and a page
+	rm -rf demo-run && $(BIN)/fedsrv sweep benchmarks/studies/demo.toml --out demo-run --jobs 2
 
 bench: $(STAMP)  ## measure transport, rounds and memory on this machine
 	$(PYTHON) -m benchmarks

@@ -19,6 +19,7 @@ from fedmodels.log_lines import LogLevel, set_up_logging
 from fedsrv.catalogue_commands import methods, metrics
 from fedsrv.certs_commands import certs_app
 from fedsrv.monitor_commands import monitor_app
+from fedsrv.sweep_commands import sweep_app
 
 if TYPE_CHECKING:
     from fedmodels.config.experiment import Experiment
@@ -36,6 +37,7 @@ app.add_typer(certs_app, name="certs")
 app.command()(methods)
 app.command()(metrics)
 app.add_typer(monitor_app)
+app.add_typer(sweep_app)
 
 Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
 Sets = Annotated[
@@ -48,6 +50,10 @@ Level = Annotated[LogLevel, typer.Option("--log-level", help="What is said at le
 MetricsPort = Annotated[
     str | None,
     typer.Option(metavar="PORT", help="Metrics for Prometheus; loopback unless HOST:PORT."),
+]
+Dashboard = Annotated[
+    str | None,
+    typer.Option(metavar="PORT", help="A live page of the run; loopback unless HOST:PORT."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
@@ -151,6 +157,7 @@ def serve(
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
     metrics_port: MetricsPort = None,
+    dashboard: Dashboard = None,
 ) -> None:
     """Serve one run: the coordinator alone."""
     set_up(LogLevel.WARNING if quiet else log_level, as_json=as_json)
@@ -184,7 +191,7 @@ def serve(
         server_data=server_data,
         on_ready=ready,
         stop=stop,
-        watchers=_watchers(metrics_port),
+        watchers=_watchers(metrics_port, dashboard, out),
     )
     tellers[0].join(LAST_WORDS_S)
     if not (events or quiet or as_json):
@@ -192,15 +199,23 @@ def serve(
     logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
 
 
-def _watchers(metrics_port: str | None) -> list[Callable[[EventLog], Ending]]:
+def _watchers(
+    metrics_port: str | None, dashboard: str | None, out: Path
+) -> list[Callable[[EventLog], Ending]]:
     """Return what follows a run's events, as options ask for it."""
+    from fedmodels.config.places import http_place
+
     found: list[Callable[[EventLog], Ending]] = []
     if metrics_port is not None:
-        from fedmodels.config.places import http_place
         from fedsrv.tracking.prometheus import export
 
-        host, port = http_place(metrics_port, "--metrics-port")
-        found.append(lambda events: export(events, host, port))
+        place = http_place(metrics_port, "--metrics-port")
+        found.append(lambda events: export(events, *place))
+    if dashboard is not None:
+        from fedsrv.dashboard.server import show
+
+        page = http_place(dashboard, "--dashboard")
+        found.append(lambda events: show(events, out, *page))
     return found
 
 
@@ -274,6 +289,7 @@ def launch(
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
     metrics_port: MetricsPort = None,
+    dashboard: Dashboard = None,
 ) -> None:
     """Run coordinator and clients as local processes, with live progress and a final table."""
     level = LogLevel.WARNING if quiet else log_level
@@ -292,29 +308,13 @@ def launch(
         server_data=server_data,
         log_level=level,
         as_json=as_json,
-        serve_options=[] if metrics_port is None else ["--metrics-port", metrics_port],
+        serve_options=_given({"--metrics-port": metrics_port, "--dashboard": dashboard}),
     )
 
 
-@app.command()
-def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Methods, seeds, settings.")],
-    out: Annotated[Path, typer.Option(help="The directory of the runs and the tables.")],
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
-    seeds: Annotated[
-        list[int] | None, typer.Option("--seed", min=0, help="In place of the file's.")
-    ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="A row to run; all unless given.")] = None,
-    sets: Sets = None,
-) -> None:
-    """Run methods with seeds in settings, and tabulate them; what is finished is not run again."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from fedsrv.sweep.plan import Sweep
-    from fedsrv.sweep.sweeping import run_sweep
-
-    rows, sets = only or (), sets or []
-    found, say = Sweep.read(file), typer.echo
-    run_sweep(found, out, only=rows, seeds=seeds or (), sets=sets, jobs=jobs, say=say)
+def _given(options: dict[str, str | None]) -> list[str]:
+    """Return the options that were given, as words of a command."""
+    return [word for name, value in options.items() if value is not None for word in (name, value)]
 
 
 @app.command(epilog="fedsrv metrics says what each figure is.")
@@ -322,8 +322,17 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     html: Annotated[Path | None, typer.Option(help="Write a page with figures as well.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every figure, not six.")] = False,
+    serve_at: Annotated[
+        str | None,
+        typer.Option("--serve", metavar="PORT", help="Show one run's live page until Ctrl-C."),
+    ] = None,
 ) -> None:
     """Compare runs; those that differ in the seed alone are merged as mean ± std."""
+    if serve_at is not None:
+        from fedsrv.dashboard.server import serve_page
+
+        serve_page(runs, serve_at, typer.echo)
+        return
     from fedsrv.report.tables import report_command
 
     report_command(runs, html, everything)

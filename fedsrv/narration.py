@@ -12,8 +12,10 @@ from fedmodels.printable import printable
 from fedsrv.events import Event
 from fedsrv.report.comparison import cost_text
 
-FIGURES = ("a_glo", "a_loc", "a_sel", "global_acc")
+FIGURES = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
 """The metrics that lines show, where a run has them."""
+DOING = {1: "trains", 2: "scores", 3: "finishes"}
+"""What a client does with an order, by its kind."""
 FREQUENT = frozenset({"order", "beat", "upload"})
 """Kinds that come for every client in every interaction."""
 GRAVE = frozenset({"failed", "waiting", "rollback", "started-over", "missed", "draining"})
@@ -113,6 +115,9 @@ class Narrator:
 
     def _say_metrics(self, event: Event) -> str:
         return f"metrics for Prometheus: {event.detail['url']}"
+
+    def _say_dashboard(self, event: Event) -> str:
+        return f"live page: {event.detail['url']}"
 
     def _say_waiting(self, event: Event) -> str:
         return str(event.detail.get("line", "waiting"))

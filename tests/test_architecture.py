@@ -79,8 +79,9 @@ ROOMS = {
     "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
     "fedsrv": (
         "presets", "events", "state", "report", "narration", "sweep", "engine", "transport",
-        "tracking", "coordinator", "catalogue", "trained_models", "export", "certs_commands",
-        "catalogue_commands", "monitor_commands", "launch", "cli", "__main__",
+        "tracking", "dashboard", "coordinator", "catalogue", "trained_models", "export",
+        "certs_commands", "catalogue_commands", "monitor_commands", "sweep_commands", "launch",
+        "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.store", "runtime", "prediction", "pretrain", "cli",

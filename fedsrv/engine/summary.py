@@ -91,10 +91,14 @@ def run_metrics(
         if experiment.evaluate.reference:
             reference = iaa_series(Path(experiment.evaluate.reference))
             out["afm"] = average_forgetting_measure(iaa, reference)
-    matrix = stage_matrix(records, local_view)
-    if len(matrix) > 1:
-        name = "forgetting" if _ends_of_tasks_are_scored(records) else "forgetting_scored"
-        out[name] = forgetting(matrix)
+    whole = _ends_of_tasks_are_scored(records)
+    views = {"forgetting" if whole else "forgetting_scored": local_view}
+    if whole:
+        views |= {"forgetting_received": "after_downlink", "forgetting_trained": "after_local"}
+    for name, view in views.items():
+        matrix = stage_matrix(records, view)
+        if len(matrix) > 1:
+            out[name] = forgetting(matrix)
     return {key: value for key, value in out.items() if np.isfinite(value)}
 
 

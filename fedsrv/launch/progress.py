@@ -14,14 +14,12 @@ from rich.text import Text
 
 from fedmodels.printable import printable
 from fedsrv.events import Event
-from fedsrv.narration import Narrator, duration, figures_text, level_of
+from fedsrv.narration import DOING, Narrator, duration, figures_text, level_of
 from fedsrv.report.run_record import RunRecord
 from fedsrv.report.tables import final_table
 
 MOST_CLIENTS = 16
 """Clients shown by name; the others are counted."""
-DOING = {1: "trains", 2: "scores", 3: "finishes"}
-"""What a client does with an order, by its kind."""
 
 
 class Lines:

@@ -20,11 +20,18 @@ SPENT = {
 }
 """What a run costs, and how a table calls it."""
 
+_AT_ONE_MOMENT = {
+    "a_loc": ("a_loc_received", "a_loc_trained"),
+    "a_loc_minority": ("a_loc_received_minority", "a_loc_trained_minority"),
+    "forgetting": ("forgetting_received", "forgetting_trained"),
+}
+"""Metrics of the model that each method's paper scores, and those that compare methods."""
+_LOST = ("forgetting", "forgetting_scored")
 HEADLINES = {
     "natural": ("personalization", "generalization", "global_f1", "a_loc", "a_glo"),
     "dirichlet_pooled": ("personalization", "generalization", "global_f1", "a_loc", "a_glo"),
-    "replay": ("aa", "aa_scored", "afm", "forgetting", "forgetting_scored", "a_loc", "a_glo"),
-    "": ("a_loc_received", "a_loc", "a_glo", "a_loc_minority", "forgetting", "forgetting_scored"),
+    "replay": ("aa", "aa_scored", "afm", *_LOST, "a_loc", "a_glo"),
+    "": ("a_loc", "a_loc_minority", *_LOST, "a_glo"),
 }
 """Metrics that a table shows first, by the beginning of a scenario's kind; ``""`` is any other."""
 
@@ -65,8 +72,8 @@ def comparison(groups: Sequence[SeedGroup], everything: bool = False) -> Compari
     for name in shown:
         label = metric(name).label
         lines[label] = [metric_text(name, values.get(name)) for values in merged]
-        if (winner := _winner(groups, name)) is not None:
-            best[label] = winner
+        if (first := winner(groups, name)) is not None:
+            best[label] = first
     costs = dict(_costs(groups))
     kept = costs if everything else {k: v for k, v in costs.items() if k in HEADLINE_COSTS}
     hidden = len(names) + len(costs) - len(shown) - len(kept)
@@ -78,10 +85,24 @@ def headline(groups: Sequence[SeedGroup], names: Sequence[str]) -> list[str]:
     """Return the few of these metrics that answer for the groups' scenario."""
     kind = str(groups[0].runs[0].kind) if groups else ""
     wanted = next(HEADLINES[start] for start in HEADLINES if kind.startswith(start))
+    if len(groups) > 1:
+        wanted = tuple(_at_one_moment(groups, name) for name in wanted)
     found = [name for name in wanted if name in names]
-    if {"a_loc", "a_loc_received"} <= set(found):
-        found.remove("a_loc" if len(groups) > 1 else "a_loc_received")  # one view for all methods
     return found[:MOST_METRICS] or list(names)[:MOST_METRICS]
+
+
+def _at_one_moment(groups: Sequence[SeedGroup], name: str) -> str:
+    """Return the metric that compares the same moment of most groups; ``name`` where none does."""
+    held = [group.runs[0].metrics() for group in groups]
+    counts = {other: sum(other in has for has in held) for other in _AT_ONE_MOMENT.get(name, ())}
+    most = max(counts, key=lambda other: counts[other], default=name)
+    return most if counts.get(most) else name
+
+
+def main_metric(groups: Sequence[SeedGroup]) -> str:
+    """Return the metric that says how good the groups' runs are."""
+    names = dict.fromkeys(n for g in groups for run in g.runs for n in run.metrics())
+    return next(iter(headline(groups, [n for n in names if metric(n).better])), "loss")
 
 
 def metric_text(name: str, spread: Spread | None) -> str:
@@ -104,19 +125,7 @@ def cost_text(part: str, value: float) -> str:
     return f"{value:.4g} TB"
 
 
-def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the two-sided p of a paired t-test; pairs that differ by one number are certain."""
-    from scipy.stats import t  # half a second to import, and most tables have no pairs
-
-    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
-    mean, spread = fmean(differences), stdev(differences)
-    if not spread:
-        return 0.0 if mean else 1.0
-    size = len(differences)
-    return float(2 * t.sf(abs(mean) / (spread / size**0.5), size - 1))
-
-
-def _winner(groups: Sequence[SeedGroup], name: str) -> int | None:
+def winner(groups: Sequence[SeedGroup], name: str) -> int | None:
     """Return the group that beats every other one in a paired test, None without one."""
     values = [
         {str(run.seed): found[name] for run in group.runs if name in (found := run.metrics())}
@@ -128,6 +137,18 @@ def _winner(groups: Sequence[SeedGroup], name: str) -> int | None:
         return None
     first = max(having, key=lambda index: sign * fmean(values[index].values()))
     return first if all(_beats(values[first], values[i]) for i in having if i != first) else None
+
+
+def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the two-sided p of a paired t-test; pairs that differ by one number are certain."""
+    from scipy.stats import t  # half a second to import, and most tables have no pairs
+
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    mean, spread = fmean(differences), stdev(differences)
+    if not spread:
+        return 0.0 if mean else 1.0
+    size = len(differences)
+    return float(2 * t.sf(abs(mean) / (spread / size**0.5), size - 1))
 
 
 def _beats(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:

@@ -38,8 +38,12 @@ MAX_BARS = 40
 MANY_POINTS, MANY_CELLS = 25, 144
 """From so many on, points have no markers; beyond so many, cells have no numbers."""
 
+EDGE, LABEL, GRID, EMPTY, TICK = "#99a3ad", "#39424c", "#e6eaee", "#eceff1", "#5b6670"
+IN_CSS = {EDGE: "--edge", LABEL: "--ink", GRID: "--line", EMPTY: "--empty", TICK: "--soft"}
+"""Colours that a page says by CSS variables, since they differ by day and night."""
+
 # Okabe and Ito's palette: told apart by everybody. Beyond it the strokes differ.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333", "#8c6bb1")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", TICK, "#8c6bb1")
 STROKES = ("-", "--", ":", "-.")
 
 STYLE: dict[Any, Any] = {
@@ -49,13 +53,14 @@ STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#99a3ad",
-    "axes.labelcolor": "#39424c",
+    "axes.edgecolor": EDGE,
+    "text.color": LABEL,
+    "axes.labelcolor": LABEL,
     "axes.axisbelow": True,
     "axes.grid": True,
-    "grid.color": "#e6eaee",
-    "xtick.color": "#5b6670",
-    "ytick.color": "#5b6670",
+    "grid.color": GRID,
+    "xtick.color": TICK,
+    "ytick.color": TICK,
     "legend.frameon": False,
     "legend.fontsize": 9,
     "lines.linewidth": 1.6,
@@ -81,20 +86,21 @@ def curves(lines: Mapping[str, Mapping[int, Spread]], *, x: str, y: str, unit: U
 
 
 @matplotlib.rc_context(STYLE)
-def bars(series: Mapping[str, Mapping[int, Spread]], *, y: str, unit: Unit = "") -> str:
-    """Draw one bar per client and label, with its standard deviation; many clients as curves."""
+def bars(
+    series: Mapping[str, Mapping[int, Spread]], *, y: str, x: str = "client", unit: Unit = ""
+) -> str:
+    """Draw one bar per client, or ``x``, and label, with its deviation; many as curves."""
     clients = sorted({client for values in series.values() for client in values})
     figure, axes = _blank(len(series))
     if len(clients) > MAX_BARS:
         for index, (label, values) in enumerate(series.items()):
             colour, stroke = _look(index)
             axes.plot(sorted(v.mean for v in values.values()), stroke, color=colour, label=label)
-        x = f"{len(clients)} clients, in order of their value"
+        x = f"{len(clients)} of {x}, in order of their value"
     else:
         _grouped_bars(axes, series, clients)
-        x = "client"
     _finish(figure, axes, x, y, unit, list(series))
-    return _svg(figure, f"{y} per client")
+    return _svg(figure, f"{y} per {x}")
 
 
 @matplotlib.rc_context(STYLE)
@@ -106,7 +112,7 @@ def heat_map(cells: Mapping[tuple[int, int], float], *, x: str, y: str, unit: Un
         grid[rows.index(row), columns.index(column)] = value
     figure, axes = _blank(0)
     axes.grid(False)
-    axes.set_facecolor("#eceff1")
+    axes.set_facecolor(EMPTY)
     top = 1.0 if unit == "percent" else max(float(np.nanmax(grid)), 1e-12)
     low = min(0.0, float(np.nanmin(grid)))
     image = axes.imshow(
@@ -140,6 +146,8 @@ def _inline(document: str, name: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", svg, count=1)
+    for colour, variable in IN_CSS.items():
+        svg = svg.replace(colour, f"var({variable})")
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(name)}"', 1).strip()
 
 
@@ -157,7 +165,7 @@ def _grouped_bars(
         std = [values[c].std for c in own]
         axes.bar(
             at, [values[c].mean for c in own], width * 0.92, color=_look(index)[0], label=label,
-            yerr=std if any(std) else None, error_kw={"elinewidth": 0.8, "ecolor": "#39424c"},
+            yerr=std if any(std) else None, error_kw={"elinewidth": 0.8, "ecolor": LABEL},
         )  # fmt: skip
     step = 1 + len(clients) // 20
     axes.set_xticks(range(0, len(clients), step), [str(c) for c in clients[::step]])

@@ -6,7 +6,8 @@ that was not scored in an interaction is simply not in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
@@ -43,9 +44,24 @@ def client_accuracy(run: RunRecord, view: str) -> dict[int, float]:
     return dict(sorted(latest.items()))
 
 
+def class_accuracy(run: RunRecord, view: str) -> dict[int, float]:
+    """Return ``{class: mean over clients of the last accuracy on it}``."""
+    latest: dict[tuple[int, int], float] = {}
+    for row in run.rows:
+        for client, facts in _clients(row):
+            classes = table(table(facts.get("views")).get(view)).get("classes")
+            for label, value in enumerate(classes if isinstance(classes, list) else ()):
+                if (accuracy := number(value)) is not None:
+                    latest[client, label] = accuracy
+    labels = sorted({label for _, label in latest})
+    return {k: fmean(v for (_, label), v in latest.items() if label == k) for k in labels}
+
+
 def task_accuracy(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
     """Return ``{(interaction, task): mean accuracy on the task over the clients scored on it}``."""
     out: dict[tuple[int, int], float] = {}
+    if view == RECEIVED:
+        view = "after_downlink" if "after_downlink" in views_of(run) else "global"
     for index, row in enumerate(run.rows):
         per_task: dict[int, list[float]] = {}
         for _, client in _clients(row):
@@ -58,7 +74,7 @@ def task_accuracy(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
     return out
 
 
-def forgetting_matrix(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
+def accuracy_matrix(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
     """Return ``{(k, task): accuracy on the task when task k had been learnt}``.
 
     Task k counts as learnt after the last interaction that trained on it and was scored.
@@ -75,6 +91,39 @@ def forgetting_matrix(run: RunRecord, view: str) -> dict[tuple[int, int], float]
         for k, at in learnt.items()
         for (interaction, task), value in scored.items()
         if interaction == at
+    }
+
+
+RECEIVED = "received"
+"""What clients hold before they train, whatever a method calls that: a view of their own, or the
+global one."""
+
+
+def comparable_view(runs: Sequence[RunRecord]) -> str:
+    """Return a view that all these runs scored after each task: the received model, or the trained.
+
+    Methods keep different models, and only one and the same moment compares what they forget.
+    """
+    stages = [{k for k, _ in accuracy_matrix(run, RECEIVED)} for run in runs]
+    return RECEIVED if all(len(found) > 1 for found in stages) else "after_local"
+
+
+def final_task_accuracy(run: RunRecord, view: str) -> dict[int, float]:
+    """Return ``{task: accuracy at the end}``."""
+    scored = task_accuracy(run, view)
+    last = max((at for at, _ in scored), default=None)
+    return {task: value for (at, task), value in scored.items() if at == last}
+
+
+def lost_by_task(run: RunRecord, view: str) -> dict[int, float]:
+    """Return ``{earlier task: best earlier accuracy minus the last}``."""
+    matrix = accuracy_matrix(run, view)
+    last = max((k for k, _ in matrix), default=-1)
+    return {
+        task: max(before) - now
+        for (k, task), now in sorted(matrix.items())
+        if k == last
+        and (before := [matrix[t, task] for t in range(task, last) if (t, task) in matrix])
     }
 
 
@@ -119,6 +168,12 @@ def bytes_of_client(run: RunRecord, direction: str) -> dict[int, float]:
     return dict(sorted(sums.items()))
 
 
+def bytes_up_so_far(run: RunRecord) -> dict[int, float]:
+    """Return ``{interaction: logical bytes that clients sent until then}``."""
+    sent = spent(run, "bytes", "up")
+    return dict(zip(sent, accumulate(sent.values()), strict=True))
+
+
 def seconds_of_client(run: RunRecord) -> dict[int, float]:
     """Return ``{client: seconds of training over the whole run}``."""
     sums: dict[int, float] = {}
@@ -148,6 +203,13 @@ def views_of(run: RunRecord) -> list[str]:
     }
     order = {view: index for index, view in enumerate(VIEWS)}
     return sorted(found, key=lambda view: (order.get(view.partition(":")[0], len(VIEWS)), view))
+
+
+def view_name(view: str) -> str:
+    """Return how a page calls a view; ``global:nearest`` is one scored by a rule of its own."""
+    model, _, rule = view.partition(":")
+    name = VIEWS[model].title if model in VIEWS else {RECEIVED: "as received"}.get(model, model)
+    return f"{name}, {rule}" if rule else name
 
 
 def interaction_of(row: Mapping[str, Any], index: int) -> int:

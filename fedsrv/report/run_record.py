@@ -97,6 +97,14 @@ class RunRecord:
             latest.update(numbers(row.get("metrics")))
         return latest
 
+    def environment(self) -> dict[str, str]:
+        """Return the machine, the versions and the commit that the run said it had."""
+        try:
+            found = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {str(key): str(value) for key, value in table(found).items()}
+
     def pictures(self) -> list[tuple[int, Path]]:
         """Return the pictures that clients drew, by client, where their directories are here."""
         found = self.path.glob("clients/*/pictures/*.png")

@@ -12,6 +12,7 @@ from rich.text import Text
 from fedmodels.errors import ConfigError
 from fedsrv.report.comparison import TEST, Comparison, comparison
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
+from fedsrv.report.story import story
 
 MOST_COLUMNS = 4
 """Beyond this many groups a comparison has one line, not one column, for each."""
@@ -35,6 +36,8 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
     console = Console()
     alone = len(records) == 1
     console.print(final_table(records[0], everything) if alone else compare(records, everything))
+    for sentence in story(group_runs(records)):
+        console.print(sentence, markup=False, highlight=False)
     if html is not None:
         write_html(records, html)
         console.print(f"report written to {html}")
@@ -100,7 +103,7 @@ def write_html(runs: Sequence[RunRecord], path: Path) -> None:
     from fedsrv.report.page import page  # draws with matplotlib: only when a page is wanted
 
     groups = group_runs(runs)
-    text = page(groups, comparison(groups, everything=True))
+    text = page(groups)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

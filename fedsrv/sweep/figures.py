@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedmodels.numerics.metric_names import find, metric
+from fedsrv.report.comparison import MIN_SEEDS
 from fedsrv.sweep.plan import Cell, PlannedRun
 
 CONFIDENCE = 0.95
@@ -158,7 +159,8 @@ def differences(values: Values, against: str, cells: Sequence[Cell]) -> dict[Cel
 def winners(values: Values, cells: Sequence[Cell], better: int) -> set[Cell]:
     """Return the cells that beat every other row of their setting.
 
-    A row beats another where the interval of their difference over the same seeds leaves out zero.
+    A row beats another where the interval of their difference over the same seeds, three at least,
+    leaves out zero.
 
     Args:
         values: of one column.
@@ -188,4 +190,4 @@ def _beats(row: Mapping[int, float], other: Mapping[int, float], better: int) ->
     if not row.keys() & other.keys():
         return False
     found = difference(row, other)
-    return found.is_clear and better * found.mean > 0
+    return found.pairs >= MIN_SEEDS and found.is_clear and better * found.mean > 0

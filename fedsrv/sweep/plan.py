@@ -38,8 +38,10 @@ class Sweep(BaseModel):
     """The config of all runs: a file, found from here or beside the sweep's, or a preset's name."""
     methods: Annotated[Mapping[str, str], Field(min_length=1)]
     """Name of a row -> a method's name and its switches."""
-    columns: Mapping[str, str]
-    """Heading -> where in ``summary.json``, e.g. ``metrics.a_glo``."""
+    columns: Mapping[str, str] = {}
+    """Heading -> where in ``summary.json``, e.g. ``metrics.a_glo``.
+
+    Without any, the sweep prints what ``fedsrv report`` prints."""
     settings: Mapping[str, Strings] = {}
     """Name -> what is set in all rows; every row is run in every setting."""
     lengths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)] = ()

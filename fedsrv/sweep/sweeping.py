@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedmodels.errors import RunFailed
 from fedsrv.report.run_record import read_run
-from fedsrv.report.tables import write_html
+from fedsrv.report.tables import report_command, write_html
 from fedsrv.sweep.execution import execute
 from fedsrv.sweep.pictures import draw
 from fedsrv.sweep.plan import Sweep, plan
@@ -25,10 +25,10 @@ def run_sweep(
     jobs: int = 1,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Run a sweep and write its tables, picture, record and page.
+    """Run a sweep and write ``report.html``; of columns also tables, a picture and the record.
 
-    They are ``table.md``, ``table.tex``, ``runs.csv``, ``differences.csv``, ``record.json``,
-    ``report.html`` and, where there are curves or lengths, ``picture.svg``.
+    These are ``table.md``, ``table.tex``, ``runs.csv``, ``differences.csv``, ``record.json``,
+    ``picture.svg`` (where there are curves or lengths).
 
     Args:
         sweep: what to run.
@@ -50,18 +50,22 @@ def run_sweep(
     seeds = seeds or sweep.seeds
     runs = plan(sweep, out, rows, seeds, sets)
     failed = execute(runs, sweep.launch, jobs, say)
-    outcome = outcome_of(sweep, runs, len(seeds))
-    text = page(outcome)
-    (out / "table.md").write_text(text)
-    (out / "table.tex").write_text(latex(outcome))
-    (out / "record.json").write_text(to_json(outcome))
-    write_csv(outcome, out)
-    draw(outcome, out / "picture.svg")
-    say(text)
     ended = [run for run in runs if run.is_finished]
-    if ended:
-        write_html([read_run(run.directory) for run in ended], out / "report.html")
-        say(f"report: {out / 'report.html'}")
+    html = out / "report.html"
+    if sweep.columns:
+        outcome = outcome_of(sweep, runs, len(seeds))
+        text = page(outcome)
+        (out / "table.md").write_text(text)
+        (out / "table.tex").write_text(latex(outcome))
+        (out / "record.json").write_text(to_json(outcome))
+        write_csv(outcome, out)
+        draw(outcome, out / "picture.svg")
+        say(text)
+        if ended:
+            write_html([read_run(run.directory) for run in ended], html)
+            say(f"report: {html}")
+    elif ended:
+        report_command([run.directory for run in ended], html)
     if failed:
         names = ", ".join(run.directory.name for run in failed)
         raise RunFailed(f"{len(failed)} of {len(runs)} runs failed and are left out: {names}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -295,8 +297,14 @@ def test_the_record_of_a_run(launch: Any) -> None:
 
 def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path) -> None:
     (steer / "aggregate-3").touch()
-    run = launch(LONG, "--json", "--log-level", "debug")
+    run = launch(LONG, "--json", "--log-level", "debug", "--dashboard", "0")
     reached(steer / "aggregate-3.reached")
+    page = re.search(r"live page: (http://127\.0\.0\.1:\d+/)", run.log("server"))
+    assert page
+    with urllib.request.urlopen(page[1] + "state.json", timeout=10) as answer:
+        state = json.load(answer)
+    assert (state["interactions"], state["finished"]) == (3, False)
+    assert {client["id"]: client["phase"] for client in state["clients"]}["1"] == "waits"
     family = run.family()
     server = next(p for p in family if p.name() == "fedsrv serve")
     run.process.send_signal(signal.SIGTERM)
@@ -310,7 +318,8 @@ def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path)
     *objects, last = output.splitlines()
     assert last == f"stopped as asked; add --resume to go on with the run in {run.out}"
     kinds = {json.loads(line)["kind"] for line in objects}
-    assert {"listening", "joined", "order", "commit", "draining", "launcher"} <= kinds
+    assert {"listening", "dashboard", "joined", "order", "commit", "draining"} <= kinds
+    assert "launcher" in kinds
     assert gone(family)
     status, output = launch(LONG, "--resume", "--quiet").end()
     assert (status, output) == (0, "")

@@ -112,6 +112,16 @@ SCORES = (
         "Chaudhry et al. 2018", -1, range="−1 … 1",
     ),
     Metric(
+        "forgetting_received", "forgetting, models as received",
+        "as `forgetting`, in the view of `a_loc_received`: it compares methods at one moment",
+        "Chaudhry et al. 2018", -1, range="−1 … 1",
+    ),
+    Metric(
+        "forgetting_trained", "forgetting, models just trained",
+        "as `forgetting`, in the view of `a_loc_trained`",
+        "Chaudhry et al. 2018", -1, range="−1 … 1",
+    ),
+    Metric(
         "forgetting_scored", "forgetting between scored rounds",
         "as `forgetting`, after the last scored round of each task, where the last round of a task "
         "is not scored: it depends on `evaluate.every`",

@@ -347,7 +347,9 @@ def test_stage_matrix():
     ]
     matrix = stage_matrix(records, "after_local")
     np.testing.assert_allclose(matrix, [[0.7, np.nan], [0.4, 1.0]])
-    assert run_of(records)["forgetting"] == pytest.approx(0.3)
+    found = run_of(records)
+    assert found["forgetting"] == found["forgetting_trained"] == pytest.approx(0.3)
+    assert "forgetting_received" not in found
 
 
 def test_stage_matrix_of_tasks_within_each_round():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import html
 import io
 import json
 import random
@@ -13,6 +15,7 @@ from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import tomli_w
@@ -23,8 +26,9 @@ from fedmodels.errors import ArchiveError, ConfigError
 from fedsrv.report import quantities
 from fedsrv.report import tables as report
 from fedsrv.report.comparison import paired_p
-from fedsrv.report.page import view_name
+from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import group_runs, read_run
+from fedsrv.report.story import story
 
 PARTS = {"metrics", "bytes", "seconds", "clients", "series", "task"}
 
@@ -102,7 +106,7 @@ def _row(
     }
     matrix = [[rng.random() for _ in range(clients)] for _ in range(clients)]
     row: dict[str, Any] = {
-        "metrics": {"a_glo": grown, "loss": 1 - grown, "round_best": round_},
+        "metrics": {"a_glo": grown, "a_loc": grown, "loss": 1 - grown, "round_best": round_},
         "bytes": {
             "down": 1000 * clients,
             "up": 500 * clients,
@@ -223,7 +227,8 @@ def test_a_winner_beats_every_other_in_a_paired_test(tmp_path: Path) -> None:
     assert paired_p([0.52, 0.63, 0.74], [0.50, 0.60, 0.70]) == pytest.approx(0.0351, abs=1e-4)
     assert report.comparison(group_runs([*a, *b])).best == {"a_glo %": 1}
     assert report.comparison(group_runs([*a, *b, *c])).best == {}
-    assert report.comparison(group_runs([*a[:2], *b[:2]])).best == {}, "two seeds are too few"
+    two = [*seeds(tmp_path / "two", "a", 0.5, 0.6), *seeds(tmp_path / "two", "b", 0.625, 0.725)]
+    assert report.comparison(group_runs(two)).best == {}, "two seeds are too few"
     assert report.comparison(group_runs([*a, *b[1:]])).best == {}, "pairs have the seed in common"
     assert "paired t-test over seeds" in text_of(report.compare([*a, *b]))
     assert "paired" not in text_of(report.compare([*a, *b, *c]))
@@ -249,7 +254,7 @@ def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
     }
     costs = ["bytes up", "seconds wall"]
     assert found == {
-        "per_class_shards": ["a_loc %", "a_glo %", "a_loc_minority %", "forgetting %", *costs],
+        "per_class_shards": ["a_loc %", "a_loc_minority %", "forgetting %", "a_glo %", *costs],
         "natural": ["personalization %", "generalization %", "global_f1 %", "a_loc %", *costs],
         "replay_gradual": ["aa %", "forgetting %", "a_loc %", "a_glo %", *costs],
     }
@@ -259,6 +264,20 @@ def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
     assert cells.hidden == len(names) - 4 + 5
     assert "12 more: fedsrv report --all" in text_of(report.compare([*map(read_run, several)]))
     assert len(report.comparison(group_runs(map(read_run, several)), everything=True).lines) == 18
+
+
+def test_forgetting_is_of_the_moment_that_most_runs_scored(tmp_path: Path) -> None:
+    both = {"forgetting_received": 0.1, "forgetting_trained": 0.3, "forgetting": 0.1}
+    one = read_run(write_run(tmp_path / "one", method="a", metrics=both))
+    other = read_run(write_run(tmp_path / "other", method="b", metrics=both))
+    late = dict(list(both.items())[1:])
+    partly = read_run(write_run(tmp_path / "partly", method="c", metrics=late))
+    for runs, name in (
+        ([one], "forgetting %"),
+        ([one, other], "forgetting_received %"),
+        ([one, partly], "forgetting_trained %"),
+    ):
+        assert next(iter(report.comparison(group_runs(runs)).lines)) == name
 
 
 def test_many_groups_turn_the_table(tmp_path: Path) -> None:
@@ -296,7 +315,7 @@ def test_quantities_by_hand(tmp_path: Path) -> None:
     assert quantities.task_accuracy(run, "global") == pytest.approx(
         {(0, 0): 0.7, (1, 0): 0.6, (1, 1): 0.9, (2, 0): 0.9, (2, 1): 0.4}
     )
-    assert quantities.forgetting_matrix(run, "global") == pytest.approx(
+    assert quantities.accuracy_matrix(run, "global") == pytest.approx(
         {(0, 0): 0.9, (0, 1): 0.4, (1, 0): 0.6, (1, 1): 0.9}
     )
     assert quantities.client_accuracy(run, "global") == {0: 0.9, 1: 0.7}
@@ -327,9 +346,10 @@ def test_who_helped_whom_is_shown_over_the_run(tmp_path: Path) -> None:
     ]
     page = page_of(tmp_path, hand_written(tmp_path / "run", *rows).path)
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert captions[0] == "Who helped whom: weights of run in interaction 10"
     weights = [c for c in captions if c.startswith("aggregation weights")]
     assert weights == [f"aggregation weights, interaction {at}" for at in (0, 3, 6, 10)]
-    assert "weight of a client's own model" in [c.replace("&#x27;", "'") for c in captions]
+    assert "weight of a client's own model" in map(html.unescape, captions)
 
 
 def test_views_come_in_the_order_of_a_round(tmp_path: Path) -> None:
@@ -402,7 +422,8 @@ def test_odd_values_are_left_out(tmp_path: Path) -> None:
     run = hand_written(tmp_path / "run", *rows)
     assert run.metrics() == {}
     report.final_table(run)
-    assert headings(page_of(tmp_path, tmp_path / "run")) == ["Summary"]
+    open_ = ["Summary", "Settings", "Everything else", "Every figure as a number"]
+    assert headings(page_of(tmp_path, tmp_path / "run")) == open_
 
 
 @pytest.mark.parametrize(
@@ -460,7 +481,7 @@ def test_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     found = References()
     found.feed(page)
     assert found.references
-    assert all(r.startswith(("#", "data:image/")) for r in found.references)
+    assert all(r.startswith(("#", "data:image/", "data:text/csv")) for r in found.references)
     assert not {"script", "link", "iframe", "img"} & set(found.tags)
     assert "http" not in page
     assert "@import" not in page
@@ -469,23 +490,96 @@ def test_page_needs_nothing_but_itself(tmp_path: Path) -> None:
 
 def test_page_has_every_section_and_sound_figures(tmp_path: Path) -> None:
     page = page_of(tmp_path, write_run(tmp_path / "run"))
-    names = ["Summary", "Over rounds", "Clients", "Tasks", "Who helped whom", "Cost"]
-    assert headings(page) == names
+    open_ = ["Summary", "Settings", "Everything else"]
+    folded = ["Every figure as a number", "Over rounds", "Clients", "Classes", "Tasks"]
+    assert headings(page) == [*open_, *folded, "Who helped whom", "Cost"]
     figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
-    assert len(figures) == len(captions) == 17
-    assert "forgetting, global model" in captions
+    assert len(figures) == len(captions) == 24
+    assert "matrix of accuracies, global model" in captions
     for figure in figures:
         ElementTree.fromstring(figure.replace("<svg", '<svg xmlns:xlink="x"', 1))
 
 
 def test_one_task_has_no_forgetting(tmp_path: Path) -> None:
-    assert "forgetting," not in page_of(tmp_path, write_run(tmp_path / "run", tasks=1))
+    page = page_of(tmp_path, write_run(tmp_path / "run", tasks=1))
+    assert "matrix of accuracies" not in page
+    assert "What was forgotten" not in page
 
 
 def test_a_view_scored_at_the_end_only_has_no_forgetting(tmp_path: Path) -> None:
     hand_written(tmp_path / "run", {**at(0, 1, task=1), "clients": {"0": scored(0.5, 0.9)}})
-    assert "forgetting," not in page_of(tmp_path, tmp_path / "run")
+    assert "matrix of accuracies" not in page_of(tmp_path, tmp_path / "run")
+
+
+def test_the_answer_stands_before_the_folds(tmp_path: Path) -> None:
+    page = page_of(tmp_path, write_run(tmp_path / "run"))
+    before = page[: page.index("<h2>Settings</h2>")]
+    titles = re.findall(r"<figcaption>(.*?)[:<]", before)
+    questions = ["On old tasks", "What was forgotten", "Who helped whom", "At what cost"]
+    assert titles == ["How good", *questions]
+    assert page.count("<details") == page.count("</details>") == 8
+    assert "prefers-color-scheme: dark" in page
+    assert "A matrix of confusions is missing" in page
+
+
+def test_the_numbers_of_a_figure_come_with_it(tmp_path: Path) -> None:
+    page = page_of(tmp_path, write_run(tmp_path / "run", clients=2))
+    links = re.findall(r'download="(.*?)" href="data:text/csv;charset=utf-8,(.*?)"', page)
+    files = {name: list(csv.reader(io.StringIO(unquote(html.unescape(t))))) for name, t in links}
+    assert len(links) == page.count("<svg")
+    rows = files["logical-bytes-per-client.csv"]
+    assert rows[0] == ["line", "client", "bytes, mean", "standard deviation", "runs"]
+    assert rows[1] == ["down", "0", "8000.0", "0.0", "1"]
+
+
+def test_machine_and_config_are_shown(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    assert "no env.json says on which machine it ran" in page_of(tmp_path, path)
+    (path / "env.json").write_text('{"torch": "2.9", "git_commit": "abc"}')
+    page = page_of(tmp_path, path)
+    assert "torch 2.9, git_commit abc" in page
+    assert "kind = &#34;long_tail&#34;" in page
+
+
+def test_sentences_by_hand(tmp_path: Path) -> None:
+    """Task 0 fell from .8 to .5 in one run, and rose from .5 to .6 in the other."""
+
+    def run(name: str, *row: Mapping[str, Any]) -> Any:
+        rows = [{**at(i, i, task=i), "clients": {"0": facts}} for i, facts in enumerate(row)]
+        made = hand_written(tmp_path / name, *rows)
+        metrics = {"a_loc_received": 0.7, "a_loc_received_minority": 0.6}
+        facts = {"method": name, "metrics": metrics, "bytes": {"up": 2000}, "seconds": {"wall": 3}}
+        (made.path / "summary.json").write_text(json.dumps(facts))
+        return read_run(made.path)
+
+    one = run("forgets", scored(0.8), scored(0.5, 0.9))
+    other = run("keeps", scored(0.5), scored(0.6, 0.7))
+    assert story(group_runs([one, other])) == [
+        "Clients' models, as received: forgets 70.0 %, keeps 70.0 %.",
+        "With one seed each, no test says whether such differences are chance.",
+        "On the rare classes: forgets 60.0 % (10.0 points less than on all classes), "
+        "keeps 60.0 % (10.0 points less than on all classes).",
+        "On earlier tasks, models at the end (as received): forgets 50.0 %, keeps 60.0 %.",
+        "Since each earlier task was known best (as received): forgets lost 30.0 points, "
+        "keeps gained 10.0 points.",
+        "No method here reports weights between clients: all clients share one mean, or none.",
+        "Clients sent: forgets 2 kB in 3.0 s, keeps 2 kB in 3.0 s.",
+    ]
+    assert story(group_runs([one]))[0] == "Clients' models, as received: 70.0 %."
+
+
+def test_what_is_forgotten_is_compared_at_one_moment(tmp_path: Path) -> None:
+    """A run that scored what clients hold at its end alone is compared by trained models."""
+    views = {"after_local": {"tasks": [0.4]}}
+    whole = hand_written(
+        tmp_path / "whole", *[{**at(i, i, i), "clients": {"0": scored(0.5)}} for i in (0, 1)]
+    )
+    partly = hand_written(
+        tmp_path / "partly", *[{**at(i, i, i), "clients": {"0": {"views": views}}} for i in (0, 1)]
+    )
+    assert quantities.comparable_view([whole]) == quantities.RECEIVED
+    assert quantities.comparable_view([whole, partly]) == "after_local"
 
 
 def test_equal_runs_give_equal_pages(tmp_path: Path) -> None:
@@ -503,7 +597,7 @@ def test_names_in_a_page_are_text(tmp_path: Path) -> None:
 
 def test_many_clients_and_rounds_stay_light(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", clients=60, rounds=30, tasks=1)
-    assert len(page_of(tmp_path, path)) < 1_000_000
+    assert len(page_of(tmp_path, path)) < 1_200_000
 
 
 def test_command_prints_tables_and_writes_the_page(

@@ -20,10 +20,10 @@ from tests.conftest import TABLES
 
 LENGTHS = {"1 × rounds": 1, "2 × rounds": 2}
 SCORES = {
-    ("1 × rounds", "A"): [0.50, 0.60],
-    ("1 × rounds", "B"): [0.51, 0.59],
-    ("2 × rounds", "A"): [0.70, 0.80],
-    ("2 × rounds", "B"): [0.60, 0.701],
+    ("1 × rounds", "A"): [0.50, 0.60, 0.55],
+    ("1 × rounds", "B"): [0.51, 0.59, 0.55],
+    ("2 × rounds", "A"): [0.70, 0.80, 0.75],
+    ("2 × rounds", "B"): [0.60, 0.70, 0.651],
 }
 
 
@@ -34,7 +34,7 @@ def outcome(scores=SCORES, lengths=LENGTHS) -> Outcome:
         for seed, value in enumerate(values)
     ]
     cells = [Cell(*cell) for cell in scores]
-    return Outcome(runs, cells, {"A_loc": "metrics.a_loc"}, "B", 2, {"IAA": "iaa"}, lengths)
+    return Outcome(runs, cells, {"A_loc": "metrics.a_loc"}, "B", 3, {"IAA": "iaa"}, lengths)
 
 
 def test_a_row_is_run_at_every_length(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_row_is_run_at_every_length(tmp_path: Path) -> None:
 
 
 def test_a_winner_beats_every_other_row_seed_by_seed() -> None:
-    """By 5, 5.1 and 5.2 on seeds that differ by more; two seeds of 10 and 9.9 suffice as well."""
+    """By 5, 5.1 and 5.2 on seeds that differ by more; with two of these seeds nobody wins."""
     a, b, c = (Cell("", name) for name in "abc")
     values = {a: {0: 10.0, 1: 20.1, 2: 30.2}, b: {0: 5.0, 1: 15.0, 2: 25.0}}
     assert winners(values, [a, b], 1) == {a}
@@ -76,13 +76,16 @@ def test_a_winner_beats_every_other_row_seed_by_seed() -> None:
     assert winners({**values, c: {0: 9.0, 1: 21.0, 2: 28.0}}, [a, b, c], 1) == set()
     assert winners({**values, c: {3: 0.0}}, [a, b, c], 1) == set()  # no seed in common
     assert winners({a: values[a]}, [a], 1) == set()  # nobody to beat
+    two = {cell: {seed: found[seed] for seed in (0, 1)} for cell, found in values.items()}
+    assert winners(two, [a, b], 1) == set()
 
 
 def test_a_ladder_is_a_table_of_scores_against_length() -> None:
     text = page(outcome())
     assert "| A_loc | 1 × rounds | 2 × rounds |\n|---|---|---|\n" in text
-    assert "| A | 55.00 ± 5.00 | **75.00 ± 5.00** |\n| B | 55.00 ± 4.00 | 65.05 ± 5.05 |\n" in text
-    assert "| 2 × rounds: A | +9.95 [+9.31, +10.59] * |" in text
+    assert "| A | 55.00 ± 4.08 | **75.00 ± 4.08** |\n| B | 55.00 ± 3.27 | 65.03 ± 4.08 |\n" in text
+    # differences of 10, 10 and 9.9: s = 0.0577, and t of two degrees of freedom is 4.303
+    assert "| 2 × rounds: A | +9.97 [+9.82, +10.11] * |" in text
 
 
 def test_a_record_gives_the_same_tables_again(tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""What a page says first: a few sentences, each computed from the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from statistics import fmean
+
+from fedmodels.numerics.metric_names import metric
+from fedsrv.report import quantities as q
+from fedsrv.report.comparison import cost_text, main_metric, winner
+from fedsrv.report.quantities import view_name
+from fedsrv.report.run_record import RunRecord, SeedGroup
+
+
+def story(groups: Sequence[SeedGroup]) -> list[str]:
+    """Return how good, how good on rare and old classes, what was forgotten, who helped, what cost.
+
+    A question that the runs do not answer is left out.
+    """
+    name = main_metric(groups)
+    parts = (_how_good, _on_rare_classes, _on_old_tasks, _who_helped, _at_what_cost)
+    return [sentence for part in parts for sentence in part(groups, name)]
+
+
+def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
+    values = _of(groups, name)
+    if not values:
+        return
+    what = metric(name)
+    told = {k: f"{100 * v:.1f} %" if what.unit else f"{v:.4g}" for k, v in values.items()}
+    yield f"{_capital(what.title)}: {_each(told)}."
+    if len(values) < 2 or not what.better:
+        return
+    first = winner(groups, name)
+    if first is not None:
+        yield f"{groups[first].label} is better than every other in a paired test over seeds."
+    elif all(len(group.runs) == 1 for group in groups):
+        yield "With one seed each, no test says whether such differences are chance."
+    else:
+        yield "No one of them is better than every other in a paired test over seeds."
+
+
+def _on_rare_classes(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
+    rare, every = _of(groups, f"{name}_minority"), _of(groups, name)
+    if rare:
+        told = {
+            label: f"{100 * value:.1f} % ({_points(value - every[label])} than on all classes)"
+            for label, value in rare.items()
+            if label in every
+        }
+        yield f"On the rare classes: {_each(told)}."
+
+
+def _on_old_tasks(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
+    view = q.comparable_view([run for group in groups for run in group.runs])
+    when = view_name(view)
+    ends = {}
+    for group in groups:
+        found = group.merge(partial(q.final_task_accuracy, view=view))
+        if earlier := [spread.mean for task, spread in found.items() if task < max(found)]:
+            ends[group.label] = f"{100 * fmean(earlier):.1f} %"
+    if ends:
+        yield f"On earlier tasks, models at the end ({when}): {_each(ends)}."
+    lost = {g.label: g.merge(partial(q.lost_by_task, view=view)).values() for g in groups}
+    means = {label: fmean(s.mean for s in found) for label, found in lost.items() if found}
+    if means:
+        told = {
+            label: f"{'lost' if value > 0 else 'gained'} {100 * abs(value):.1f} points"
+            for label, value in means.items()
+        }
+        yield f"Since each earlier task was known best ({when}): {_each(told)}."
+
+
+def _who_helped(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
+    for group in groups:
+        matrices = q.weight_matrices(group.runs[0])
+        if not matrices:
+            continue
+        cells = matrices[max(matrices)]
+        own = [weight for (i, j), weight in cells.items() if i == j]
+        others = {pair: weight for pair, weight in cells.items() if pair[0] != pair[1]}
+        if own and others:
+            (to, by), most = max(others.items(), key=lambda item: item[1])
+            yield (
+                f"{group.label}: clients gave their own model a mean weight of {fmean(own):.2f}. "
+                f"Most help went to client {to}, from client {by} ({most:.2f})."
+            )
+            return
+    yield "No method here reports weights between clients: all clients share one mean, or none."
+
+
+def _at_what_cost(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
+    told = {}
+    for group in groups:
+        moved = group.merge(partial(RunRecord.totals, part="bytes"))
+        spent = group.merge(partial(RunRecord.totals, part="seconds"))
+        if "up" in moved and "wall" in spent:
+            sent, took = moved["up"].mean, spent["wall"].mean
+            told[group.label] = f"{cost_text('bytes', sent)} in {took:.1f} s"
+    if told:
+        yield f"Clients sent: {_each(told)}."
+
+
+def _of(groups: Sequence[SeedGroup], name: str) -> dict[str, float]:
+    merged = {group.label: group.merge(RunRecord.metrics).get(name) for group in groups}
+    return {label: spread.mean for label, spread in merged.items() if spread is not None}
+
+
+def _each(told: Mapping[str, str]) -> str:
+    """Return what is told of each group; one alone needs no name."""
+    if len(told) == 1:
+        return next(iter(told.values()))
+    return ", ".join(f"{label} {text}" for label, text in told.items())
+
+
+def _points(gap: float) -> str:
+    return f"{abs(100 * gap):.1f} points {'more' if gap > 0 else 'less'}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,34 @@
+"""``fedsrv sweep``: many runs from one file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sweep_app = typer.Typer()
+
+
+@sweep_app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Methods, seeds, settings.")],
+    out: Annotated[Path, typer.Option(help="The directory of the runs and the tables.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", min=0, help="In place of the file's.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A row to run; all unless given.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+    ] = None,
+) -> None:
+    """Run methods with seeds in settings, and tabulate them; what is finished is not run again."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from fedsrv.sweep.plan import Sweep
+    from fedsrv.sweep.sweeping import run_sweep
+
+    rows, sets = only or (), sets or []
+    found, say = Sweep.read(file), typer.echo
+    run_sweep(found, out, only=rows, seeds=seeds or (), sets=sets, jobs=jobs, say=say)
