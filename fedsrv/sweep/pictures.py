@@ -27,7 +27,10 @@ def draw(outcome: Outcome, path: Path) -> bool:
         return False
     across = min(len(panels), 3)
     down = -(-len(panels) // across)
-    figure = Figure(figsize=(4.2 * across, 3.2 * down + 0.9), layout="constrained")
+    named = 3 if across == 3 else 2  # columns of the legend
+    lines = -(-len({cell.row for cell in outcome.cells}) // named)
+    size = (max(4.2 * across, 7.5), 3.2 * down + 0.3 + 0.2 * lines)
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasSVG(figure)
     for place, heading in enumerate(panels, 1):
         axes = figure.add_subplot(down, across, place)
@@ -37,7 +40,7 @@ def draw(outcome: Outcome, path: Path) -> bool:
     shown = {label: line for axes in figure.axes
              for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}  # fmt: skip
     figure.legend(
-        list(shown.values()), list(shown), loc="outside lower center", ncols=3, fontsize="small"
+        list(shown.values()), list(shown), loc="outside lower center", ncols=named, fontsize="small"
     )
     with matplotlib.rc_context({"svg.hashsalt": "fedtide"}):
         figure.savefig(path, metadata={"Date": None, "Creator": None})
