@@ -7,9 +7,11 @@ PYTEST := $(PYTHON) -m pytest
 PYTEST_BY_TWO := $(PYTEST) -n 2 --dist worksteal
 STAMP := $(VENV)/.set-up
 
-PROTOS := $(wildcard proto/fedpb/*.proto)
+PROTOS := $(wildcard proto/fedpb/v1/*.proto)
 SERVICES := $(shell grep -l '^service ' $(PROTOS))
 STUBS ?= proto
+FROZEN := proto/fedpb.v1.binpb
+BUF ?= $(firstword $(wildcard build/node/node_modules/.bin/buf) $(shell command -v buf))
 RUNS ?= demo-run
 HTML ?= report.html
 STUDY ?= gldp
@@ -25,7 +27,7 @@ export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup proto proto-check format lint types test test-unit test-loopback test-gpu soak \
+.PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-loopback test-gpu soak \
 	fuzz golden docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
 
 help:  ## list the targets
@@ -41,9 +43,17 @@ proto: $(STAMP)  ## write the stubs of the schema
 	$(PYTHON) -m grpc_tools.protoc -I proto --python_out=$(STUBS) --pyi_out=$(STUBS) $(PROTOS)
 	$(PYTHON) -m grpc_tools.protoc -I proto --grpc_python_out=$(STUBS) $(SERVICES)
 
-proto-check: $(STAMP)  ## fail when the committed stubs are not what the schema gives
-	rm -rf build/stubs && mkdir -p build/stubs/new build/stubs/old && cp proto/fedpb/*_pb2* build/stubs/old
-	@$(MAKE) --no-print-directory proto STUBS=build/stubs/new && diff -ru build/stubs/old build/stubs/new/fedpb
+proto-check: $(STAMP)  ## fail when stubs are stale, or the schema breaks a rule or a promise
+	rm -rf build/stubs && mkdir -p build/stubs/new build/stubs/old && cp proto/fedpb/v1/*_pb2* build/stubs/old
+	@$(MAKE) --no-print-directory proto STUBS=build/stubs/new && diff -ru build/stubs/old build/stubs/new/fedpb/v1
+ifeq ($(BUF),)
+	@echo "buf lint and buf breaking are skipped: npm install --prefix build/node @bufbuild/buf"
+else
+	$(BUF) lint && $(BUF) breaking --against $(FROZEN)
+endif
+
+proto-freeze: $(STAMP)  ## make the schema as it is what later ones are compared with
+	$(PYTHON) -m grpc_tools.protoc -I proto --include_imports --descriptor_set_out=$(FROZEN) $(PROTOS)
 
 format: $(STAMP)  ## put the code into its form, and mend what can be mended
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .

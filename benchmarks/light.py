@@ -25,9 +25,11 @@ import grpc
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.method import RunFacts
-from fedpb import PROTOCOL, coordinator_pb2_grpc
-from fedpb import coordinator_pb2 as rpc
+from fedpb import PROTOCOL
 from fedpb.codec import encode
+from fedpb.descriptions import description_of
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2_grpc
 
 SLOW_S = 2.0
 APART = [("grpc.use_local_subchannel_pool", 1), ("grpc.keepalive_time_ms", 20_000)]
@@ -51,7 +53,7 @@ class Light:
     async def live(self, address: str) -> None:
         """Join, answer every order, and come back when the link breaks, until the run is over."""
         async with grpc.aio.insecure_channel(address, options=APART) as channel:
-            stub, wait_s = coordinator_pb2_grpc.CoordinatorStub(channel), 0.1
+            stub, wait_s = coordinator_pb2_grpc.CoordinatorServiceStub(channel), 0.1
             while True:
                 try:
                     await self._join(stub)
@@ -66,7 +68,7 @@ class Light:
 
     async def _join(self, stub: Any) -> None:
         self.token = self.token or hashlib.sha256(str(self.client).encode()).digest()[:16]
-        request = {"client_id": str(self.client), "client_json": self.description}
+        request = {"client_id": str(self.client), "description": description_of(self.description)}
         request |= {"token": self.token, "protocol": PROTOCOL}
         self.token = (await stub.Join(rpc.JoinRequest(**request))).token
 
@@ -100,16 +102,16 @@ class Light:
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED):
                 raise
-        self.finished = order.kind == rpc.ORDER_FINISH
+        self.finished = order.kind == rpc.ORDER_KIND_FINISH
 
-    def _chunks(self, order: rpc.Order) -> list[rpc.PushChunk]:
+    def _chunks(self, order: rpc.Order) -> list[rpc.PushRequest]:
         facts = json.loads(self.description)
         examples = sum(sum(task["train"]) for task in facts["tasks"][: order.task + 1][-1:])
         upload, report = Bundle(), rpc.Report()
-        if order.kind == rpc.ORDER_TRAIN:
+        if order.kind == rpc.ORDER_KIND_TRAIN:
             report.num_examples = examples
             upload = Bundle(weights=self.weights, scalars={"num_examples": float(examples)})
-        elif order.kind == rpc.ORDER_EVALUATE:
+        elif order.kind == rpc.ORDER_KIND_EVALUATE:
             report.counts.extend(_all_right(order, facts))
         else:
             report.state_sha256 = hashlib.sha256(b"light").hexdigest()
@@ -118,10 +120,10 @@ class Light:
             client_id=str(self.client), token=self.token, kind=order.kind, report=report,
             interaction=order.interaction, trip=order.trip, bundle=encoded.header,
         )  # fmt: skip
-        chunks = [rpc.PushChunk.FromString(chunk) for chunk in encoded.chunks()]
-        if self.kind == "liar" and order.kind == rpc.ORDER_TRAIN:
+        chunks = [rpc.PushRequest.FromString(chunk) for chunk in encoded.chunks()]
+        if self.kind == "liar" and order.kind == rpc.ORDER_KIND_TRAIN:
             _spoil(next(self.lies), header, chunks)
-        return [rpc.PushChunk(header=header), *chunks]
+        return [rpc.PushRequest(header=header), *chunks]
 
 
 def _all_right(order: rpc.Order, facts: dict[str, Any]) -> list[rpc.Counts]:
@@ -139,7 +141,7 @@ def _all_right(order: rpc.Order, facts: dict[str, Any]) -> list[rpc.Counts]:
 LIES = ("nan", "claim", "short", "name", "examples", "rules", "extra")
 
 
-def _spoil(lie: str, header: rpc.PushHeader, chunks: list[rpc.PushChunk]) -> None:
+def _spoil(lie: str, header: rpc.PushHeader, chunks: list[rpc.PushRequest]) -> None:
     """Make a push wrong in one way."""
     if lie == "nan":
         header.report.seconds = math.nan

@@ -44,8 +44,9 @@ from fedmodels.tensors.bundle import Bundle, BundleSpec
 from fedmodels.tensors.heap import keep_large_blocks
 from fedmodels.tensors.memory_blocks import lease
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
+from fedpb.descriptions import description_of
 from fedpb.frames import FRAME_BYTES
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.transport.certificates import init_authority, issue
 
@@ -179,7 +180,7 @@ def serve(clients: int, size: int, place: Path, tls: bool) -> None:
     bundles = [_weights(size, float(number)) for number in range(2)]  # never the one that is held
     spool = Spool(place, SPOOL_BYTES)
     cohort = RemoteCohort(clients, spool, EventLog(), admission=Admission({}))
-    service = Service("run", "{}", cohort, cohort.events)
+    service = Service("run", {}, cohort, cohort.events)
     server, port = start_server(service, "127.0.0.1:0", credentials)
     bare, bare_port = _start_bare_server(size, clients, credentials)
     sys.stdout.write(f"127.0.0.1:{port} 127.0.0.1:{bare_port}\n")
@@ -191,7 +192,7 @@ def serve(clients: int, size: int, place: Path, tls: bool) -> None:
         number = 0
         with suppress(RunFailed):  # the end
             while True:
-                facts = {"kind": rpc.ORDER_TRAIN, "interaction": number}
+                facts = {"kind": rpc.ORDER_KIND_TRAIN, "interaction": number}
                 orders = {c: rpc.Order(client_id=str(c), **facts) for c in range(clients)}
                 bundle = bundles[number % 2]
                 cohort.exchange(Trip(orders, bundle, spec=BundleSpec.of(bundle)))
@@ -281,7 +282,9 @@ class _Client:
         self.frames = _ready_frames(size)
         self.upload = _weights(size)
         self.spec = {"common": BundleSpec.of(self.upload), "personal": BundleSpec()}
-        request = rpc.JoinRequest(client_id=str(client), client_json=FACTS, protocol=PROTOCOL)
+        request = rpc.JoinRequest(
+            client_id=str(client), description=description_of(FACTS), protocol=PROTOCOL
+        )
         self.member = Member(client, "run", self.link.join(request).token)
         self.order = rpc.Order()
 

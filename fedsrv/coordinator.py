@@ -126,7 +126,7 @@ def serve(
         )
         service = Service(
             store.run_id,
-            json.dumps(experiment.to_dict()),
+            experiment.to_dict(),
             cohort,
             events,
             requires_identity=listen.requires_identity,

@@ -22,8 +22,8 @@ from fedmodels.files import write_atomically
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.training.initial_weights import pinned
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, encode, merged, read_chunk
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import write_facts
 from fedsrv.engine.cohort import Answer, Answers, Trip
 from fedsrv.engine.rounds import Engine
@@ -119,7 +119,7 @@ class InProcessCohort:
         return Answers(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), failed)
 
     def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Result:
-        if worker.experiment.training.together > 1 and order.kind == rpc.ORDER_TRAIN:
+        if worker.experiment.training.together > 1 and order.kind == rpc.ORDER_KIND_TRAIN:
             return execute_together([Task(worker, order, payload)])[0]
         done = worker.execute(order, payload)
         assert done is not None

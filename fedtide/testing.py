@@ -41,7 +41,7 @@ from fedmodels.training.method import (
     Output,
     RunFacts,
 )
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.case import Case, bytes_of, states_of
 from fedtide.inprocess import run_in_process, transported
 from fedtide.trial import (
@@ -180,8 +180,8 @@ def who_is_not_selected_keeps_its_state(case: Case) -> None:
     out = case.fresh()
 
     def before(order: rpc.Order) -> None:
-        if order.kind in (rpc.ORDER_TRAIN, rpc.ORDER_FINISH):
-            trains = order.client_id if order.kind == rpc.ORDER_TRAIN else None
+        if order.kind in (rpc.ORDER_KIND_TRAIN, rpc.ORDER_KIND_FINISH):
+            trains = order.client_id if order.kind == rpc.ORDER_KIND_TRAIN else None
             seen.append((trains, newest_states(out / "clients")))
 
     run_in_process(experiment, case.data, out, before=before)

@@ -19,8 +19,9 @@ from fedcli.runtime.worker import Worker, open_data
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode, merged
+from fedpb.descriptions import description_of
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
@@ -83,7 +84,7 @@ class Stage:
         clients = self.experiment.schedule.clients
         admission = Admission.of(self.experiment, store.profiles())
         self.cohort = RemoteCohort(clients, spool, events, admission=admission)
-        self.service = Service(store.run_id, "{}", self.cohort, events)
+        self.service = Service(store.run_id, {}, self.cohort, events)
         engine = Engine(self.experiment, self.cohort, store, events)
         torch.set_num_threads(1)
         with ThreadPoolExecutor(1 + clients) as pool:
@@ -110,8 +111,8 @@ class Stage:
                 self.experiment, torch.device("cpu"),
             )  # fmt: skip
         request = rpc.JoinRequest(
-            client_id=str(client), client_json=self.announcement(client), protocol=PROTOCOL,
-            versions=worker.states.versions(),
+            client_id=str(client), description=description_of(self.announcement(client)),
+            protocol=PROTOCOL, versions=worker.states.versions(),
         )  # fmt: skip
         token = self.service.join(request, Caller()).token
         member, issue = self.cohort.member(client, token), 0
@@ -146,7 +147,7 @@ class Stage:
             client_id=str(client), token=token, kind=order.kind, interaction=order.interaction,
             trip=order.trip, report=report, bundle=encoded.header, failure=failure,
         )  # fmt: skip
-        head = rpc.PushChunk(header=header).SerializeToString()
+        head = rpc.PushRequest(header=header).SerializeToString()
         self.service.push(iter([head, *encoded.chunks()]), Caller())
 
 

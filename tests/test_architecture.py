@@ -76,7 +76,9 @@ ROOMS = {
         "nets",
         "training", "parts", "methods", "resolution",
     ),
-    "fedpb": ("", "pem", "frames", "headers", "plans", "codec"),
+    "fedpb": (
+        "", "v1", "pem", "tables", "descriptions", "frames", "headers", "plans", "codec",
+    ),
     "fedsrv": (
         "presets", "events", "state", "report", "narration", "sweep", "engine", "transport",
         "tracking", "dashboard", "coordinator", "catalogue", "trained_models", "export",
@@ -315,7 +317,10 @@ def uncommented(schema: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGES["fedpb"].glob("*.proto")), ids=lambda p: p.name)
+SCHEMA = sorted(PACKAGES["fedpb"].rglob("*.proto"))
+
+
+@pytest.mark.parametrize("path", SCHEMA, ids=lambda p: p.name)
 def test_everything_in_the_schema_is_explained(path: Path) -> None:
     assert uncommented(path.read_text()) == []
 
@@ -339,7 +344,7 @@ def test_wheel_holds_the_packages(tmp_path: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
     assert len(tops) == len(PACKAGES) + 1
     assert {f"{package}/py.typed" for package in PACKAGES} <= held
-    assert {f"fedpb/{p.name}" for p in PACKAGES["fedpb"].glob("*.proto")} <= held
+    assert {name_of(path) for path in SCHEMA} <= held
     assert {name_of(path) for _, path in ALL} <= held
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in held)
     assert not {name for name in held if "__pycache__" in name or name.endswith(".pyc")}

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from fedmodels.log_lines import event_of
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
 

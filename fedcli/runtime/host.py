@@ -7,7 +7,6 @@ together, as many results as they are.
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import secrets
@@ -16,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -39,7 +37,9 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId
 from fedmodels.tensors.heap import give_back_free_pages
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
+from fedpb.descriptions import description_of
+from fedpb.tables import values_of
+from fedpb.v1 import coordinator_pb2 as rpc
 
 KEEP_BYTES = 256 << 20
 """Bytes of uploads that a process keeps until their commit, over all its clients."""
@@ -103,7 +103,7 @@ class Host:
             self.beat_every_s = reply.beat_every_s
             if client not in self.workers:
                 experiment = experiment_of(
-                    _tables(reply.experiment_json), "the server's experiment", self.code
+                    values_of(reply.experiment), "the server's experiment", self.code
                 )
                 torch.set_num_threads(experiment.training.threads)
                 self._together = experiment.training.together
@@ -117,7 +117,7 @@ class Host:
                     keep_bytes=KEEP_BYTES // len(self.data),
                 )
 
-    def _join(self, client: ClientId) -> rpc.JoinReply:
+    def _join(self, client: ClientId) -> rpc.JoinResponse:
         states = self.states[client]
         session = states.session()
         if not session.token:  # its own, and kept: a Join whose answer was lost can be repeated
@@ -126,7 +126,7 @@ class Host:
         reply = self.link.join(
             rpc.JoinRequest(
                 client_id=str(client),
-                client_json=self.data[client].announcement(),
+                description=description_of(self.data[client].announcement()),
                 run_id=session.run_id,
                 token=session.token,
                 versions=states.versions(),
@@ -204,7 +204,7 @@ class Host:
         """Wait for an order, and for those that are to be trained together with it."""
         tasks = [self._next_task()]
         first = tasks[0].order
-        if first.kind == rpc.ORDER_TRAIN:
+        if first.kind == rpc.ORDER_KIND_TRAIN:
             while len(tasks) < self._together and tasks[-1].order.following:
                 task = self._next_task()
                 if task.order.issue != first.issue:  # nobody waits for the others any more
@@ -235,7 +235,7 @@ class Host:
     def _execute(self, tasks: list[Task]) -> list[Result]:
         """Do what orders say; those that were abandoned on the way have no result."""
         first = tasks[0]
-        if self._together > 1 and first.order.kind == rpc.ORDER_TRAIN:
+        if self._together > 1 and first.order.kind == rpc.ORDER_KIND_TRAIN:
             return execute_together(tasks)
         result = first.worker.execute(first.order, first.payload)
         return [] if result is None else [result]
@@ -334,8 +334,3 @@ class Host:
 def client_of(order: rpc.Order) -> ClientId:
     """Return the client an order is for."""
     return EVALUATOR if order.client_id == EVALUATOR else int(order.client_id)
-
-
-def _tables(text: str) -> dict[str, Any]:
-    tables: dict[str, Any] = json.loads(text)
-    return tables

@@ -23,12 +23,12 @@ from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
-from fedpb import AGAIN_AFTER
-from fedpb import coordinator_pb2 as rpc
+from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb.codec import Receiver, frames_of, merged, messages, read_chunk
 from fedpb.headers import header_of
+from fedpb.v1 import coordinator_pb2 as rpc
 
-_SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
+_SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 _RETRIED = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -100,15 +100,15 @@ class Link:
             if credentials
             else grpc.insecure_channel(address, options)
         )
-        self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinReply)
-        self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatReply)
-        self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveReply)
+        self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
+        self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse)
+        self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse)
         self._pull = self._channel.unary_stream(
             f"{_SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
         )
         push = f"{_SERVICE}/Push"
-        self._push = self._channel.stream_unary(push, None, rpc.PushReply.FromString)
-        self._push_whole = self._channel.unary_unary(push, None, rpc.PushReply.FromString)
+        self._push = self._channel.stream_unary(push, None, rpc.PushResponse.FromString)
+        self._push_whole = self._channel.unary_unary(push, None, rpc.PushResponse.FromString)
         """A stream of one message: the same on the wire, and without a thread that sends it."""
         self._orders: Any = None
         """The Pull under way, if there is one."""
@@ -201,7 +201,7 @@ class Link:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def join(self, request: rpc.JoinRequest) -> rpc.JoinReply:
+    def join(self, request: rpc.JoinRequest) -> rpc.JoinResponse:
         """Join the run as one client.
 
         Raises:
@@ -210,7 +210,7 @@ class Link:
         """
         who = f"client {request.client_id}"
         self._slow_down(who)
-        reply: rpc.JoinReply = self._patiently(who, lambda: self._join(request))
+        reply: rpc.JoinResponse = self._patiently(who, lambda: self._join(request))
         return reply
 
     def pull(
@@ -287,7 +287,7 @@ class Link:
             raise PayloadError("an order goes on after its last part")
         return order, merged(found)
 
-    def push(self, member: Member, result: Result) -> rpc.PushReply:
+    def push(self, member: Member, result: Result) -> rpc.PushResponse:
         """Bring back the result of an order.
 
         Raises:
@@ -305,16 +305,16 @@ class Link:
         )
         header.bundle.CopyFrom(header_of(result.upload))
         what = f"client {member.client}, interaction {order.interaction}"
-        reply: rpc.PushReply = self._patiently(what, lambda: self._send(header, result.upload))
+        reply: rpc.PushResponse = self._patiently(what, lambda: self._send(header, result.upload))
         return reply
 
-    def _send(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushReply:
+    def _send(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushResponse:
         """Make one Push; a frame is laid out while the one before it is under way."""
-        head = rpc.PushChunk(header=header).SerializeToString()
+        head = rpc.PushRequest(header=header).SerializeToString()
         frames = frames_of(upload, header.bundle.payload_bytes)
         stream = messages(head, (frame.laid_out() for frame in frames))
         first, second = next(stream), next(stream, None)
-        reply: rpc.PushReply
+        reply: rpc.PushResponse
         if second is None:
             reply = self._push_whole(first)
         else:
@@ -370,6 +370,8 @@ def _raise_if_final(what: str, error: grpc.RpcError) -> None:
         raise UploadRefused(f"{what}: {line} ({code.name})") from None
     if code == grpc.StatusCode.NOT_FOUND:  # the run has no such partition
         raise ConfigError(f"{what}: {line}") from None
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        raise LinkError(f"{what}: the server does not speak protocol {PROTOCOL}: {line}") from None
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         raise Dismissed(f"{what}: {line} ({code.name})") from None
     if code not in _RETRIED:

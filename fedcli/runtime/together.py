@@ -10,7 +10,7 @@ from fedcli.runtime.worker import CAUGHT, Result, Worker
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.loop import ClientHalf
 from fedmodels.training.stack import begin_apart, fit_together
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, st
 from fedmodels.training.loop import ClientHalf, score, train_locally
 from fedmodels.training.method import ClientContext, LocalResult, RunFacts
 from fedmodels.training.position import Position
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
 
@@ -114,9 +114,9 @@ class Worker:
         An error fails this client for this interaction, and the process goes on.
         """
         try:
-            if order.kind == rpc.ORDER_TRAIN:
+            if order.kind == rpc.ORDER_KIND_TRAIN:
                 return self._train(order, payload)
-            if order.kind == rpc.ORDER_EVALUATE:
+            if order.kind == rpc.ORDER_KIND_EVALUATE:
                 return self._evaluate(order, payload)
             return self._finish(order, payload)
         except CAUGHT as error:

@@ -121,8 +121,9 @@ def _counts(tasks: list[dict[str, list[int]]], part: str, problem: Problem) -> C
 def _limits(facts: Mapping[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:
     """Return raw values 0 and ``scale`` after normalisation, for each channel or for all."""
     channels = problem.input_shape[0 if len(problem.input_shape) == 3 else -1]
-    mean = np.array(facts.get("mean", [0.0]), dtype=np.float32)
-    std = np.array(facts.get("std", [1.0]), dtype=np.float32)
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and is refused
+        mean = np.array(facts.get("mean", [0.0]), dtype=np.float32)
+        std = np.array(facts.get("std", [1.0]), dtype=np.float32)
     if not (mean.shape in ((1,), (channels,)) and std.shape in ((1,), (channels,))):
         raise ValueError(f"mean and std must have 1 or {channels} values")
     with np.errstate(all="ignore"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 
 
 @dataclass(frozen=True)

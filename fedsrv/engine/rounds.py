@@ -22,7 +22,7 @@ from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.heap import give_back_free_pages
 from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
 from fedmodels.training.stack import check_stacks
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import common_limits
 from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip
 from fedsrv.engine.common_commit import go_to_common_commit
@@ -258,7 +258,7 @@ class Engine:
             for v in self.method.views
             if due and v == "after_local" and v in self.experiment.evaluate.views
         ]
-        orders = self._orders(ctx, rpc.ORDER_TRAIN, ctx.cohort, views, ctx.task + 1)
+        orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
         count = self.method.count if self.method.reduction == "mean" else None
         trip = Trip(
             orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
@@ -328,7 +328,7 @@ class Engine:
         clients: list[ClientId] = list(self.profiles) if step.ends_round else list(record["cohort"])
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
-        kind, views = rpc.ORDER_EVALUATE, self._views(step)
+        kind, views = rpc.ORDER_KIND_EVALUATE, self._views(step)
         number = ROUND if step.ends_round else STAGE
         orders = self._orders(ctx, kind, clients, views, self._tasks_seen(step), number)
         needed, check = self._needed(clients), self.terms.check_report
@@ -375,7 +375,7 @@ class Engine:
         common, personal = self.method.broadcast(ctx, self.state)
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)
-        orders = self._orders(ctx, rpc.ORDER_FINISH, everyone, (), 0)
+        orders = self._orders(ctx, rpc.ORDER_KIND_FINISH, everyone, (), 0)
         needed, check = self._needed(everyone), self.terms.check_report
         ends = Trip(orders, common, personal, needed=needed, check_report=check)
         results = self.cohort.exchange(ends)

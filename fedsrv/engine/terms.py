@@ -18,7 +18,7 @@ from fedmodels.tensors.announced import Announced, check_examples
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.training.class_masks import rules_of
 from fedmodels.training.method import Method, RunFacts
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.schedule import Step
 
@@ -56,11 +56,12 @@ class Terms:
             PayloadError: names the first fact that is impossible, or beyond the order.
         """
         self._check_numbers(client, order, report)
-        is_last = order.kind == rpc.ORDER_FINISH and client != EVALUATOR
+        is_last = order.kind == rpc.ORDER_KIND_FINISH and client != EVALUATOR
         if not re.fullmatch(r"[0-9a-f]{64}" if is_last else "", report.state_sha256):
             what = "no digest of a state" if is_last else "a digest that nobody asked for"
             raise PayloadError(f"the report holds {what}")
-        known = self.method.reported(self.run) - OWN_KEYS if order.kind == rpc.ORDER_TRAIN else ()
+        trains = order.kind == rpc.ORDER_KIND_TRAIN
+        known = self.method.reported(self.run) - OWN_KEYS if trains else ()
         for name in report.extra:
             if name not in known:
                 raise PayloadError(f"the report holds {name[:50]!r}, unknown to the method")
@@ -68,7 +69,7 @@ class Terms:
 
     def _check_numbers(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         most = 0
-        if order.kind == rpc.ORDER_TRAIN and isinstance(client, int):
+        if order.kind == rpc.ORDER_KIND_TRAIN and isinstance(client, int):
             announced = self.announced(client, self.steps[order.interaction])
             history, replay = self.method.keeps_history, self.method.replays
             most = announced.most_examples(history=history, replay=replay)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import grpc
 
 from fedmodels.errors import LinkError
-from fedpb import coordinator_pb2 as rpc
 from fedpb.pem import check_certificate, check_pair, read_pem
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
+from fedsrv.transport.event_messages import event_of
 from fedsrv.transport.service import SERVICE
 
 CONNECT_S = 10.0
@@ -61,27 +61,12 @@ def watched(
                 "on, and TLS used on both sides or on none?"
             ) from None
         watch: Any = channel.unary_stream(
-            f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.Event.FromString
+            f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString
         )
         try:
-            for event in watch(rpc.WatchRequest(from_start=True), timeout=seconds):
-                yield _read(event)
+            for answer in watch(rpc.WatchRequest(from_start=True), timeout=seconds):
+                yield event_of(answer.event)
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED or seconds is None:
                 line = f"{error.details()} ({error.code().name})"
                 raise LinkError(f"watching {address}: {line}") from None
-
-
-def _read(event: rpc.Event) -> Event:
-    try:
-        found = json.loads(event.detail_json or "{}")
-    except ValueError:
-        found = {}
-    return Event(
-        event.kind,
-        event.client_id,
-        event.interaction,
-        event.round,
-        found if isinstance(found, dict) else {},
-        event.unix_time,
-    )

@@ -9,8 +9,8 @@ from typing import Self
 
 from fedmodels.errors import ClientFailed
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, encode
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Trip
 from fedsrv.engine.folding import Folding
 
@@ -67,7 +67,7 @@ def _encoded_once(bundles: Mapping[ClientId, Bundle]) -> dict[ClientId, Encoded]
 def answers(header: rpc.PushHeader, order: rpc.Order) -> bool:
     """Tell whether a result answers an order, also one issued again after a crash."""
     same = header.kind == order.kind and header.interaction == order.interaction
-    return same and (order.kind == rpc.ORDER_TRAIN or header.trip == order.trip)
+    return same and (order.kind == rpc.ORDER_KIND_TRAIN or header.trip == order.trip)
 
 
 def by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
@@ -79,7 +79,8 @@ def by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
 def what_for(trip: Trip) -> str:
     """Return a trip's purpose in words, for log lines."""
     sample = trip.sample
-    kind = {rpc.ORDER_TRAIN: "training", rpc.ORDER_EVALUATE: "evaluation"}.get(sample.kind, "end")
+    kinds = {rpc.ORDER_KIND_TRAIN: "training", rpc.ORDER_KIND_EVALUATE: "evaluation"}
+    kind = kinds.get(sample.kind, "end")
     return f"{kind}, round {sample.round}, interaction {sample.interaction}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Answers, HoldsState, StateLost, Trip
 from fedsrv.events import EventLog
@@ -135,7 +135,7 @@ class RemoteCohort:
         open_trip = OpenTrip.of(trip, self.spool.budget)
         needed = open_trip.needed
         with self._changed:
-            if trip.sample.kind == rpc.ORDER_TRAIN:
+            if trip.sample.kind == rpc.ORDER_KIND_TRAIN:
                 self._patience.check_begin()
             self._open, self._has_opened = open_trip, True
             self.wake()
@@ -360,7 +360,7 @@ class RemoteCohort:
             order = trip.trip.orders.get(client) if trip else None
             if trip is None or order is None or not answers(header, order):
                 counted = min(self.committed, self._members[client].trained)
-                if header.kind == rpc.ORDER_TRAIN and header.interaction <= counted:
+                if header.kind == rpc.ORDER_KIND_TRAIN and header.interaction <= counted:
                     return None
                 raise Superseded(f"interaction {header.interaction} is no longer wanted")
             if trip.answered(client):
@@ -375,7 +375,7 @@ class RemoteCohort:
                 trip.failed[client] = result
             elif first and isinstance(result, Answer):
                 trip.keep(client, result)
-                if trip.trip.sample.kind == rpc.ORDER_TRAIN:
+                if trip.trip.sample.kind == rpc.ORDER_KIND_TRAIN:
                     self._members[client].add_version(trip.trip.sample.interaction)
             if len(trip.results) >= trip.needed or isinstance(result, str):
                 self._changed.notify_all()

@@ -12,14 +12,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from fedmodels.errors import PayloadError, RunFailed
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.transport.service import MOST_WATCHERS, SERVICE, Service
 
 MOST_WAITING = 1000
 """Calls that may wait for a thread."""
+FORMER_SERVICE = "fedpb.Coordinator"
+"""Name up to protocol 3; a client of those days is refused with the line about its protocol."""
 
 
-def _handlers(service: Service) -> grpc.GenericRpcHandler:
+def _handlers(service: Service) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return the service's handlers; requests pass as raw bytes and are parsed where errors are."""
 
     def parsed(call: Any, kind: Any) -> Any:
@@ -38,21 +40,23 @@ def _handlers(service: Service) -> grpc.GenericRpcHandler:
             parsed(call, request), None, reply.SerializeToString
         )
 
-    return grpc.method_handlers_generic_handler(
+    join = unary(service.join, rpc.JoinRequest, rpc.JoinResponse)
+    current = grpc.method_handlers_generic_handler(
         SERVICE,
         {
-            "Join": unary(service.join, rpc.JoinRequest, rpc.JoinReply),
-            "Beat": unary(service.beat, rpc.BeatRequest, rpc.BeatReply),
-            "Leave": unary(service.leave, rpc.LeaveRequest, rpc.LeaveReply),
+            "Join": join,
+            "Beat": unary(service.beat, rpc.BeatRequest, rpc.BeatResponse),
+            "Leave": unary(service.leave, rpc.LeaveRequest, rpc.LeaveResponse),
             "Pull": grpc.unary_stream_rpc_method_handler(parsed(service.pull, rpc.PullRequest)),
             "Push": grpc.stream_unary_rpc_method_handler(
-                service.push, None, rpc.PushReply.SerializeToString
+                service.push, None, rpc.PushResponse.SerializeToString
             ),
             "Watch": grpc.unary_stream_rpc_method_handler(
-                parsed(service.watch, rpc.WatchRequest), None, rpc.Event.SerializeToString
+                parsed(service.watch, rpc.WatchRequest), None, rpc.WatchResponse.SerializeToString
             ),
         },
     )
+    return current, grpc.method_handlers_generic_handler(FORMER_SERVICE, {"Join": join})
 
 
 def start_server(
@@ -88,7 +92,7 @@ def start_server(
         ],
     )
     service.complaints.open()
-    server.add_generic_rpc_handlers((_handlers(service),))
+    server.add_generic_rpc_handlers(_handlers(service))
     health_pb2_grpc.add_HealthServicer_to_server(service.health, server)
     for name in ("", SERVICE):
         service.health.set(name, health_pb2.HealthCheckResponse.SERVING)

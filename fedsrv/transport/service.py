@@ -8,11 +8,10 @@ and writes them without a copy through protobuf.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import grpc
@@ -22,14 +21,17 @@ from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
+from fedpb.descriptions import client_json_of
+from fedpb.tables import table_of
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
 from fedsrv.engine.cohort import Answer
 from fedsrv.events import EventLog
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.certificates import MONITOR_URI, covers
 from fedsrv.transport.complaints import Complaints
+from fedsrv.transport.event_messages import message_of
 from fedsrv.transport.gate import Gate
 from fedsrv.transport.open_trip import OpenTrip
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -51,7 +53,7 @@ PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
 """Time limit of an upload: a fixed part, and its size at the rate of the slowest usable link."""
 MOST_WATCHERS = 16
 """Limit of monitors at a time; each holds a thread that clients could use."""
-SERVICE = rpc.DESCRIPTOR.services_by_name["Coordinator"].full_name
+SERVICE = rpc.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 log = logging.getLogger(__name__)
 
 
@@ -95,18 +97,18 @@ def _coded(call: F) -> F:
 
 
 class Service:
-    """The calls of ``service Coordinator``."""
+    """The calls of ``service CoordinatorService``."""
 
     def __init__(
         self,
         run_id: str,
-        experiment_json: str,
+        experiment: Mapping[str, Any],
         cohort: RemoteCohort,
         events: EventLog,
         *,
         requires_identity: bool = False,
     ) -> None:
-        self.run_id, self.experiment_json = run_id, experiment_json
+        self.run_id, self.experiment = run_id, table_of(experiment)
         self.cohort, self.events = cohort, events
         self.requires_identity = requires_identity
         self.complaints = Complaints(log)
@@ -143,7 +145,7 @@ class Service:
     # --- calls ------------------------------------------------------------------------------------
 
     @_coded
-    def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinReply:
+    def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Admit a client to the run."""
         client = self._client(request.client_id, context)
         if request.protocol != PROTOCOL:
@@ -153,13 +155,14 @@ class Service:
                 f"client {client}'s state directory belongs to run {request.run_id[:8]}, this is "
                 f"run {self.run_id[:8]}; give it another --state-dir"
             )
+        description = client_json_of(request.description)
         token = self.cohort.join(
-            client, request.client_json, request.token, request.versions, request.start_over
+            client, description, request.token, request.versions, request.start_over
         )
-        return rpc.JoinReply(
+        return rpc.JoinResponse(
             run_id=self.run_id,
             token=token,
-            experiment_json=self.experiment_json,
+            experiment=self.experiment,
             committed=self.cohort.committed,
             beat_every_s=BEAT_EVERY_S,
         )
@@ -199,7 +202,7 @@ class Service:
             if not part.held:
                 part.bundle.CopyFrom(encoded.header)
                 sent.append(encoded)
-        head = rpc.PullChunk(header=header).SerializeToString()
+        head = rpc.PullResponse(header=header).SerializeToString()
         crossed = 0
         for message in messages(head, (chunk for each in sent for chunk in each.chunks())):
             crossed += len(message)
@@ -208,7 +211,7 @@ class Service:
         held.clear()  # the caller keeps the last common part
         held.add(trip.common.digest)
 
-    def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushReply:
+    def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushResponse:
         """Take the result of one order."""
         try:
             data = next(stream, b"")
@@ -225,7 +228,7 @@ class Service:
                     self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S),
                 ):
                     self._receive(client, trip, header, frame, stream, len(data))
-            return rpc.PushReply(repeated_upload=trip is None)
+            return rpc.PushResponse(repeated_upload=trip is None)
         except tuple(_CODES) as error:
             self.refuse(context, error)
             raise AssertionError("abort raises") from error
@@ -267,25 +270,25 @@ class Service:
             raise Superseded(f"interaction {header.interaction} closed without client {client}")
 
     @_coded
-    def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatReply:
+    def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:
         """Record a client's progress as a sign of life."""
         client, member = self._session(request.client_id, request.token, context)
         member.durable = max(member.durable, request.durable)
         if request.epoch >= 0 and member.is_news(time.monotonic()):
             facts = {"epoch": request.epoch, "batch": request.batch, "loss": request.loss}
             self.events.tell("beat", client, interaction=request.interaction, **facts)
-        return rpc.BeatReply(superseded=self.cohort.is_superseded(request.interaction))
+        return rpc.BeatResponse(superseded=self.cohort.is_superseded(request.interaction))
 
     @_coded
-    def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveReply:
+    def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
         """End a session at the client's wish."""
         client, _ = self._session(request.client_id, request.token, context)
         self.cohort.leave(client, printable(request.reason))
-        return rpc.LeaveReply()
+        return rpc.LeaveResponse()
 
     def watch(
         self, request: rpc.WatchRequest, context: grpc.ServicerContext
-    ) -> Iterator[rpc.Event]:
+    ) -> Iterator[rpc.WatchResponse]:
         """Stream the run's events; over mutual TLS this takes the certificate of a monitor."""
         identity = peer_identity(context)
         if self.requires_identity and identity != MONITOR_URI:
@@ -299,18 +302,11 @@ class Service:
 
     def _watched(
         self, request: rpc.WatchRequest, context: grpc.ServicerContext
-    ) -> Iterator[rpc.Event]:
+    ) -> Iterator[rpc.WatchResponse]:
         for event in self.events.listen(from_start=request.from_start):
             if not context.is_active():
                 return
-            yield rpc.Event(
-                kind=event.kind,
-                client_id=event.client,
-                interaction=event.interaction,
-                round=event.round,
-                unix_time=event.unix_time,
-                detail_json=json.dumps(event.detail),
-            )
+            yield rpc.WatchResponse(event=message_of(event))
 
 
 def _feed(receiver: Receiver, stream: Iterator[bytes]) -> int:

@@ -28,10 +28,10 @@ from fedmodels.tensors.bundle import (
 )
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.packed_weights import Packed, names_and_layout
-from fedpb import bundle_pb2 as pb
 from fedpb.frames import FRAME_BYTES, WHOLE_BYTES, Frame, RawFrame, messages, read_chunk
 from fedpb.headers import header_of
 from fedpb.plans import plan_of
+from fedpb.v1 import bundle_pb2 as pb
 
 _PAD = bytes(ALIGNMENT)
 _HALF = frozenset({torch.float16, torch.bfloat16})

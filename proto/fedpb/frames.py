@@ -1,9 +1,9 @@
 """Frames as they cross: laid out around a view of the payload, read back without a copy.
 
-A frame is a valid message of the schema whose last field is the bytes; field 15 of both PullChunk
-and PushChunk holds it, so that one layout serves both streams. A header (field 1) and a frame in
-one message are the bytes of both, one behind the other. Whatever is laid out otherwise goes through
-the generated parser.
+A frame is a valid message of the schema whose last field is the bytes; field 15 of both
+PullResponse and PushRequest holds it, so that one layout serves both streams. A header (field 1)
+and a frame in one message are the bytes of both, one behind the other. Whatever is laid out
+otherwise goes through the generated parser.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from zlib_ng import zlib_ng
 
 from fedmodels.errors import PayloadError
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 
 FRAME_BYTES = 1 << 20
 WHOLE_BYTES = 2 << 20
@@ -39,7 +39,7 @@ class Frame:
             self.size += len(piece)
 
     def laid_out(self) -> bytes:
-        """Return a PullChunk or PushChunk, whose field 15 is the frame; this copies the bytes."""
+        """Return a message of either stream, with the frame as field 15; this copies the bytes."""
         head = bytearray()
         if self.offset:
             head.append(_OFFSET_TAG)
@@ -86,7 +86,7 @@ def read_chunk(data: bytes, header_type: type[H]) -> tuple[H | None, RawFrame | 
     """Read one message of a stream: its header, if any, and its frame, if any, without a copy.
 
     Args:
-        data: a PullChunk or a PushChunk.
+        data: a PullResponse or a PushRequest.
         header_type: PullHeader or PushHeader, which tells the one from the other.
 
     Raises:
@@ -98,7 +98,9 @@ def read_chunk(data: bytes, header_type: type[H]) -> tuple[H | None, RawFrame | 
         frame = _read_frame(view[end:])
         if frame is not None:
             return header_type.FromString(data[start:end]) if end else None, frame
-        chunk = (rpc.PullChunk if header_type is rpc.PullHeader else rpc.PushChunk).FromString(data)
+        chunk = (rpc.PullResponse if header_type is rpc.PullHeader else rpc.PushRequest).FromString(
+            data
+        )
     except DecodeError as error:
         raise PayloadError(f"a message of the stream cannot be parsed: {error}") from None
     found = chunk.frame

@@ -13,13 +13,13 @@ from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.tensors.block_layout import ALIGNMENT, Layout, aligned, layout_of
 from fedmodels.tensors.bundle import DTYPE_NAMES, DTYPES, Bundle, BundleSpec
 from fedmodels.tensors.packed_weights import names_and_layout
-from fedpb import bundle_pb2 as pb
+from fedpb.v1 import bundle_pb2 as pb
 
 MAX_DIMS = 16
 MAX_VERSION = 2**63 - 1
 _DTYPE_OF = {
     number: DTYPES[name.removeprefix("DTYPE_").lower()]
-    for name, number in pb.DType.items()
+    for name, number in pb.Dtype.items()
     if number
 }
 
@@ -60,7 +60,7 @@ def _state(
     target: pb.TensorHeader, name: str, dtype: torch.dtype, shape: Sequence[int], offset: int
 ) -> None:
     target.name = name
-    target.dtype = pb.DType.Value(f"DTYPE_{DTYPE_NAMES[dtype].upper()}")
+    target.dtype = pb.Dtype.Value(f"DTYPE_{DTYPE_NAMES[dtype].upper()}")
     target.shape.extend(shape)
     target.offset = offset
 

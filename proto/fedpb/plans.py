@@ -11,8 +11,8 @@ from collections import OrderedDict
 from threading import Lock
 
 from fedmodels.tensors.bundle import BundleSpec
-from fedpb import bundle_pb2 as pb
 from fedpb.headers import Plan
+from fedpb.v1 import bundle_pb2 as pb
 
 MOST_BYTES = 16 << 20
 _PLACE_BYTES = 600

@@ -20,8 +20,6 @@ from fedmodels.tensors.bundle import (
     scalar_spec,
     tensor_bytes,
 )
-from fedpb import bundle_pb2 as pb
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import (
     RawFrame,
     Receiver,
@@ -32,6 +30,8 @@ from fedpb.codec import (
 )
 from fedpb.frames import FRAME_BYTES, MESSAGE_BYTES, WHOLE_BYTES, Frame
 from fedpb.headers import MAX_DIMS
+from fedpb.v1 import bundle_pb2 as pb
+from fedpb.v1 import coordinator_pb2 as rpc
 
 NAME = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=6)
 PATH = st.lists(NAME, min_size=1, max_size=3).map("/".join)
@@ -108,7 +108,7 @@ def test_round_trip(bundle):
 
 def assert_bytes_are_the_payload(bundle, encoded):
     """The frames hold the tensors' bytes in header order, each padded to the alignment."""
-    sent = b"".join(rpc.PullChunk.FromString(c).frame.payload for c in encoded.chunks())
+    sent = b"".join(rpc.PullResponse.FromString(c).frame.payload for c in encoded.chunks())
     assert len(sent) == encoded.header.payload_bytes
     for stated in encoded.header.weights.tensors:
         expected = bytes(tensor_bytes(bundle.weights[stated.name]))
@@ -142,7 +142,7 @@ def test_non_contiguous_and_shared_tensors_travel():
     assert torch.equal(again.weights["b"], base[:, 1])
 
 
-@pytest.mark.parametrize("kind", [rpc.PullChunk, rpc.PushChunk])
+@pytest.mark.parametrize("kind", [rpc.PullResponse, rpc.PushRequest])
 @pytest.mark.parametrize("size", [1, 127, 128, FRAME_BYTES, FRAME_BYTES + 200])
 def test_generated_class_reads_what_is_laid_out_by_hand(kind, size):
     data = tensor("uint8", (size,), 4)
@@ -168,7 +168,7 @@ def test_frame_of_checksum_zero_is_laid_out_canonically():
     frame = Frame(0, [memoryview(zero)])
     chunk, checksum = frame.laid_out(), frame.crc32
     assert checksum == 0
-    assert rpc.PullChunk.FromString(chunk).SerializeToString() == chunk
+    assert rpc.PullResponse.FromString(chunk).SerializeToString() == chunk
     assert read_chunk(chunk, rpc.PullHeader) == (None, RawFrame(0, 0, memoryview(zero)))
 
 
@@ -180,7 +180,7 @@ def message(number, body):
     return field(number, 2, bytes([len(body)]) + body)
 
 
-KINDS = [(rpc.PullChunk, rpc.PullHeader), (rpc.PushChunk, rpc.PushHeader)]
+KINDS = [(rpc.PullResponse, rpc.PullHeader), (rpc.PushRequest, rpc.PushHeader)]
 
 
 @pytest.mark.parametrize(("kind", "header_type"), KINDS)
@@ -209,13 +209,13 @@ ORDER = rpc.PullHeader(order=rpc.Order(client_id="3", interaction=5))
 
 
 def test_a_header_alone_and_with_the_first_frame():
-    head = rpc.PullChunk(header=ORDER).SerializeToString()
+    head = rpc.PullResponse(header=ORDER).SerializeToString()
     assert read_chunk(head, rpc.PullHeader) == (ORDER, None)
     frame = Frame(0, [memoryview(b"abc")]).laid_out()
     header, found = read_chunk(head + frame, rpc.PullHeader)
     assert header == ORDER
     assert bytes(found.payload) == b"abc"
-    both = rpc.PullChunk.FromString(head + frame)
+    both = rpc.PullResponse.FromString(head + frame)
     assert (both.header, both.frame.payload) == (ORDER, b"abc")
     assert both.SerializeToString() == head + frame, "the layout is not the canonical one"
     assert read_chunk(b"", rpc.PullHeader) == (None, None)

@@ -10,9 +10,9 @@ import torch
 
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import Bundle, BundleSpec, TensorSpec, scalar_spec
-from fedpb import bundle_pb2 as pb
 from fedpb.codec import Receiver, encode
 from fedpb.plans import Plans, plan_of
+from fedpb.v1 import bundle_pb2 as pb
 
 BASE = Bundle(weights={"base/w": torch.ones(2, 3)}, scalars={"num_examples": 2.0})
 SPEC = BundleSpec.of(BASE)

@@ -11,16 +11,17 @@ from google.protobuf.message import Message
 
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode
+from fedpb.descriptions import description_of
+from fedpb.v1 import coordinator_pb2 as rpc
 from tests.fuzz.lies import Lie, lies_about
 
-_PATH = "/fedpb.Coordinator/"
+_PATH = "/fedpb.v1.CoordinatorService/"
 BRIEFLY_S = 0.2
 """How long a stream is listened to that the coordinator may keep open for ever."""
-_EVALUATOR = ("Join", "fedpb.JoinRequest.client_id = 'evaluator'")
+_EVALUATOR = ("Join", "fedpb.v1.JoinRequest.client_id = 'evaluator'")
 REQUESTS: dict[str, type[Message]] = {
-    "Join": rpc.JoinRequest, "Pull": rpc.PullRequest, "Push": rpc.PushChunk,
+    "Join": rpc.JoinRequest, "Pull": rpc.PullRequest, "Push": rpc.PushRequest,
     "Beat": rpc.BeatRequest, "Leave": rpc.LeaveRequest, "Watch": rpc.WatchRequest,
 }  # fmt: skip
 
@@ -52,11 +53,13 @@ class Liar:
 
     def request(self, method: str, order: rpc.Order | None = None) -> Message:
         """Return what an honest client would send."""
-        order = order or rpc.Order(kind=rpc.ORDER_TRAIN, client_id=self.client)
+        order = order or rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id=self.client)
         who = {"client_id": self.client, "token": self.token}
         waiting = rpc.Waiting(**who, durable=-1)
         requests = {
-            "Join": rpc.JoinRequest(**who, client_json=self.description, protocol=PROTOCOL),
+            "Join": rpc.JoinRequest(
+                **who, description=description_of(self.description), protocol=PROTOCOL
+            ),
             "Pull": rpc.PullRequest(waiting=[waiting]),
             "Beat": rpc.BeatRequest(**who, loss=0.5, durable=-1, interaction=order.interaction),
             "Leave": rpc.LeaveRequest(**who, reason="done"),
@@ -64,9 +67,9 @@ class Liar:
         }
         return requests[method] if method in requests else self.result(order)
 
-    def result(self, order: rpc.Order, failure: str = "") -> rpc.PushChunk:
+    def result(self, order: rpc.Order, failure: str = "") -> rpc.PushRequest:
         """Return an honest answer to an order, in one message."""
-        upload = self.upload if order.kind == rpc.ORDER_TRAIN and not failure else Bundle()
+        upload = self.upload if order.kind == rpc.ORDER_KIND_TRAIN and not failure else Bundle()
         encoded = encode(upload)
         report = rpc.Report(loss=0.5, seconds=0.01, num_examples=5, durable=-1)
         report.counts.extend(self._scores(order))
@@ -75,7 +78,9 @@ class Liar:
             interaction=order.interaction, report=report, bundle=encoded.header, failure=failure,
         )  # fmt: skip
         frames = b"".join(encoded.chunks())
-        return rpc.PushChunk.FromString(rpc.PushChunk(header=header).SerializeToString() + frames)
+        return rpc.PushRequest.FromString(
+            rpc.PushRequest(header=header).SerializeToString() + frames
+        )
 
     def _scores(self, order: rpc.Order) -> Iterator[rpc.Counts]:
         """Yield the counts of a client that is always right."""
@@ -92,7 +97,7 @@ class Liar:
         """Take part in the run."""
         answer = self.send("Join", self.request("Join"))
         assert isinstance(answer, bytes), answer
-        self.token = rpc.JoinReply.FromString(answer).token
+        self.token = rpc.JoinResponse.FromString(answer).token
 
     def next_order(self, timeout_s: float = 60.0) -> rpc.Order | None:
         """Wait for the next order, and join again where a lie cost the session; None at the end."""
@@ -102,7 +107,7 @@ class Liar:
             try:
                 first = next(stream, None)
                 if first is not None:
-                    return rpc.PullChunk.FromString(first).header.order
+                    return rpc.PullResponse.FromString(first).header.order
                 # a Pull that was told before, and came late, took this one's place
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.UNAUTHENTICATED:
@@ -161,7 +166,7 @@ def takes_part(
         answer = liar.send("Push", liar.result(order, failure="nothing more to say"))
         if answer == grpc.StatusCode.UNAUTHENTICATED:
             liar.join()
-        if order.kind == rpc.ORDER_FINISH:
+        if order.kind == rpc.ORDER_KIND_FINISH:
             break
     return outcomes
 
@@ -169,7 +174,7 @@ def takes_part(
 def _tell(liar: Liar, method: str, lie: Lie, order: rpc.Order) -> tuple[str, str]:
     answer = liar.lie(method, lie, order)
     if method == "Join" and isinstance(answer, bytes):
-        liar.token = rpc.JoinReply.FromString(answer).token
+        liar.token = rpc.JoinResponse.FromString(answer).token
     elif method == "Leave" and isinstance(answer, bytes):
         liar.join()
     return f"{method} {lie}", "taken" if isinstance(answer, bytes) else answer.name

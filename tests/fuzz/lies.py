@@ -65,25 +65,32 @@ def lies_about(descriptor: Descriptor) -> list[Lie]:
 
 Found = tuple[FieldDescriptor, str, Change]
 Reach = Callable[[Any], Any]
+Within = tuple[str, ...]
 
 
-def _changes(descriptor: Descriptor, reach: Reach) -> Iterator[Found]:
-    """Yield changes to a message type; ``reach`` finds such a message in the outermost one."""
+def _changes(descriptor: Descriptor, reach: Reach, within: Within = ()) -> Iterator[Found]:
+    """Yield changes to a message type; ``reach`` finds such a message in the outermost one.
+
+    A type that holds itself is lied about once: ``within`` names the types on the way to it.
+    """
+    if descriptor.full_name in within:
+        return
+    within = (*within, descriptor.full_name)
     for field in descriptor.fields:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             yield from _in_map(field, reach)
         elif field.is_repeated:
-            yield from _in_list(field, reach)
+            yield from _in_list(field, reach, within)
         elif field.message_type is not None:
             yield field, "absent", _clearing(field, reach)
             yield field, "empty", _emptying(field, reach)
-            yield from _changes(field.message_type, _into(field, reach))
+            yield from _changes(field.message_type, _into(field, reach), within)
         else:
             for value in _values(field):
                 yield field, _shown(value), _setting(field, reach, value)
 
 
-def _in_list(field: FieldDescriptor, reach: Reach) -> Iterator[Found]:
+def _in_list(field: FieldDescriptor, reach: Reach, within: Within) -> Iterator[Found]:
     yield field, "none", _clearing(field, reach)
     if field.message_type is None:
         for value in _values(field):
@@ -96,7 +103,7 @@ def _in_list(field: FieldDescriptor, reach: Reach) -> Iterator[Found]:
     yield field, "one twice", _repeating(field, reach, 2)
     yield field, "a bomb", _repeating(field, reach, 100_000)
     yield field, "empty ones", _adding(field, reach, 100_000)
-    yield from _changes(field.message_type, _into_first(field, reach))
+    yield from _changes(field.message_type, _into_first(field, reach), within)
 
 
 def _in_map(field: FieldDescriptor, reach: Reach) -> Iterator[Found]:

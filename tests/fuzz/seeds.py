@@ -14,8 +14,9 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import save, save_named
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode
+from fedpb.descriptions import description_of
+from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import TABLES
 from tests.fuzz.targets import CLASSES, SPLIT, rich_bundle
 
@@ -37,7 +38,7 @@ def push_header(bundle: Bundle) -> rpc.PushHeader:
         extra={"gap": 0.5}, durable=-1, peak_rss_bytes=1 << 20,
     )  # fmt: skip
     return rpc.PushHeader(
-        client_id="2", token=b"0123456789abcdef", kind=rpc.ORDER_TRAIN, interaction=0,
+        client_id="2", token=b"0123456789abcdef", kind=rpc.ORDER_KIND_TRAIN, interaction=0,
         report=report, bundle=encode(bundle).header,
     )  # fmt: skip
 
@@ -47,9 +48,9 @@ def codec() -> list[bytes]:
     for bundle in (rich_bundle(), Bundle(), Bundle(weights=rich_bundle().weights)):
         encoded = encode(bundle)
         frames = list(encoded.chunks())
-        pull = rpc.PullHeader(order=rpc.Order(kind=rpc.ORDER_TRAIN, client_id="2"))
+        pull = rpc.PullHeader(order=rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id="2"))
         pull.parts.add(role="common", digest=encoded.digest, bundle=encoded.header)
-        for chunk in (rpc.PushChunk(header=push_header(bundle)), rpc.PullChunk(header=pull)):
+        for chunk in (rpc.PushRequest(header=push_header(bundle)), rpc.PullResponse(header=pull)):
             head = chunk.SerializeToString()
             found += [SPLIT.join([head, *frames]), head + b"".join(frames)]
     return found
@@ -57,7 +58,11 @@ def codec() -> list[bytes]:
 
 def headers() -> list[bytes]:
     join = rpc.JoinRequest(
-        client_id="2", client_json=PROFILE, token=b"0" * 16, versions=[0, 1], protocol=PROTOCOL
+        client_id="2",
+        description=description_of(PROFILE),
+        token=b"0" * 16,
+        versions=[0, 1],
+        protocol=PROTOCOL,
     )
     return [push_header(rich_bundle()).SerializeToString(), join.SerializeToString()]
 

@@ -34,10 +34,11 @@ from fedmodels.tensors.bundle import (
     TensorSpec,
     prototype_spec,
 )
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, read_chunk
+from fedpb.descriptions import client_json_of
 from fedpb.headers import checked_places
 from fedpb.plans import plan_of
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.transport.sessions import client_id_of
 
@@ -119,7 +120,8 @@ def headers(data: bytes) -> None:
         join = rpc.JoinRequest.FromString(data)
         client = _identify(join.client_id)
         with suppress(PayloadError):
-            profile = Profile.parse(0 if client is None else client, join.client_json)
+            text = client_json_of(join.description)
+            profile = Profile.parse(0 if client is None else client, text)
             assert profile.train.shape == (profile.num_tasks, profile.problem.num_classes)
 
 

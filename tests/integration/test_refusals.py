@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,14 +16,21 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from fedmodels.tensors.bundle import Bundle
-from fedpb import PROTOCOL, coordinator_pb2_grpc
-from fedpb import coordinator_pb2 as rpc
+from fedpb import PROTOCOL
 from fedpb.codec import encode
+from fedpb.descriptions import description_of
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2_grpc
+from fedpb.v1.description_pb2 import ClientDescription
+from fedpb.v1.table_pb2 import Entry, Table, Value
 from tests.integration.conftest import Loopback, Sites, tables
 from tests.integration.harness import Coordinator, write_config
 
 pytestmark = pytest.mark.loopback
 
+NO_SCALE = ClientDescription(format=1, input_shape=[4], num_classes=2, scale=math.nan)
+_SEED = Entry(key="seed", value=Value(integer=1))
+TWICE = ClientDescription(format=1, partition=Table(entries=[_SEED, _SEED]))
 TOLERANT = tables("fedavg", server={"min_clients": 2})
 
 
@@ -31,18 +39,19 @@ class PlainClient:
 
     def __init__(self, run: Loopback, client: str = "2") -> None:
         self.channel = grpc.insecure_channel(f"127.0.0.1:{run.port}")
-        self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel)
+        self.stub = coordinator_pb2_grpc.CoordinatorServiceStub(self.channel)
         self.client = client
         self.description = (run.partition / client / "client.json").read_text()
         self.token = b""
 
-    def join(self, **more: Any) -> rpc.JoinReply:
-        request = {"client_id": self.client, "client_json": self.description, "protocol": PROTOCOL}
+    def join(self, **more: Any) -> rpc.JoinResponse:
+        request = {"client_id": self.client, "protocol": PROTOCOL}
+        request["description"] = description_of(self.description)
         reply = self.stub.Join(rpc.JoinRequest(**{**request, **more}), timeout=10)
         self.token = reply.token
         return reply
 
-    def pull(self) -> tuple[rpc.PullHeader, list[rpc.PullChunk]]:
+    def pull(self) -> tuple[rpc.PullHeader, list[rpc.PullResponse]]:
         """Return the header and the messages of the next order."""
         waiting = rpc.Waiting(client_id=self.client, token=self.token, durable=-1)
         call = self.stub.Pull(rpc.PullRequest(waiting=[waiting]), timeout=30)
@@ -54,10 +63,10 @@ class PlainClient:
         call.cancel()
         return header, chunks
 
-    def push(self, order: rpc.Order, bundle: Bundle, **more: Any) -> rpc.PushReply:
+    def push(self, order: rpc.Order, bundle: Bundle, **more: Any) -> rpc.PushResponse:
         return self.stub.Push(iter(self.chunks(order, bundle, **more)), timeout=10)
 
-    def chunks(self, order: rpc.Order, bundle: Bundle, **more: Any) -> list[rpc.PushChunk]:
+    def chunks(self, order: rpc.Order, bundle: Bundle, **more: Any) -> list[rpc.PushRequest]:
         encoded = encode(bundle)
         facts = {
             "client_id": self.client,
@@ -67,8 +76,8 @@ class PlainClient:
             "trip": order.trip,
             "bundle": encoded.header,
         }
-        frames = [rpc.PushChunk.FromString(chunk) for chunk in encoded.chunks()]
-        return [rpc.PushChunk(header=rpc.PushHeader(**{**facts, **more})), *frames]
+        frames = [rpc.PushRequest.FromString(chunk) for chunk in encoded.chunks()]
+        return [rpc.PushRequest(header=rpc.PushHeader(**{**facts, **more})), *frames]
 
 
 @pytest.fixture
@@ -119,7 +128,7 @@ def test_a_bad_upload_fails_its_client_and_the_run_goes_on(
     bad = plain(run)
     bad.join()
     order = bad.pull()[0].order
-    assert (order.kind, order.interaction) == (rpc.ORDER_TRAIN, 0)
+    assert (order.kind, order.interaction) == (rpc.ORDER_KIND_TRAIN, 0)
     good = upload_of(run)
     chunks = bad.chunks(order, poisoned(good) if spoil == "nan" else good)
     if spoil == "claim":
@@ -190,9 +199,10 @@ def test_repeated_and_superseded_uploads(
         ({"client_id": "3"}, "INVALID_ARGUMENT", "'3' is none of this run's: 0 to 2"),
         ({"client_id": "../0"}, "INVALID_ARGUMENT", "is none of this run's"),
         ({"run_id": "feed"}, "FAILED_PRECONDITION", "belongs to run feed"),
-        ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 3, the client 9"),
-        ({"client_json": "{"}, "INVALID_ARGUMENT", "client.json is malformed"),
-        ({"client_json": '{"format": 2}'}, "INVALID_ARGUMENT", "client.json has format 2"),
+        ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 4, the client 9"),
+        ({"description": None}, "INVALID_ARGUMENT", "client.json has format 0, expected 1"),
+        ({"description": NO_SCALE}, "INVALID_ARGUMENT", "client.json is malformed: scale is nan"),
+        ({"description": TWICE}, "INVALID_ARGUMENT", "key 'seed' comes twice in a table"),
     ],
 )
 def test_joining_is_refused_with_a_line(
@@ -210,6 +220,19 @@ def test_joining_is_refused_with_a_line(
     assert line in refused.value.details()
 
 
+def test_a_client_of_protocol_3_is_refused_with_the_line_about_its_protocol(
+    loopback: Sites, plain: Callable[..., PlainClient]
+) -> None:
+    """It calls the service by its former name, and describes its data in a string, field 2."""
+    run = loopback(tables("fedavg"))
+    run.serve()
+    former = b"\x0a\x010\x12\x02{}\x30\x03"  # client_id "0", client_json "{}", protocol 3
+    with pytest.raises(grpc.RpcError) as refused:
+        plain(run).channel.unary_unary("/fedpb.Coordinator/Join")(former, timeout=10)
+    assert refused.value.code().name == "FAILED_PRECONDITION"
+    assert refused.value.details() == "this server speaks protocol 4, the client 3"
+
+
 def test_another_problem_and_a_wrong_token(
     loopback: Sites, plain: Callable[..., PlainClient]
 ) -> None:
@@ -220,7 +243,7 @@ def test_another_problem_and_a_wrong_token(
     other = plain(run, "1")
     facts = {**json.loads(other.description), "input_shape": [3, 9, 9]}
     with pytest.raises(grpc.RpcError) as refused:
-        other.join(client_json=json.dumps(facts))
+        other.join(description=description_of(json.dumps(facts)))
     assert "client 1 has inputs [3, 9, 9]" in refused.value.details()
     other.join()
     other.token = b"guessed"
@@ -308,10 +331,10 @@ def test_more_listeners_than_threads_do_not_stop_the_run(
     monitor = plain(run)
     first = monitor.stub.Watch(rpc.WatchRequest(from_start=True))
     clients = [run.join("0")]
-    assert next(first).kind == "joined"  # it has its place
+    assert next(first).event.WhichOneof("what") == "listening"  # it has its place
     others = [monitor.stub.Watch(rpc.WatchRequest()) for _ in range(60)]
     clients += [run.join("1"), run.join("2")]
-    events = [event.kind for event in first]
+    events = [told.event.WhichOneof("what") for told in first]
     run.finish(server, *clients)
     assert {"joined", "order", "upload", "commit", "scores"} <= set(events)
     for watch in others:
@@ -324,14 +347,14 @@ def test_health_and_reflection(loopback: Sites, plain: Callable[..., PlainClient
     run = loopback(tables("fedavg"))
     run.serve()
     channel = plain(run).channel
-    request = health_pb2.HealthCheckRequest(service="fedpb.Coordinator")
+    request = health_pb2.HealthCheckRequest(service="fedpb.v1.CoordinatorService")
     answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     answers = stub.ServerReflectionInfo(iter([asked]), timeout=10)
     names = [s.name for s in next(iter(answers)).list_services_response.service]
-    assert "fedpb.Coordinator" in names
+    assert "fedpb.v1.CoordinatorService" in names
 
 
 def test_the_address_must_be_free(loopback: Sites) -> None:
@@ -353,7 +376,8 @@ def test_the_first_to_join_does_not_say_what_the_problem_is(
     first = plain(run)
     facts = {**json.loads(first.description), "class_names": []}
     facts["tasks"] = [{part: row[:3] for part, row in task.items()} for task in facts["tasks"]]
-    first.join(client_json=json.dumps({**facts, "input_shape": [3, 9, 9], "num_classes": 3}))
+    other = {**facts, "input_shape": [3, 9, 9], "num_classes": 3}
+    first.join(description=description_of(json.dumps(other)))
     clients = [run.join("0"), run.join("1")]
     turned = server.wait_kind("failed")
     assert turned["client"] == "2"
@@ -380,7 +404,7 @@ def test_a_liar_among_honest_clients(loopback: Sites, plain: Callable[..., Plain
         while True:
             order = third.pull()[0].order
             answer(run, third, order)
-            if order.kind == rpc.ORDER_FINISH:
+            if order.kind == rpc.ORDER_KIND_FINISH:
                 break
         digest = run.finish(server, *clients)["state_sha256"]
         text = (run.out / "rounds.jsonl").read_text()
@@ -396,7 +420,7 @@ def test_a_liar_among_honest_clients(loopback: Sites, plain: Callable[..., Plain
             support=zeros, predicted=zeros, correct=zeros,
         )  # fmt: skip
         report, upload = rpc.Report(counts=[far], extra={"views": 1.0}), Bundle()
-        if order.kind == rpc.ORDER_TRAIN:
+        if order.kind == rpc.ORDER_KIND_TRAIN:
             weights = {
                 k: torch.full_like(t, 1e30) if t.is_floating_point() else t
                 for k, t in upload_of(run).weights.items()

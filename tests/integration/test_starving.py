@@ -19,9 +19,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from fedmodels.tensors.bundle import Bundle, BundleSpec
-from fedpb import PROTOCOL, coordinator_pb2_grpc
-from fedpb import coordinator_pb2 as rpc
+from fedpb import PROTOCOL
 from fedpb.codec import encode
+from fedpb.descriptions import description_of
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2_grpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answers, Trip
 from fedsrv.events import EventLog
@@ -39,8 +41,8 @@ PROFILE = json.dumps({**FACTS, "tasks": [{"train": [1, 1], "test": [1, 1]}]})
 UPLOAD = Bundle(weights={"w": torch.ones(2_000_000)})
 STOPPED = """
 import sys, grpc
-from fedpb import coordinator_pb2 as rpc, coordinator_pb2_grpc
-stub = coordinator_pb2_grpc.CoordinatorStub(grpc.insecure_channel(sys.argv[1]))
+from fedpb.v1 import coordinator_pb2 as rpc, coordinator_pb2_grpc
+stub = coordinator_pb2_grpc.CoordinatorServiceStub(grpc.insecure_channel(sys.argv[1]))
 waiting = rpc.Waiting(client_id="0", token=bytes.fromhex(sys.argv[2]))
 for chunk in stub.Pull(rpc.PullRequest(waiting=[waiting])):
     pass
@@ -55,12 +57,12 @@ class Served:
         self.cohort = RemoteCohort(
             1, Spool(directory, 1 << 26), self.events, admission=Admission({})
         )
-        self.service = Service("run", "{}", self.cohort, self.events)
+        self.service = Service("run", {}, self.cohort, self.events)
         self.server, port = start_server(self.service, "127.0.0.1:0", None, keepalive_s)
         self.address = f"127.0.0.1:{port}"
         self.engine = ThreadPoolExecutor(1)
         self.channels: list[grpc.Channel] = []
-        self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel())
+        self.stub = coordinator_pb2_grpc.CoordinatorServiceStub(self.channel())
 
     def channel(self) -> grpc.Channel:
         options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
@@ -68,12 +70,14 @@ class Served:
         return self.channels[-1]
 
     def join(self) -> bytes:
-        request = rpc.JoinRequest(client_id="0", client_json=PROFILE, protocol=PROTOCOL)
+        request = rpc.JoinRequest(
+            client_id="0", description=description_of(PROFILE), protocol=PROTOCOL
+        )
         self.token: bytes = self.stub.Join(request, timeout=10).token
         return self.token
 
     def exchange(self) -> Future[Answers]:
-        order = rpc.Order(kind=rpc.ORDER_TRAIN, client_id="0", interaction=0)
+        order = rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id="0", interaction=0)
         trip = Trip({0: order}, Bundle(), spec=BundleSpec.of(UPLOAD))
         return self.engine.submit(self.cohort.exchange, trip)
 
@@ -88,12 +92,12 @@ class Served:
                 return chunk.header.order
         raise AssertionError("no order came")
 
-    def chunks(self) -> list[rpc.PushChunk]:
+    def chunks(self) -> list[rpc.PushRequest]:
         encoded = encode(UPLOAD)
-        facts = {"client_id": "0", "token": self.token, "kind": rpc.ORDER_TRAIN}
+        facts = {"client_id": "0", "token": self.token, "kind": rpc.ORDER_KIND_TRAIN}
         header = rpc.PushHeader(**facts, bundle=encoded.header)
-        frames = [rpc.PushChunk.FromString(chunk) for chunk in encoded.chunks()]
-        return [rpc.PushChunk(header=header), *frames]
+        frames = [rpc.PushRequest.FromString(chunk) for chunk in encoded.chunks()]
+        return [rpc.PushRequest(header=header), *frames]
 
     def close(self) -> None:
         for channel in self.channels:
@@ -124,7 +128,7 @@ def listening(channel: grpc.Channel, call: str, ended: threading.Event) -> Any:
     if call == "Reflection":
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         return stub.ServerReflectionInfo(silent(ended))
-    raw = channel.stream_unary(f"/fedpb.Coordinator/{call}", lambda b: b, None)
+    raw = channel.stream_unary(f"/fedpb.v1.CoordinatorService/{call}", lambda b: b, None)
     return raw.future(silent(ended))
 
 
@@ -153,11 +157,11 @@ def test_streams_of_a_session_keep_nobody_out(served: Served) -> None:
     trip = served.exchange()
     ended, chunks = threading.Event(), served.chunks()
 
-    def halted() -> Iterator[rpc.PushChunk]:
+    def halted() -> Iterator[rpc.PushRequest]:
         yield from chunks[:2]
         ended.wait()
 
-    stub = coordinator_pb2_grpc.CoordinatorStub(served.channel())
+    stub = coordinator_pb2_grpc.CoordinatorServiceStub(served.channel())
     waiting = rpc.Waiting(client_id="0", token=served.token)
     calls = [stub.Push.future(halted()) for _ in range(60)]
     calls += [stub.Pull(rpc.PullRequest(waiting=[waiting])) for _ in range(30)]
@@ -178,7 +182,7 @@ def test_an_upload_has_its_time(served: Served, monkeypatch: pytest.MonkeyPatch)
     trip = served.exchange()
     ended, chunks = threading.Event(), served.chunks()
 
-    def halted() -> Iterator[rpc.PushChunk]:
+    def halted() -> Iterator[rpc.PushRequest]:
         yield from chunks[:3]
         ended.wait()
 
@@ -200,7 +204,7 @@ def test_a_cancelled_upload_is_no_outcome(served: Served) -> None:
     for _ in range(10):
         under_way, ended = threading.Event(), threading.Event()
 
-        def some(under_way: Any = under_way, ended: Any = ended) -> Iterator[rpc.PushChunk]:
+        def some(under_way: Any = under_way, ended: Any = ended) -> Iterator[rpc.PushRequest]:
             yield from chunks[:4]
             under_way.set()
             ended.wait()

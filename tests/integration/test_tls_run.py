@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from fedpb import coordinator_pb2 as rpc
-from fedpb import coordinator_pb2_grpc
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2_grpc
 from fedsrv.transport.certificates import init_authority, issue
 from tests.integration.conftest import Loopback, Sites, tables
 
@@ -48,7 +48,7 @@ def watch(run: Loopback, certs: Path, name: str) -> Any:
     pem = [(certs / file).read_bytes() for file in ("ca.pem", f"{name}.key", f"{name}.pem")]
     credentials = grpc.ssl_channel_credentials(*pem)
     channel = grpc.secure_channel(f"127.0.0.1:{run.port}", credentials)
-    stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+    stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
     return channel, stub.Watch(rpc.WatchRequest(from_start=True), timeout=30)
 
 
@@ -66,12 +66,16 @@ def test_only_a_monitor_may_watch(loopback: Sites, certs: Path) -> None:
             assert "may not watch this run" in refused.value.details()
     channel, events = watch(run, certs, "monitor")
     with channel:
-        assert next(events).kind == "joined"
+        assert next(events).event.WhichOneof("what") == "listening"
         stranger = run.join("2", *client_options(certs, "monitor"), states=run.root / "stranger")
         assert stranger.wait() == 1
         assert "fedtide:monitor does not cover 2 (PERMISSION_DENIED)" in stranger.output()
         run.finish(server, first, run.join("2", *client_options(certs, "client-2")))
-        assert {event.kind for event in events} >= {"upload", "commit", "finished"}
+        assert {told.event.WhichOneof("what") for told in events} >= {
+            "upload",
+            "commit",
+            "finished",
+        }
 
 
 def test_tls_without_an_authority_of_clients_is_warned_of(loopback: Sites, certs: Path) -> None:

@@ -15,7 +15,8 @@ from fedcli.runtime import link as link_module
 from fedcli.runtime.link import Link, Member
 from fedmodels.errors import LinkError
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
+from fedpb.descriptions import description_of
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
 from fedsrv.transport import service
@@ -83,7 +84,7 @@ def test_pings_are_more_frequent_than_idle_links_are_cut_and_rarer_than_a_server
     monkeypatch.setattr(grpc, "insecure_channel", channel)
     monkeypatch.setattr(service.grpc, "server", server)
     Link("127.0.0.1:9").close()
-    listening, _ = start_server(Service("run", "{}", cohort, EventLog()), "127.0.0.1:0", None)
+    listening, _ = start_server(Service("run", {}, cohort, EventLog()), "127.0.0.1:0", None)
     stop_server(listening)
     asks_ms = seen["client"]["grpc.keepalive_time_ms"]
     assert asks_ms + seen["client"]["grpc.keepalive_timeout_ms"] <= 60_000
@@ -96,7 +97,7 @@ def test_pings_are_more_frequent_than_idle_links_are_cut_and_rarer_than_a_server
 @pytest.fixture
 def proxy(cohort: RemoteCohort) -> Iterator[Proxy]:
     """Return a good link to a server with this cohort."""
-    server, port = start_server(Service("run", "{}", cohort, EventLog()), "127.0.0.1:0", None)
+    server, port = start_server(Service("run", {}, cohort, EventLog()), "127.0.0.1:0", None)
     made = Proxy(port, lambda number: Fate())
     yield made
     made.close()
@@ -118,7 +119,9 @@ def test_a_link_that_fell_silent_is_noticed_and_made_anew(
     monkeypatch.setattr(link_module.log, "warning", lambda *_: told.set())
     caplog.set_level(logging.WARNING)
     link = Link(f"127.0.0.1:{proxy.port}")
-    asked = rpc.JoinRequest(client_id="0", client_json=PROFILE, token=b"own", protocol=PROTOCOL)
+    asked = rpc.JoinRequest(
+        client_id="0", description=description_of(PROFILE), token=b"own", protocol=PROTOCOL
+    )
     member = Member(0, "run", link.join(asked).token)
     waiting = rpc.Waiting(client_id="0", token=member.token, durable=-1)
     asked_twice, pulls = threading.Event(), list[int]()

@@ -10,7 +10,8 @@ import torch
 
 from fedcli.runtime.host import Host
 from fedmodels.errors import LinkError
-from fedpb import coordinator_pb2 as rpc
+from fedpb.descriptions import client_json_of
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -26,13 +27,15 @@ class Losing:
     def __init__(self, cohort: RemoteCohort, lost: int) -> None:
         self.cohort, self.lost = cohort, lost
 
-    def join(self, request: rpc.JoinRequest) -> rpc.JoinReply:
+    def join(self, request: rpc.JoinRequest) -> rpc.JoinResponse:
         client = int(request.client_id)
-        token = self.cohort.join(client, request.client_json, request.token, request.versions)
+        token = self.cohort.join(
+            client, client_json_of(request.description), request.token, request.versions
+        )
         self.lost -= 1
         if self.lost >= 0:
             raise LinkError("the process was killed, or the link was cut")
-        return rpc.JoinReply(run_id="run", token=token)
+        return rpc.JoinResponse(run_id="run", token=token)
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import pytest
 from fedcli.runtime import link as module
 from fedcli.runtime.link import Link
 from fedmodels.errors import LinkError
-from fedpb import coordinator_pb2 as rpc
+from fedpb import PROTOCOL
+from fedpb.v1 import coordinator_pb2 as rpc
 
 
 class Gone(grpc.RpcError):
@@ -143,6 +144,17 @@ def test_what_cannot_succeed_is_not_tried_again(code: str, patient: Any, clock: 
         raise Gone(grpc.StatusCode[code])
 
     with pytest.raises(LinkError, match=code):
+        patient(None)._patiently("join", call)
+    assert clock.waits == []
+
+
+def test_a_server_of_an_earlier_protocol_is_refused_with_a_line(patient: Any, clock: Clock) -> None:
+    """It has no service of the present name, which gRPC answers for it."""
+
+    def call() -> None:
+        raise Gone(grpc.StatusCode.UNIMPLEMENTED)
+
+    with pytest.raises(LinkError, match=f"join: the server does not speak protocol {PROTOCOL}: "):
         patient(None)._patiently("join", call)
     assert clock.waits == []
 

@@ -14,7 +14,7 @@ import fedcli.cli
 import fedsrv.cli
 from fedcli.runtime.diary import tell_scored
 from fedmodels.log_lines import JsonLines
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event, EventLog
 from fedsrv.narration import Pace, duration
 from fedtide.inprocess import run_in_process

@@ -16,10 +16,12 @@ def mlp(
 ) -> SplitNet:
     """Build a multi-layer perceptron with ReLU; the last of the ``hidden`` widths is d.
 
+    Without any, it is softmax regression: the head sees the inputs, and there is no base.
+
     Raises:
-        ConfigError: ``hidden`` is empty or holds a width below 1.
+        ConfigError: ``hidden`` holds a width below 1.
     """
-    if not hidden or min(hidden) < 1:
+    if any(width < 1 for width in hidden):
         raise ConfigError(f"option 'hidden' of net 'mlp' must list widths, not {list(hidden)}")
     layers: list[nn.Module] = [nn.Flatten()]
     fan_in = math.prod(input_shape)

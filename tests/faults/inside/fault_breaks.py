@@ -49,13 +49,13 @@ def finish_before_acceptance() -> None:
 
     from fedcli.runtime.host import Host
     from fedcli.runtime.link import Link, RunOver
-    from fedpb import coordinator_pb2 as rpc
+    from fedpb.v1 import coordinator_pb2 as rpc
 
     execute, next_tasks, send = Host._execute, Host._next_tasks, Link._send
 
     def executed(self: Any, tasks: Any) -> Any:
         results = execute(self, tasks)
-        done = [result.order for result in results if result.order.kind == rpc.ORDER_FINISH]
+        done = [result.order for result in results if result.order.kind == rpc.ORDER_KIND_FINISH]
         self.left = getattr(self, "left", len(self.workers)) - len(done)
         return results
 
@@ -68,9 +68,9 @@ def finish_before_acceptance() -> None:
         try:
             return send(self, header, upload)
         except grpc.RpcError:
-            if header.kind != rpc.ORDER_FINISH:
+            if header.kind != rpc.ORDER_KIND_FINISH:
                 raise
-            return rpc.PushReply()
+            return rpc.PushResponse()
 
     Host._execute, Host._next_tasks = executed, next_of  # type: ignore[method-assign]
     Link._send = sent  # type: ignore[method-assign]

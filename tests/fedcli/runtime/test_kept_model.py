@@ -13,7 +13,7 @@ from fedcli.runtime.state import PERSONAL, StateDirectory
 from fedmodels.methods import make
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.tensors.bundle import Bundle
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process
 from tests.fedmodels.methods.test_conformance import experiment_for
 
@@ -72,7 +72,7 @@ def test_a_kept_model_that_is_damaged_leaves_the_one_after_the_downlink(
     digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def damage(order: rpc.Order) -> None:
-        if order.kind == rpc.ORDER_FINISH and order.client_id == "0":
+        if order.kind == rpc.ORDER_KIND_FINISH and order.client_id == "0":
             for kept in (tmp_path / "run" / "clients" / "0").glob("scored-*"):
                 kept.write_bytes(b"cut")
 

@@ -13,7 +13,7 @@ import torch
 from fedcli.runtime.host import Host
 from fedcli.runtime.state import Session, StateDirectory
 from fedmodels.errors import PayloadError
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
 from fedsrv.transport.remote_cohort import RemoteCohort

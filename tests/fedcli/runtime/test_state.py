@@ -11,7 +11,7 @@ from fedcli.runtime.worker import Worker, open_data
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import context_of, payload_of, tiny_experiment
 
 INITIAL = Bundle(weights={"w": torch.zeros(2)})
@@ -230,7 +230,7 @@ def bytes_of(states, version):
 
 
 def trained(worker, interaction, base, committed=-1):
-    order = order_of(rpc.ORDER_TRAIN, interaction, base, committed)
+    order = order_of(rpc.ORDER_KIND_TRAIN, interaction, base, committed)
     found = worker.execute(order, Bundle())
     assert found.failure == ""
     return found
@@ -241,9 +241,9 @@ def test_a_result_is_kept_until_it_is_committed(worker, monkeypatch):
     monkeypatch.setattr("fedcli.runtime.worker.train_locally", None)  # must not be needed
     again = trained(worker, 0, -1)
     assert again.report == first.report
-    evaluate = order_of(rpc.ORDER_EVALUATE, 0, 0, committed=0, views=["after_downlink"])
+    evaluate = order_of(rpc.ORDER_KIND_EVALUATE, 0, 0, committed=0, views=["after_downlink"])
     assert worker.execute(evaluate, Bundle()).failure == ""
-    assert "NoneType" in worker.execute(order_of(rpc.ORDER_TRAIN, 0, -1), Bundle()).failure
+    assert "NoneType" in worker.execute(order_of(rpc.ORDER_KIND_TRAIN, 0, -1), Bundle()).failure
 
 
 def test_a_worker_that_comes_back_computes_the_same(worker, digits):
@@ -266,7 +266,7 @@ def test_a_kept_result_whose_state_was_dropped_is_computed_again(worker):
     trained(worker, 0, -1)
     trained(worker, 5, 0, committed=0)
     expected = bytes_of(worker.states, 5)
-    score = order_of(rpc.ORDER_EVALUATE, 4, 0, committed=4, views=["after_downlink"])
+    score = order_of(rpc.ORDER_KIND_EVALUATE, 4, 0, committed=4, views=["after_downlink"])
     assert worker.execute(score, Bundle()).failure == ""
     assert worker.states.versions() == [0, 5]
     (worker.states.path / "state-00000005.safetensors").unlink()
@@ -281,13 +281,13 @@ def test_after_a_roll_back_nothing_kept_in_memory_is_sent(worker, monkeypatch):
     trained(worker, 1, 0, committed=0)
     trained(worker, 2, 1, committed=1)
     monkeypatch.setattr("fedcli.runtime.worker.train_locally", None)  # computed again: it is called
-    assert "NoneType" in worker.execute(order_of(rpc.ORDER_TRAIN, 2, 0, 0), Bundle()).failure
+    assert "NoneType" in worker.execute(order_of(rpc.ORDER_KIND_TRAIN, 2, 0, 0), Bundle()).failure
 
 
 def test_what_goes_wrong_fails_one_order(worker):
-    lost = worker.execute(order_of(rpc.ORDER_TRAIN, 5, 3), Bundle())
+    lost = worker.execute(order_of(rpc.ORDER_KIND_TRAIN, 5, 3), Bundle())
     assert "state-00000003.safetensors is missing" in lost.failure
-    unknown = worker.execute(order_of(rpc.ORDER_TRAIN, 0, -1, task=9), Bundle())
+    unknown = worker.execute(order_of(rpc.ORDER_KIND_TRAIN, 0, -1, task=9), Bundle())
     assert "has no task 9" in unknown.failure
     trained(worker, 0, -1)
 
@@ -300,7 +300,7 @@ def test_superseded_work_is_abandoned(worker, monkeypatch):
         tick(self, *facts)
 
     monkeypatch.setattr(Worker, "_tick", superseded)
-    assert worker.execute(order_of(rpc.ORDER_TRAIN, 0, -1), Bundle()) is None
+    assert worker.execute(order_of(rpc.ORDER_KIND_TRAIN, 0, -1), Bundle()) is None
     assert worker.states.versions() == []
     monkeypatch.setattr(Worker, "_tick", tick)
     trained(worker, 0, -1)
@@ -312,7 +312,7 @@ def test_method_without_private_state_writes_nothing(digits, tmp_path):
     worker = Worker(0, open_data(digits, 0), states, experiment, torch.device("cpu"))
     ctx = context_of(experiment, digits)
     payload, _ = payload_of(experiment, ctx)
-    found = worker.execute(order_of(rpc.ORDER_TRAIN, 0, -1), payload)
+    found = worker.execute(order_of(rpc.ORDER_KIND_TRAIN, 0, -1), payload)
     assert found.failure == ""
     assert states.versions() == []
     assert json.loads(worker.data.announcement())["num_classes"] == 10

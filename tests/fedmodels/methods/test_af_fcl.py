@@ -18,7 +18,7 @@ from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.training.loop import batches, train_locally
 from fedmodels.training.method import Batch, Output
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process
 from tests.conftest import (
     context_of,
@@ -388,7 +388,7 @@ def test_a_run_interrupted_anywhere_ends_in_the_same_state(digits, tmp_path):
         pass
 
     def stop(order):
-        if order.kind == rpc.ORDER_TRAIN and order.interaction == 2 and order.client_id == "1":
+        if order.kind == rpc.ORDER_KIND_TRAIN and order.interaction == 2 and order.client_id == "1":
             raise Stopped
 
     out = tmp_path / "broken"

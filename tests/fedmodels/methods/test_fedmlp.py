@@ -29,7 +29,7 @@ from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import RunFacts, ServerContext
 from fedmodels.training.position import START, Position
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
 from tests.conftest import context_of, digest_of, method_of, payload_of, tiny_experiment
 
@@ -500,7 +500,7 @@ def test_unselected_clients_keep_their_memory(digits, tmp_path):
     seen = []
 
     def before(order):
-        if order.kind == rpc.ORDER_TRAIN:
+        if order.kind == rpc.ORDER_KIND_TRAIN:
             files = sorted((tmp_path / "out" / "clients").glob("*/state-*.safetensors"))
             newest = {f.parent.name: f.read_bytes() for f in files}
             seen.append((order.client_id, newest))

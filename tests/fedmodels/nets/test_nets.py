@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 from copy import deepcopy
@@ -195,6 +196,16 @@ def test_loading_refuses_what_does_not_fit():
     assert all(torch.equal(before[k], t) for k, t in weights_of(net).items())
 
 
+def test_an_mlp_without_hidden_layers_is_softmax_regression():
+    net = make_net("mlp", num_classes=3, input_shape=DIGIT, hidden=[])
+    found = weights_of(net)
+    assert {name: tuple(t.shape) for name, t in found.items()} == {
+        "head/weight": (3, math.prod(DIGIT)), "head/bias": (3,),
+    }  # fmt: skip
+    x = torch.randn(5, *DIGIT)
+    assert torch.equal(net(x), x.flatten(1) @ found["head/weight"].T + found["head/bias"])
+
+
 def test_unknown_names_and_options():
     with pytest.raises(ConfigError, match="Did you mean 'resnet20'"):
         make_net("resnt20", num_classes=2, input_shape=RGB)
@@ -205,7 +216,7 @@ def test_unknown_names_and_options():
     with pytest.raises(ConfigError, match="at least 16x16"):
         make_net("cnn5", num_classes=2, input_shape=DIGIT)
     with pytest.raises(ConfigError, match="must list widths"):
-        make_net("mlp", num_classes=2, input_shape=DIGIT, hidden=[])
+        make_net("mlp", num_classes=2, input_shape=DIGIT, hidden=[8, 0])
 
 
 def test_third_party_nets(monkeypatch):

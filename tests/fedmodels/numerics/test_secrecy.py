@@ -149,10 +149,10 @@ def test_a_resumed_run_repeats_its_noise_and_another_run_does_not(name, digits, 
 
 def test_workers_take_the_secret_of_their_directory(digits, tmp_path):
     cohort = InProcessCohort(noisy("gldp"), digits, tmp_path)
-    from fedpb import coordinator_pb2 as rpc
+    from fedpb.v1 import coordinator_pb2 as rpc
 
     for client, worker in cohort.workers.items():
-        ctx = worker._context(rpc.Order(kind=rpc.ORDER_TRAIN, client_id=str(client)))
+        ctx = worker._context(rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id=str(client)))
         assert ctx.secret() == Secret((tmp_path / str(client) / "secret").read_bytes())
 
 

@@ -16,8 +16,8 @@ from fedmodels.tensors.bundle import DTYPES, Bundle, BundleSpec, tensor_bytes
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.packed_weights import Packed, names_and_layout, num_bytes
 from fedmodels.tensors.weighted_mean import weighted_mean
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import Receiver, encode, read_chunk
+from fedpb.v1 import coordinator_pb2 as rpc
 
 SHAPES = [(), (5,), (0,), (3, 0, 2), (2, 3, 4), (16,), (1, 1)]
 

@@ -11,7 +11,7 @@ from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Worker, open_data
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.bundle import Bundle
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import tiny_experiment
 
 
@@ -31,7 +31,7 @@ def workers(digits, tmp_path):
     return made
 
 
-def order_of(client, interaction=0, base=-1, kind=rpc.ORDER_TRAIN, **facts):
+def order_of(client, interaction=0, base=-1, kind=rpc.ORDER_KIND_TRAIN, **facts):
     return rpc.Order(
         kind=kind, client_id=str(client), interaction=interaction, base=base, committed=-1,
         durable=-1, **facts,
@@ -153,7 +153,7 @@ def test_orders_of_another_issue_are_kept_for_later(host):
 
 
 def test_scoring_is_done_one_by_one(host):
-    put(host, *(order_of(c, kind=rpc.ORDER_EVALUATE, following=2 - c) for c in range(3)))
+    put(host, *(order_of(c, kind=rpc.ORDER_KIND_EVALUATE, following=2 - c) for c in range(3)))
     assert [taken(host) for _ in range(3)] == [["0"], ["1"], ["2"]]
 
 

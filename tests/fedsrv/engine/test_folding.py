@@ -16,7 +16,7 @@ from fedmodels.tensors.block_layout import facts_of, layout_of
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.packed_weights import Packed, names_and_layout
 from fedmodels.tensors.weighted_mean import RunningMean, weighted_mean
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer
 from fedsrv.engine.folding import Folding
 

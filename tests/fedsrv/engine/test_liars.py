@@ -10,7 +10,7 @@ import torch
 
 from fedmodels.errors import RunFailed
 from fedmodels.tensors.bundle import Bundle
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import tiny_experiment
 from tests.liars import Stage, silent
 
@@ -56,7 +56,7 @@ def sent(change):
     """Return a lie that changes the upload, and says nothing else."""
 
     def lie(client, order, answer):
-        if order.kind != rpc.ORDER_TRAIN:
+        if order.kind != rpc.ORDER_KIND_TRAIN:
             return silent(client, order, answer)
         return change(answer[0]), *answer[1:]
 

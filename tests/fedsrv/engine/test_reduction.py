@@ -16,7 +16,7 @@ from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction
 from fedmodels.training.method import RunFacts, ServerContext, ServerState
 from fedmodels.training.position import START, Position
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
 from tests.conftest import tiny_experiment
 from tests.liars import Stage, silent
@@ -113,7 +113,7 @@ def test_the_run_goes_on_without_whom_no_check_caught(digits, tmp_path, monkeypa
     experiment = tiny_experiment(server={"min_clients": 2}, schedule={"rounds": 1, "clients": 3})
 
     def lie(client, order, answer):
-        if order.kind != rpc.ORDER_TRAIN:
+        if order.kind != rpc.ORDER_KIND_TRAIN:
             return silent(client, order, answer)
         weights = {k: torch.full_like(t, 1e30) for k, t in answer[0].weights.items()}
         upload = replace(answer[0], weights=weights, scalars={"num_examples": 1e300})

@@ -7,7 +7,7 @@ import pytest
 from fedmodels.errors import DataError
 from fedmodels.numerics.metrics import Counts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import Answer
 from fedsrv.engine.scores import Scores, client_rows, own_test, round_metrics

@@ -11,7 +11,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import EVALUATOR, Problem
 from fedmodels.training.method import RunFacts
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.schedule import steps
 from fedsrv.engine.terms import Terms
@@ -31,13 +31,13 @@ def terms_of(name="fedavg", **switches):
     return Terms(make(name, **switches), run, profiles, visits)
 
 
-def order(kind=rpc.ORDER_TRAIN, views=("after_local",), interaction=0, **facts):
+def order(kind=rpc.ORDER_KIND_TRAIN, views=("after_local",), interaction=0, **facts):
     given = {"tasks_seen": 2, **facts}
     return rpc.Order(kind=kind, views=views, interaction=interaction, **given)
 
 
-EVALUATE = order(rpc.ORDER_EVALUATE, ("global",))
-FINISH = order(rpc.ORDER_FINISH, ())
+EVALUATE = order(rpc.ORDER_KIND_EVALUATE, ("global",))
+FINISH = order(rpc.ORDER_KIND_FINISH, ())
 
 
 def counts(test_set="task/0", view="after_local", rule="classifier", **facts):
@@ -93,7 +93,7 @@ LIES = {
     "written-otherwise": (order(), report(counts("task/00")), "unknown test set 'task/00'"),
     "global": (order(), report(counts("global-test")), "unknown test set 'global-test'"),
     "global-view": (
-        order(rpc.ORDER_EVALUATE, ("global",), global_test=True),
+        order(rpc.ORDER_KIND_EVALUATE, ("global",), global_test=True),
         report(counts("global-test", "global")), "unknown test set",
     ),
     "two-global": (
@@ -144,6 +144,6 @@ def test_what_a_report_may_not_say(name):
 def test_what_the_evaluator_may_not_say():
     with pytest.raises(PayloadError, match="unknown test set 'task/0'"):
         terms_of().check_report(EVALUATOR, EVALUATE, report(counts(view="global")))
-    both = order(rpc.ORDER_EVALUATE, ("global", "after_downlink"))
+    both = order(rpc.ORDER_KIND_EVALUATE, ("global", "after_downlink"))
     with pytest.raises(PayloadError, match="unknown view 'after_downlink'"):
         terms_of().check_report(EVALUATOR, both, report(counts("global-test", "after_downlink")))

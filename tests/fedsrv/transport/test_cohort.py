@@ -9,7 +9,7 @@ import torch
 
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, StateLost, Trip
 from fedsrv.events import EventLog
@@ -90,13 +90,13 @@ def until(condition, wait_s=5.0):
         time.sleep(0.001)
 
 
-def order_of(client, interaction=0, kind=rpc.ORDER_TRAIN, trip=0):
+def order_of(client, interaction=0, kind=rpc.ORDER_KIND_TRAIN, trip=0):
     return rpc.Order(
         kind=kind, client_id=str(client), interaction=interaction, round=interaction, trip=trip
     )
 
 
-def trip_to(*clients, interaction=0, needed=None, kind=rpc.ORDER_TRAIN, **facts):
+def trip_to(*clients, interaction=0, needed=None, kind=rpc.ORDER_KIND_TRAIN, **facts):
     orders = {c: order_of(c, interaction, kind) for c in clients}
     return Trip(orders, Bundle(weights={"w": torch.zeros(3)}), needed=needed, **facts)
 
@@ -121,7 +121,7 @@ def test_an_order_is_given_once(world):
     future = world.exchange(trip_to(0, 1, interaction=4))
     world.cohort.commit(3, 2)
     order = world.pull(0)
-    assert (order.client_id, order.interaction, order.kind) == ("0", 4, rpc.ORDER_TRAIN)
+    assert (order.client_id, order.interaction, order.kind) == ("0", 4, rpc.ORDER_KIND_TRAIN)
     assert (order.committed, order.durable) == (3, 2)
     assert world.pull(0, wait_s=0.05) is None, "client 0 has its order already"
     assert world.pull(0, 1).client_id == "1", "a host asks for all its clients"
@@ -351,7 +351,7 @@ def test_uploads_come_out_in_client_order(tmp_path, seed):
     world = World(tmp_path, 12)
     world.join_all([*range(12), EVALUATOR])
     everybody = [*range(12), EVALUATOR]
-    future = world.exchange(trip_to(*everybody, kind=rpc.ORDER_EVALUATE))
+    future = world.exchange(trip_to(*everybody, kind=rpc.ORDER_KIND_EVALUATE))
     random.Random(seed).shuffle(everybody)
     for client in everybody:
         number = -1.0 if client == EVALUATOR else float(client)
@@ -395,7 +395,7 @@ def test_results_nobody_waits_for(world):
     for other in (
         order_of(0, 4),
         order_of(0, 6),
-        order_of(0, 5, rpc.ORDER_EVALUATE),
+        order_of(0, 5, rpc.ORDER_KIND_EVALUATE),
         order_of(2, 5),
     ):
         with pytest.raises(Superseded):
@@ -404,9 +404,9 @@ def test_results_nobody_waits_for(world):
 
 def test_results_of_another_evaluation_trip(world):
     """Two trips of one interaction score different views; their numbers tell them apart."""
-    world.exchange(trip_to(0, kind=rpc.ORDER_EVALUATE))
+    world.exchange(trip_to(0, kind=rpc.ORDER_KIND_EVALUATE))
     with pytest.raises(Superseded):
-        world.push(0, order_of(0, 0, rpc.ORDER_EVALUATE, trip=1))
+        world.push(0, order_of(0, 0, rpc.ORDER_KIND_EVALUATE, trip=1))
 
 
 def test_a_result_from_before_a_crash_of_the_server_counts(world):

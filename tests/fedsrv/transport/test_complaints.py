@@ -13,7 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from fedpb import PROTOCOL
-from fedpb import coordinator_pb2 as rpc
+from fedpb.descriptions import description_of
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
 from fedsrv.transport.complaints import EVERY_S, Complaints
@@ -71,7 +72,7 @@ class Served:
         self.events = EventLog()
         spool = Spool(directory, 1 << 20)
         self.cohort = RemoteCohort(2, spool, self.events, admission=Admission({}))
-        self.service = Service("run", "{}", self.cohort, self.events)
+        self.service = Service("run", {}, self.cohort, self.events)
         address = f"unix:{directory}/s"
         self.server, _ = start_server(self.service, address, None)
         self.channel = grpc.insecure_channel(address)
@@ -140,7 +141,7 @@ def test_a_fault_of_ours_is_told_with_its_traceback_once(
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(served.cohort, "join", broken)
-    request = rpc.JoinRequest(client_id="0", client_json=PROFILE, protocol=PROTOCOL)
+    request = rpc.JoinRequest(client_id="0", description=description_of(PROFILE), protocol=PROTOCOL)
     for _ in range(5):
         error = served.call("Join", request.SerializeToString())
         assert isinstance(error, grpc.RpcError)
@@ -155,7 +156,9 @@ def test_a_fault_of_ours_is_told_with_its_traceback_once(
 
 @pytest.mark.parametrize("text", [LONG, "0" * 5000, "00", "01", "1" * 10, "", "-1", "²", "1\n"])
 def test_strange_ids_are_refused_with_a_line(served: Served, text: str) -> None:
-    request = rpc.JoinRequest(client_id=text, client_json=PROFILE, protocol=PROTOCOL)
+    request = rpc.JoinRequest(
+        client_id=text, description=description_of(PROFILE), protocol=PROTOCOL
+    )
     error = served.call("Join", request.SerializeToString())
     assert isinstance(error, grpc.RpcError)
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -173,12 +176,14 @@ def test_controls_of_clients_are_escaped_wherever_they_go(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     wild = "\x1b[2J\r\nerror: forged"
-    request = rpc.JoinRequest(client_id="0", client_json=PROFILE, protocol=PROTOCOL, run_id=wild)
+    request = rpc.JoinRequest(
+        client_id="0", description=description_of(PROFILE), protocol=PROTOCOL, run_id=wild
+    )
     error = served.call("Join", request.SerializeToString())
     assert isinstance(error, grpc.RpcError)
     assert error.details().isprintable()
     request.run_id = ""
-    reply = rpc.JoinReply.FromString(served.call("Join", request.SerializeToString()))
+    reply = rpc.JoinResponse.FromString(served.call("Join", request.SerializeToString()))
     leave = rpc.LeaveRequest(client_id="0", token=reply.token, reason=wild)
     assert served.call("Leave", leave.SerializeToString()) == b""
     served.events.close()

@@ -58,7 +58,7 @@ def gate(clock):
     return Gate(0, clock)
 
 
-def opened(gate, pool, call, method="/fedpb.Coordinator/Join"):
+def opened(gate, pool, call, method="/fedpb.v1.CoordinatorService/Join"):
     future = pool.submit(gate._first, method, call, call)
     while call not in gate._opening and not future.done():
         pass
@@ -75,7 +75,7 @@ def test_a_call_that_says_nothing_is_ended(gate, clock):
         clock.now += 2
         gate.end_overdue()
         assert call.cancelled
-        slow = opened(gate, pool, Call(), "/fedpb.Coordinator/Push")
+        slow = opened(gate, pool, Call(), "/fedpb.v1.CoordinatorService/Push")
         clock.now += gates.FIRST_UPLOAD_S - 1
         gate.end_overdue()
         assert not slow.done(), "a small upload is a message, and may take its time"

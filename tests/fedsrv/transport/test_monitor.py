@@ -25,7 +25,7 @@ from fedsrv.transport.tls import server_credentials
 def served(events: EventLog, authority: Path | None = None) -> tuple[Any, Service, int]:
     """Start a coordinator that has nothing but its events."""
     cohort: Any = SimpleNamespace(num_clients=2)
-    service = Service("run", "{}", cohort, events, requires_identity=authority is not None)
+    service = Service("run", {}, cohort, events, requires_identity=authority is not None)
     keys = None
     if authority is not None:
         pair = authority / "server.pem", authority / "server.key"
@@ -45,7 +45,7 @@ def events() -> EventLog:
     log.tell("commit", interaction=0, round=0, task=0, loss=0.5, of=4, failed={})
     log.tell("scores", interaction=0, round=0, metrics={"a_loc": 0.75, "a_sel": 0.5})
     log.tell("left", 1, reason="finished")
-    log.tell("waiting", line="waiting for client 1", clients=[1], seconds=3)
+    log.tell("waiting", line="waiting for client 1", clients=["1"], seconds=3)
     return log
 
 

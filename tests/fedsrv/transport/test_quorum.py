@@ -6,7 +6,7 @@ import pytest
 
 from fedmodels.errors import ConfigError, RunStopped
 from fedmodels.resolution import parse_experiment
-from fedpb import coordinator_pb2 as rpc
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
@@ -110,7 +110,9 @@ def test_a_round_waits_for_no_more_than_it_needs(world, clock):
 # --- trips ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [rpc.ORDER_TRAIN, rpc.ORDER_EVALUATE, rpc.ORDER_FINISH])
+@pytest.mark.parametrize(
+    "kind", [rpc.ORDER_KIND_TRAIN, rpc.ORDER_KIND_EVALUATE, rpc.ORDER_KIND_FINISH]
+)
 def test_a_dead_client_does_not_cost_the_deadline(world, clock, kind):
     world.join_all()
     pass_time(world, clock, LEASE_S + 1)  # nobody was heard of; those who answer now are alive

@@ -9,8 +9,8 @@ import torch
 
 from fedmodels.tensors.bundle import Bundle, BundleSpec
 from fedpb import AGAIN_AFTER
-from fedpb import coordinator_pb2 as rpc
 from fedpb.codec import encode
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Trip
 from fedsrv.events import EventLog
@@ -74,25 +74,25 @@ class World:
         self.cohort = RemoteCohort(
             1, Spool(directory, 1 << 24), self.events, admission=Admission({})
         )
-        self.service = Service("run", "{}", self.cohort, self.events)
+        self.service = Service("run", {}, self.cohort, self.events)
         self.token = self.cohort.join(0, PROFILE, b"", ())
         self.engine = ThreadPoolExecutor(1)
 
-    def open(self, interaction=0, kind=rpc.ORDER_TRAIN):
+    def open(self, interaction=0, kind=rpc.ORDER_KIND_TRAIN):
         self.order = rpc.Order(kind=kind, client_id="0", interaction=interaction)
         self.trip = Trip({0: self.order}, Bundle(), spec=BundleSpec.of(UPLOAD))
         self.done = self.engine.submit(self.cohort.exchange, self.trip)
         while self.cohort._open is None:
             pass
 
-    def header(self, kind=rpc.ORDER_TRAIN, interaction=0):
+    def header(self, kind=rpc.ORDER_KIND_TRAIN, interaction=0):
         return rpc.PushHeader(client_id="0", token=self.token, kind=kind, interaction=interaction)
 
     def chunks(self):
         encoded = encode(UPLOAD)
         header = self.header()
         header.bundle.CopyFrom(encoded.header)
-        return [rpc.PushChunk(header=header).SerializeToString(), *encoded.chunks()]
+        return [rpc.PushRequest(header=header).SerializeToString(), *encoded.chunks()]
 
     def push(self, chunks):
         context = Context()
@@ -147,7 +147,7 @@ def test_what_comes_between_trips_is_not_wanted(world):
     with pytest.raises(Superseded):
         world.cohort.begin_result(0, world.header(interaction=1))
     with pytest.raises(Superseded):
-        world.cohort.begin_result(0, world.header(rpc.ORDER_EVALUATE))
+        world.cohort.begin_result(0, world.header(rpc.ORDER_KIND_EVALUATE))
 
 
 def test_the_end_is_told_to_everybody_and_waits_until_they_left(world):
@@ -158,7 +158,9 @@ def test_the_end_is_told_to_everybody_and_waits_until_they_left(world):
         pass
     with pytest.raises(RunOver):
         world.cohort.next_order(caller, lambda: True)
-    assert world.cohort.begin_result(0, world.header(rpc.ORDER_FINISH)) is None, "it is not needed"
+    assert world.cohort.begin_result(0, world.header(rpc.ORDER_KIND_FINISH)) is None, (
+        "it is not needed"
+    )
     assert not ended.done()
     world.cohort.leave(0, "finished")
     ended.result(5)

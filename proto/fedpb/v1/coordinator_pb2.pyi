@@ -1,4 +1,6 @@
-from fedpb import bundle_pb2 as _bundle_pb2
+from fedpb.v1 import bundle_pb2 as _bundle_pb2
+from fedpb.v1 import description_pb2 as _description_pb2
+from fedpb.v1 import table_pb2 as _table_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -10,46 +12,46 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 class OrderKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    ORDER_UNSPECIFIED: _ClassVar[OrderKind]
-    ORDER_TRAIN: _ClassVar[OrderKind]
-    ORDER_EVALUATE: _ClassVar[OrderKind]
-    ORDER_FINISH: _ClassVar[OrderKind]
-ORDER_UNSPECIFIED: OrderKind
-ORDER_TRAIN: OrderKind
-ORDER_EVALUATE: OrderKind
-ORDER_FINISH: OrderKind
+    ORDER_KIND_UNSPECIFIED: _ClassVar[OrderKind]
+    ORDER_KIND_TRAIN: _ClassVar[OrderKind]
+    ORDER_KIND_EVALUATE: _ClassVar[OrderKind]
+    ORDER_KIND_FINISH: _ClassVar[OrderKind]
+ORDER_KIND_UNSPECIFIED: OrderKind
+ORDER_KIND_TRAIN: OrderKind
+ORDER_KIND_EVALUATE: OrderKind
+ORDER_KIND_FINISH: OrderKind
 
 class JoinRequest(_message.Message):
-    __slots__ = ("client_id", "client_json", "run_id", "token", "versions", "protocol", "start_over")
+    __slots__ = ("client_id", "run_id", "token", "versions", "protocol", "start_over", "description")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_JSON_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     START_OVER_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     client_id: str
-    client_json: str
     run_id: str
     token: bytes
     versions: _containers.RepeatedScalarFieldContainer[int]
     protocol: int
     start_over: bool
-    def __init__(self, client_id: _Optional[str] = ..., client_json: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ...) -> None: ...
+    description: _description_pb2.ClientDescription
+    def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ...) -> None: ...
 
-class JoinReply(_message.Message):
-    __slots__ = ("run_id", "token", "experiment_json", "committed", "beat_every_s")
+class JoinResponse(_message.Message):
+    __slots__ = ("run_id", "token", "committed", "beat_every_s", "experiment")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
-    EXPERIMENT_JSON_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     BEAT_EVERY_S_FIELD_NUMBER: _ClassVar[int]
+    EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     token: bytes
-    experiment_json: str
     committed: int
     beat_every_s: float
-    def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., experiment_json: _Optional[str] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ...) -> None: ...
+    experiment: _table_pb2.Table
+    def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("client_id", "token", "durable", "issue")
@@ -123,7 +125,7 @@ class PullHeader(_message.Message):
     parts: _containers.RepeatedCompositeFieldContainer[PartHeader]
     def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartHeader, _Mapping]]] = ...) -> None: ...
 
-class PullChunk(_message.Message):
+class PullResponse(_message.Message):
     __slots__ = ("header", "frame")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -196,7 +198,7 @@ class PushHeader(_message.Message):
     failure: str
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...
 
-class PushChunk(_message.Message):
+class PushRequest(_message.Message):
     __slots__ = ("header", "frame")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -204,7 +206,7 @@ class PushChunk(_message.Message):
     frame: _bundle_pb2.Frame
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_bundle_pb2.Frame, _Mapping]] = ...) -> None: ...
 
-class PushReply(_message.Message):
+class PushResponse(_message.Message):
     __slots__ = ("repeated_upload",)
     REPEATED_UPLOAD_FIELD_NUMBER: _ClassVar[int]
     repeated_upload: bool
@@ -228,7 +230,7 @@ class BeatRequest(_message.Message):
     interaction: int
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., loss: _Optional[float] = ..., durable: _Optional[int] = ..., interaction: _Optional[int] = ...) -> None: ...
 
-class BeatReply(_message.Message):
+class BeatResponse(_message.Message):
     __slots__ = ("superseded",)
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
     superseded: bool
@@ -244,7 +246,7 @@ class LeaveRequest(_message.Message):
     reason: str
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class LeaveReply(_message.Message):
+class LeaveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -254,18 +256,216 @@ class WatchRequest(_message.Message):
     from_start: bool
     def __init__(self, from_start: _Optional[bool] = ...) -> None: ...
 
+class WatchResponse(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: Event
+    def __init__(self, event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
+
 class Event(_message.Message):
-    __slots__ = ("kind", "client_id", "interaction", "round", "unix_time", "detail_json")
-    KIND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("client_id", "interaction", "round", "unix_time", "joined", "left", "order", "beat", "upload", "failed", "commit", "scores", "finished", "waiting", "server", "rollback", "started_over", "missed", "listening", "draining", "dashboard", "metrics")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
-    kind: str
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    STARTED_OVER_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    LISTENING_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    DASHBOARD_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     interaction: int
     round: int
     unix_time: float
-    detail_json: str
-    def __init__(self, kind: _Optional[str] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., unix_time: _Optional[float] = ..., detail_json: _Optional[str] = ...) -> None: ...
+    joined: Joined
+    left: Left
+    order: OrderSent
+    beat: Progress
+    upload: Uploaded
+    failed: Failed
+    commit: Committed
+    scores: Scored
+    finished: Finished
+    waiting: WaitingFor
+    server: ServerWork
+    rollback: RolledBack
+    started_over: StartedOver
+    missed: Missed
+    listening: Listening
+    draining: Draining
+    dashboard: Dashboard
+    metrics: MetricsPage
+    def __init__(self, client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., unix_time: _Optional[float] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., order: _Optional[_Union[OrderSent, _Mapping]] = ..., beat: _Optional[_Union[Progress, _Mapping]] = ..., upload: _Optional[_Union[Uploaded, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., commit: _Optional[_Union[Committed, _Mapping]] = ..., scores: _Optional[_Union[Scored, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[WaitingFor, _Mapping]] = ..., server: _Optional[_Union[ServerWork, _Mapping]] = ..., rollback: _Optional[_Union[RolledBack, _Mapping]] = ..., started_over: _Optional[_Union[StartedOver, _Mapping]] = ..., missed: _Optional[_Union[Missed, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., dashboard: _Optional[_Union[Dashboard, _Mapping]] = ..., metrics: _Optional[_Union[MetricsPage, _Mapping]] = ...) -> None: ...
+
+class Joined(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Left(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class OrderSent(_message.Message):
+    __slots__ = ("order",)
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    order: OrderKind
+    def __init__(self, order: _Optional[_Union[OrderKind, str]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("epoch", "batch", "loss")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    batch: int
+    loss: float
+    def __init__(self, epoch: _Optional[int] = ..., batch: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class Uploaded(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("task", "loss", "of", "failed", "seconds", "bytes")
+    class FailedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class BytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    loss: float
+    of: int
+    failed: _containers.ScalarMap[str, str]
+    seconds: float
+    bytes: _containers.ScalarMap[str, int]
+    def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., of: _Optional[int] = ..., failed: _Optional[_Mapping[str, str]] = ..., seconds: _Optional[float] = ..., bytes: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Scored(_message.Message):
+    __slots__ = ("metrics",)
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("metrics", "state_sha256")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    STATE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    metrics: _containers.ScalarMap[str, float]
+    state_sha256: str
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., state_sha256: _Optional[str] = ...) -> None: ...
+
+class WaitingFor(_message.Message):
+    __slots__ = ("line", "clients", "seconds")
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    line: str
+    clients: _containers.RepeatedScalarFieldContainer[str]
+    seconds: int
+    def __init__(self, line: _Optional[str] = ..., clients: _Optional[_Iterable[str]] = ..., seconds: _Optional[int] = ...) -> None: ...
+
+class ServerWork(_message.Message):
+    __slots__ = ("work", "step", "of", "loss")
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    work: str
+    step: int
+    of: int
+    loss: float
+    def __init__(self, work: _Optional[str] = ..., step: _Optional[int] = ..., of: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class RolledBack(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class StartedOver(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Missed(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: int
+    def __init__(self, events: _Optional[int] = ...) -> None: ...
+
+class Listening(_message.Message):
+    __slots__ = ("address", "clients", "needed")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    clients: int
+    needed: int
+    def __init__(self, address: _Optional[str] = ..., clients: _Optional[int] = ..., needed: _Optional[int] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ("line",)
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    line: str
+    def __init__(self, line: _Optional[str] = ...) -> None: ...
+
+class Dashboard(_message.Message):
+    __slots__ = ("url",)
+    URL_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    def __init__(self, url: _Optional[str] = ...) -> None: ...
+
+class MetricsPage(_message.Message):
+    __slots__ = ("url",)
+    URL_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    def __init__(self, url: _Optional[str] = ...) -> None: ...

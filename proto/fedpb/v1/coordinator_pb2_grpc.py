@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from fedpb import coordinator_pb2 as fedpb_dot_coordinator__pb2
+from fedpb.v1 import coordinator_pb2 as fedpb_dot_v1_dot_coordinator__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in fedpb/coordinator_pb2_grpc.py depends on'
+        + ' but the generated code in fedpb/v1/coordinator_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class CoordinatorStub:
+class CoordinatorServiceStub:
     """One run's coordinator.
     """
 
@@ -36,38 +36,38 @@ class CoordinatorStub:
             channel: A grpc.Channel.
         """
         self.Join = channel.unary_unary(
-                '/fedpb.Coordinator/Join',
-                request_serializer=fedpb_dot_coordinator__pb2.JoinRequest.SerializeToString,
-                response_deserializer=fedpb_dot_coordinator__pb2.JoinReply.FromString,
+                '/fedpb.v1.CoordinatorService/Join',
+                request_serializer=fedpb_dot_v1_dot_coordinator__pb2.JoinRequest.SerializeToString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.FromString,
                 _registered_method=True)
         self.Pull = channel.unary_stream(
-                '/fedpb.Coordinator/Pull',
-                request_serializer=fedpb_dot_coordinator__pb2.PullRequest.SerializeToString,
-                response_deserializer=fedpb_dot_coordinator__pb2.PullChunk.FromString,
+                '/fedpb.v1.CoordinatorService/Pull',
+                request_serializer=fedpb_dot_v1_dot_coordinator__pb2.PullRequest.SerializeToString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.PullResponse.FromString,
                 _registered_method=True)
         self.Push = channel.stream_unary(
-                '/fedpb.Coordinator/Push',
-                request_serializer=fedpb_dot_coordinator__pb2.PushChunk.SerializeToString,
-                response_deserializer=fedpb_dot_coordinator__pb2.PushReply.FromString,
+                '/fedpb.v1.CoordinatorService/Push',
+                request_serializer=fedpb_dot_v1_dot_coordinator__pb2.PushRequest.SerializeToString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.PushResponse.FromString,
                 _registered_method=True)
         self.Beat = channel.unary_unary(
-                '/fedpb.Coordinator/Beat',
-                request_serializer=fedpb_dot_coordinator__pb2.BeatRequest.SerializeToString,
-                response_deserializer=fedpb_dot_coordinator__pb2.BeatReply.FromString,
+                '/fedpb.v1.CoordinatorService/Beat',
+                request_serializer=fedpb_dot_v1_dot_coordinator__pb2.BeatRequest.SerializeToString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.BeatResponse.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
-                '/fedpb.Coordinator/Leave',
-                request_serializer=fedpb_dot_coordinator__pb2.LeaveRequest.SerializeToString,
-                response_deserializer=fedpb_dot_coordinator__pb2.LeaveReply.FromString,
+                '/fedpb.v1.CoordinatorService/Leave',
+                request_serializer=fedpb_dot_v1_dot_coordinator__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.LeaveResponse.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
-                '/fedpb.Coordinator/Watch',
-                request_serializer=fedpb_dot_coordinator__pb2.WatchRequest.SerializeToString,
-                response_deserializer=fedpb_dot_coordinator__pb2.Event.FromString,
+                '/fedpb.v1.CoordinatorService/Watch',
+                request_serializer=fedpb_dot_v1_dot_coordinator__pb2.WatchRequest.SerializeToString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.WatchResponse.FromString,
                 _registered_method=True)
 
 
-class CoordinatorServicer:
+class CoordinatorServiceServicer:
     """One run's coordinator.
     """
 
@@ -114,47 +114,47 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_CoordinatorServicer_to_server(servicer, server):
+def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=fedpb_dot_coordinator__pb2.JoinRequest.FromString,
-                    response_serializer=fedpb_dot_coordinator__pb2.JoinReply.SerializeToString,
+                    request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.JoinRequest.FromString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.SerializeToString,
             ),
             'Pull': grpc.unary_stream_rpc_method_handler(
                     servicer.Pull,
-                    request_deserializer=fedpb_dot_coordinator__pb2.PullRequest.FromString,
-                    response_serializer=fedpb_dot_coordinator__pb2.PullChunk.SerializeToString,
+                    request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.PullRequest.FromString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.PullResponse.SerializeToString,
             ),
             'Push': grpc.stream_unary_rpc_method_handler(
                     servicer.Push,
-                    request_deserializer=fedpb_dot_coordinator__pb2.PushChunk.FromString,
-                    response_serializer=fedpb_dot_coordinator__pb2.PushReply.SerializeToString,
+                    request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.PushRequest.FromString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.PushResponse.SerializeToString,
             ),
             'Beat': grpc.unary_unary_rpc_method_handler(
                     servicer.Beat,
-                    request_deserializer=fedpb_dot_coordinator__pb2.BeatRequest.FromString,
-                    response_serializer=fedpb_dot_coordinator__pb2.BeatReply.SerializeToString,
+                    request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.BeatRequest.FromString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.BeatResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=fedpb_dot_coordinator__pb2.LeaveRequest.FromString,
-                    response_serializer=fedpb_dot_coordinator__pb2.LeaveReply.SerializeToString,
+                    request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.LeaveRequest.FromString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.LeaveResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=fedpb_dot_coordinator__pb2.WatchRequest.FromString,
-                    response_serializer=fedpb_dot_coordinator__pb2.Event.SerializeToString,
+                    request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.WatchRequest.FromString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'fedpb.Coordinator', rpc_method_handlers)
+            'fedpb.v1.CoordinatorService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('fedpb.Coordinator', rpc_method_handlers)
+    server.add_registered_method_handlers('fedpb.v1.CoordinatorService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Coordinator:
+class CoordinatorService:
     """One run's coordinator.
     """
 
@@ -172,9 +172,9 @@ class Coordinator:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/fedpb.Coordinator/Join',
-            fedpb_dot_coordinator__pb2.JoinRequest.SerializeToString,
-            fedpb_dot_coordinator__pb2.JoinReply.FromString,
+            '/fedpb.v1.CoordinatorService/Join',
+            fedpb_dot_v1_dot_coordinator__pb2.JoinRequest.SerializeToString,
+            fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -199,9 +199,9 @@ class Coordinator:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/fedpb.Coordinator/Pull',
-            fedpb_dot_coordinator__pb2.PullRequest.SerializeToString,
-            fedpb_dot_coordinator__pb2.PullChunk.FromString,
+            '/fedpb.v1.CoordinatorService/Pull',
+            fedpb_dot_v1_dot_coordinator__pb2.PullRequest.SerializeToString,
+            fedpb_dot_v1_dot_coordinator__pb2.PullResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -226,9 +226,9 @@ class Coordinator:
         return grpc.experimental.stream_unary(
             request_iterator,
             target,
-            '/fedpb.Coordinator/Push',
-            fedpb_dot_coordinator__pb2.PushChunk.SerializeToString,
-            fedpb_dot_coordinator__pb2.PushReply.FromString,
+            '/fedpb.v1.CoordinatorService/Push',
+            fedpb_dot_v1_dot_coordinator__pb2.PushRequest.SerializeToString,
+            fedpb_dot_v1_dot_coordinator__pb2.PushResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -253,9 +253,9 @@ class Coordinator:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/fedpb.Coordinator/Beat',
-            fedpb_dot_coordinator__pb2.BeatRequest.SerializeToString,
-            fedpb_dot_coordinator__pb2.BeatReply.FromString,
+            '/fedpb.v1.CoordinatorService/Beat',
+            fedpb_dot_v1_dot_coordinator__pb2.BeatRequest.SerializeToString,
+            fedpb_dot_v1_dot_coordinator__pb2.BeatResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -280,9 +280,9 @@ class Coordinator:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/fedpb.Coordinator/Leave',
-            fedpb_dot_coordinator__pb2.LeaveRequest.SerializeToString,
-            fedpb_dot_coordinator__pb2.LeaveReply.FromString,
+            '/fedpb.v1.CoordinatorService/Leave',
+            fedpb_dot_v1_dot_coordinator__pb2.LeaveRequest.SerializeToString,
+            fedpb_dot_v1_dot_coordinator__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -307,9 +307,9 @@ class Coordinator:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/fedpb.Coordinator/Watch',
-            fedpb_dot_coordinator__pb2.WatchRequest.SerializeToString,
-            fedpb_dot_coordinator__pb2.Event.FromString,
+            '/fedpb.v1.CoordinatorService/Watch',
+            fedpb_dot_v1_dot_coordinator__pb2.WatchRequest.SerializeToString,
+            fedpb_dot_v1_dot_coordinator__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

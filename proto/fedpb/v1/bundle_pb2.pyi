@@ -7,30 +7,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Dtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    DTYPE_UNSPECIFIED: _ClassVar[DType]
-    DTYPE_FLOAT32: _ClassVar[DType]
-    DTYPE_FLOAT64: _ClassVar[DType]
-    DTYPE_FLOAT16: _ClassVar[DType]
-    DTYPE_BFLOAT16: _ClassVar[DType]
-    DTYPE_INT64: _ClassVar[DType]
-    DTYPE_INT32: _ClassVar[DType]
-    DTYPE_INT16: _ClassVar[DType]
-    DTYPE_INT8: _ClassVar[DType]
-    DTYPE_UINT8: _ClassVar[DType]
-    DTYPE_BOOL: _ClassVar[DType]
-DTYPE_UNSPECIFIED: DType
-DTYPE_FLOAT32: DType
-DTYPE_FLOAT64: DType
-DTYPE_FLOAT16: DType
-DTYPE_BFLOAT16: DType
-DTYPE_INT64: DType
-DTYPE_INT32: DType
-DTYPE_INT16: DType
-DTYPE_INT8: DType
-DTYPE_UINT8: DType
-DTYPE_BOOL: DType
+    DTYPE_UNSPECIFIED: _ClassVar[Dtype]
+    DTYPE_FLOAT32: _ClassVar[Dtype]
+    DTYPE_FLOAT64: _ClassVar[Dtype]
+    DTYPE_FLOAT16: _ClassVar[Dtype]
+    DTYPE_BFLOAT16: _ClassVar[Dtype]
+    DTYPE_INT64: _ClassVar[Dtype]
+    DTYPE_INT32: _ClassVar[Dtype]
+    DTYPE_INT16: _ClassVar[Dtype]
+    DTYPE_INT8: _ClassVar[Dtype]
+    DTYPE_UINT8: _ClassVar[Dtype]
+    DTYPE_BOOL: _ClassVar[Dtype]
+DTYPE_UNSPECIFIED: Dtype
+DTYPE_FLOAT32: Dtype
+DTYPE_FLOAT64: Dtype
+DTYPE_FLOAT16: Dtype
+DTYPE_BFLOAT16: Dtype
+DTYPE_INT64: Dtype
+DTYPE_INT32: Dtype
+DTYPE_INT16: Dtype
+DTYPE_INT8: Dtype
+DTYPE_UINT8: Dtype
+DTYPE_BOOL: Dtype
 
 class TensorHeader(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset")
@@ -39,10 +39,10 @@ class TensorHeader(_message.Message):
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     name: str
-    dtype: DType
+    dtype: Dtype
     shape: _containers.RepeatedScalarFieldContainer[int]
     offset: int
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class ModelShard(_message.Message):
     __slots__ = ("tensors",)

@@ -1,0 +1,40 @@
+from fedpb.v1 import table_pb2 as _table_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ClientDescription(_message.Message):
+    __slots__ = ("format", "dataset", "input_shape", "num_classes", "scale", "mean", "std", "class_names", "partition", "tasks")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    STD_FIELD_NUMBER: _ClassVar[int]
+    CLASS_NAMES_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    dataset: str
+    input_shape: _containers.RepeatedScalarFieldContainer[int]
+    num_classes: int
+    scale: float
+    mean: _containers.RepeatedScalarFieldContainer[float]
+    std: _containers.RepeatedScalarFieldContainer[float]
+    class_names: _containers.RepeatedScalarFieldContainer[str]
+    partition: _table_pb2.Table
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskCounts]
+    def __init__(self, format: _Optional[int] = ..., dataset: _Optional[str] = ..., input_shape: _Optional[_Iterable[int]] = ..., num_classes: _Optional[int] = ..., scale: _Optional[float] = ..., mean: _Optional[_Iterable[float]] = ..., std: _Optional[_Iterable[float]] = ..., class_names: _Optional[_Iterable[str]] = ..., partition: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskCounts, _Mapping]]] = ...) -> None: ...
+
+class TaskCounts(_message.Message):
+    __slots__ = ("train", "test")
+    TRAIN_FIELD_NUMBER: _ClassVar[int]
+    TEST_FIELD_NUMBER: _ClassVar[int]
+    train: _containers.RepeatedScalarFieldContainer[int]
+    test: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, train: _Optional[_Iterable[int]] = ..., test: _Optional[_Iterable[int]] = ...) -> None: ...

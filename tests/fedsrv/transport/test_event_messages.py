@@ -1,0 +1,83 @@
+"""Every kind of event has a message, and a monitor reads what was told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.rows import commit_facts
+from fedsrv.events import Event, EventLog
+from fedsrv.transport.event_messages import event_of, field_of, message_of
+
+FACTS: dict[str, dict[str, Any]] = {
+    "joined": {},
+    "left": {"reason": "finished"},
+    "order": {"order": rpc.ORDER_KIND_EVALUATE},
+    "beat": {"epoch": 1, "batch": 2, "loss": 0.25},
+    "upload": {},
+    "failed": {"reason": "its disk is full"},
+    "commit": {
+        "task": 1,
+        "loss": 0.5,
+        "of": 4,
+        "failed": {"2": "no"},
+        "seconds": 0.5,
+        "bytes": {"down": 8, "up": 16},
+    },
+    "scores": {"metrics": {"a_loc": 0.75}},
+    "finished": {"metrics": {"a_loc": 0.75}, "state_sha256": "0" * 64},
+    "waiting": {"line": "waiting for client 1", "clients": ["1"], "seconds": 3},
+    "server": {"work": "generator", "step": 3, "of": 10, "loss": 0.5},
+    "rollback": {"reason": "a state is gone"},
+    "started-over": {},
+    "missed": {"events": 7},
+    "listening": {"address": "127.0.0.1:5055", "clients": 3, "needed": 2},
+    "draining": {"line": "asked to stop"},
+    "dashboard": {"url": "http://127.0.0.1:8000/"},
+    "metrics": {"url": "http://127.0.0.1:9000/metrics"},
+}
+
+
+@pytest.mark.parametrize("kind", FACTS)
+def test_an_event_is_the_same_at_the_monitor(kind: str) -> None:
+    event = Event(kind, "2", 3, 1, FACTS[kind], 1e9)
+    found = event_of(rpc.Event.FromString(message_of(event).SerializeToString()))
+    assert found == event
+    assert json.loads(found.to_json()) == json.loads(event.to_json())
+
+
+def test_a_commit_is_told_with_what_its_message_has() -> None:
+    record = {
+        "interaction": 3, "round": 1, "task": 1, "metrics": {}, "seconds": {"wall": 0.5},
+        "bytes": {"down": 8, "up": 16, "wire_up": 20}, "failed": {"2": "no"},
+    }  # fmt: skip
+    log = EventLog()
+    log.tell("commit", **commit_facts(record), of=4)
+    log.close()
+    (event,) = log.listen(from_start=True)
+    assert event_of(message_of(event)) == event
+
+
+def test_a_loss_that_nobody_has_is_none() -> None:
+    event = Event("commit", detail={**FACTS["commit"], "loss": None, "failed": {}})
+    assert event_of(message_of(event)) == event
+    metrics = Event("scores", detail={"metrics": {"a_loc": None, "a_glo": 0.5}})
+    assert event_of(message_of(metrics)).detail == {"metrics": {"a_glo": 0.5}}
+
+
+def test_every_kind_that_is_told_has_a_message() -> None:
+    sources = [path.read_text() for path in Path("fedsrv").rglob("*.py")]
+    told = {k for text in sources for k in re.findall(r'events?\.tell\(\s*"([\w-]+)"', text)}
+    told |= {"upload", "failed", "missed"}  # the first two by a variable, the last by a listener
+    assert told == set(FACTS)
+    fields = {field.name for field in rpc.Event.DESCRIPTOR.oneofs_by_name["what"].fields}
+    assert fields == {field_of(kind) for kind in FACTS}
+
+
+def test_a_kind_of_a_later_server_is_unknown() -> None:
+    assert event_of(rpc.Event(client_id="2", interaction=1)).kind == "unknown"
