@@ -230,6 +230,8 @@ class Worker:
         report = rpc.Report(durable=self.states.durable)
         ctx = self._context(order)
         state = Bundle() if self.client == EVALUATOR else self._state(order)
+        if self.client != EVALUATOR:
+            self.stream.open(order.task)  # a client may have restarted since it trained
         for view in order.views:
             ctx.view = view
             if view == "global":
@@ -318,7 +320,9 @@ class Worker:
     ) -> None:
         """Score the model in the net on the test sets of the order."""
         ctx.view = view
-        found = score(self.method, ctx, payload, state, dict(self._sets(order, view)))
+        masks = self.experiment.evaluate.class_masks and self.client != EVALUATOR
+        seen = self._seen(order) if masks else None
+        found = score(self.method, ctx, payload, state, dict(self._sets(order, view)), seen)
         for (rule, name), c in found.items():
             report.counts.append(
                 rpc.Counts(
@@ -331,6 +335,11 @@ class Worker:
                     correct=c.correct,
                 )
             )
+
+    def _seen(self, order: rpc.Order) -> Tensor:
+        """Return which classes the client has met (K,): had training examples of by now."""
+        counts = [task.train for task in self.data.file.tasks or ()][: order.tasks_seen]
+        return torch.tensor(counts).sum(0) > 0
 
     def _sets(self, order: rpc.Order, view: str) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         if self.client != EVALUATOR:

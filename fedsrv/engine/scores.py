@@ -12,6 +12,7 @@ import numpy as np
 
 from fedmodels.numerics.metrics import Counts, iaa, mean_accuracy, mean_and_std
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedmodels.training.class_masks import ALL, SEEN
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import Answer
 from fedsrv.engine.terms import GLOBAL_TEST
@@ -140,7 +141,7 @@ def round_metrics(
             union = [scores.of_everyone()]
         for suffix, found in (("", list(own.values())), ("_balanced", union)):
             out |= _variants(key + suffix, found, groups)
-        for rule in scores.rules()[1:] if key in ("a_glo", "a_loc") else ():
+        for rule in scores.rules()[1:] if key in ("a_glo", "a_loc") else (SEEN, ALL):
             other = (own_test(sets) for sets in scores.of(view, rule).values())
             out[f"{key}_{rule}"] = accuracy_over(other)
     out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)

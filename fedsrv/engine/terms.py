@@ -16,6 +16,7 @@ import torch
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.announced import Announced, check_examples
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedmodels.training.class_masks import rules_of
 from fedmodels.training.method import Method, RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
@@ -82,7 +83,9 @@ class Terms:
     def _check_counts(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         """Check that scores match the order, each once, on the announced data."""
         supports = self._supports(client, order)
-        if len(report.counts) > len(order.views) * len(self.method.rules) * (len(supports) + 1):
+        masks = client != EVALUATOR
+        rules = rules_of(self.method, self.run.experiment) if masks else self.method.rules
+        if len(report.counts) > len(order.views) * len(rules) * (len(supports) + 1):
             raise PayloadError("the report holds more scores than were ordered")
         seen: dict[tuple[str, str], int] = {}
         of_global: list[int] | None = None
@@ -91,7 +94,7 @@ class Terms:
             if view not in order.views or (client == EVALUATOR and view != "global"):
                 raise PayloadError(f"the report scores an unknown view {view[:50]!r}")
             place = seen.get((view, name), 0)
-            if counts.rule not in self.method.rules[place : place + 1]:
+            if counts.rule not in rules[place : place + 1]:
                 raise PayloadError(f"the report scores a rule {counts.rule[:50]!r} out of place")
             seen[view, name] = place + 1
             self._check_sums(counts)

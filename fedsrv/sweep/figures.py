@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedmodels.numerics.metric_names import find, metric
+from fedsrv.report.comparison import MIN_SEEDS
 from fedsrv.sweep.plan import Cell, PlannedRun
 
 CONFIDENCE = 0.95
@@ -33,19 +34,59 @@ def unit_of(path: str) -> tuple[float, str]:
     table, _, name = path.partition(".")
     if table == "metrics" and not metric(name).unit:
         return 1, "{:.3f}"
+    if table == "clients" and metric(name).unit:
+        return UNITS["metrics"]
     return UNITS.get(table, (1, "{:.3f}"))
 
 
-def values_of(path: str, runs: Iterable[PlannedRun]) -> Values:
-    """Return one column of finished runs, in the unit that tables show."""
+@dataclass(frozen=True)
+class Figures:
+    """What the tables of a sweep need of one finished run."""
+
+    cell: Cell
+    seed: int
+    values: Mapping[str, float | None]
+    """By path, as in ``summary.json``; None where the run has no such figure."""
+    curves: Mapping[str, Sequence[float]]
+    """By metric, as in ``rounds.jsonl``: its value after each round that has one."""
+    environment: Mapping[str, str | int]
+    """Versions and commit the run was made with, as in ``env.json``."""
+
+
+def read_figures(run: PlannedRun, columns: Iterable[str], curves: Iterable[str]) -> Figures:
+    """Read the figures of a finished run.
+
+    Args:
+        run: of the sweep.
+        columns: paths into its summary.
+        curves: metrics of its rounds.
+    """
+    summary, rounds = summary_of(run.directory), list(rounds_of(run.directory))
+    lines = {name: [find(one["metrics"], name) for one in rounds] for name in curves}
+    environment = run.directory / "env.json"
+    return Figures(
+        run.cell,
+        run.seed,
+        {path: _figure(summary, path) for path in columns},
+        {name: [value for value in line if value is not None] for name, line in lines.items()},
+        json.loads(environment.read_text()) if environment.exists() else {},
+    )
+
+
+def _figure(summary: Mapping[str, Any], path: str) -> float | None:
     table, _, name = path.partition(".")
+    found = summary.get(table, {})
+    value = find(found, name) if table == "metrics" else found.get(name)
+    return value if isinstance(value, int | float) else None
+
+
+def values_of(path: str, runs: Iterable[Figures]) -> Values:
+    """Return one column of finished runs, in the unit that tables show."""
     factor, _ = unit_of(path)
     found: dict[Cell, dict[int, float | None]] = {}
     for run in runs:
-        held = summary_of(run.directory).get(table, {})
-        value = find(held, name) if table == "metrics" else held.get(name)
-        known = float(value) * factor if isinstance(value, int | float) else None
-        found.setdefault(run.cell, {})[run.seed] = known
+        value = run.values.get(path)
+        found.setdefault(run.cell, {})[run.seed] = None if value is None else factor * value
     return found
 
 
@@ -113,3 +154,40 @@ def differences(values: Values, against: str, cells: Sequence[Cell]) -> dict[Cel
         ):
             found[cell] = difference(values[cell], base)
     return found
+
+
+def winners(values: Values, cells: Sequence[Cell], better: int) -> set[Cell]:
+    """Return the cells that beat every other row of their setting.
+
+    A row beats another where the interval of their difference over the same seeds, three at least,
+    leaves out zero.
+
+    Args:
+        values: of one column.
+        cells: of the table.
+        better: 1 where more is better, -1 where less is, 0 where neither is.
+    """
+    found = set()
+    for setting in dict.fromkeys(cell.setting for cell in cells):
+        rivals = {
+            cell: known
+            for cell in cells
+            if cell.setting == setting and (known := _known(values.get(cell, {})))
+        }
+        if better and len(rivals) > 1:
+            first = max(rivals, key=lambda cell: better * fmean(rivals[cell].values()))
+            others = [known for cell, known in rivals.items() if cell != first]
+            if all(_beats(rivals[first], other, better) for other in others):
+                found.add(first)
+    return found
+
+
+def _known(seeds: Mapping[int, float | None]) -> dict[int, float]:
+    return {seed: value for seed, value in seeds.items() if value is not None}
+
+
+def _beats(row: Mapping[int, float], other: Mapping[int, float], better: int) -> bool:
+    if not row.keys() & other.keys():
+        return False
+    found = difference(row, other)
+    return found.pairs >= MIN_SEEDS and found.is_clear and better * found.mean > 0

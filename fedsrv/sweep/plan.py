@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,6 +19,14 @@ from fedmodels.resolution import override, parse_experiment
 from fedsrv.presets import preset_file
 
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A setting at one length."""
+
+    switches: Strings
+    length: int
 
 
 class Sweep(BaseModel):
@@ -36,6 +44,10 @@ class Sweep(BaseModel):
     Without any, the sweep prints what ``fedsrv report`` prints."""
     settings: Mapping[str, Strings] = {}
     """Name -> what is set in all rows; every row is run in every setting."""
+    lengths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)] = ()
+    """Sizes of every run, as factors of ``lengthens``: each row is run at every one of them."""
+    lengthens: Literal["schedule.rounds", "training.local_epochs"] = "schedule.rounds"
+    """What ``lengths`` multiply."""
     curves: Mapping[str, str] = {}
     """Heading -> a metric of ``rounds.jsonl``, shown after each round."""
     reference: bool = False
@@ -46,6 +58,16 @@ class Sweep(BaseModel):
     """The row that others are compared with, seed by seed; the first unless given."""
     launch: Strings = ("--hosts=1",)
     """More options of ``fedsrv launch``."""
+
+    def rungs(self) -> dict[str, Rung]:
+        """Return every setting at every length, by the name that tables give it."""
+        found = {}
+        for setting, switches in (self.settings or {"": ()}).items():
+            for length in self.lengths or (1,):
+                size = f"{length} × {self.lengthens.rpartition('.')[2]}" if self.lengths else ""
+                name = ", ".join(part for part in (setting, size) if part)
+                found[name] = Rung(switches, length)
+        return found
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
@@ -143,15 +165,17 @@ def _planned(
     seeds: Sequence[int],
     more: Sequence[str],
 ) -> Iterator[PlannedRun]:
-    for setting, switches in (sweep.settings or {"": ()}).items():
+    for setting, rung in sweep.rungs().items():
         for seed in seeds:
             place = "-".join([*([_slug(setting)] if setting else []), "{}", f"seed{seed}"])
             first = out / place.format(_slug(rows[0]))
             for row in rows:
-                overrides = [*sweep.set, *switches, *more]
+                overrides = [*sweep.set, *rung.switches, *more]
                 if sweep.reference and row != rows[0]:
                     overrides.append(f"evaluate.reference={first.resolve()}")
                 config = config_for(preset, sweep.methods[row], overrides)
+                if rung.length > 1:
+                    config = lengthened(config, sweep.lengthens, rung.length)
                 pools = parse_experiment(config, row).method.pools_data
                 directory, data = out / place.format(_slug(row)), out / place.format("data")
                 yield PlannedRun(Cell(setting, row), seed, config, directory, data, pools)
@@ -159,6 +183,15 @@ def _planned(
 
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def lengthened(config: str, key: str, factor: int) -> str:
+    """Return the TOML of an experiment in which one key has ``factor`` times its value."""
+    table, _, name = key.partition(".")
+    value = getattr(getattr(parse_experiment(config), table), name)
+    tables = tomllib.loads(config)
+    override(tables, f"{key}={factor * value}")
+    return tomli_w.dumps(tables)
 
 
 def config_for(preset: Mapping[str, Any], method: str, overrides: Iterable[str]) -> str:

@@ -9,8 +9,10 @@ from fedmodels.errors import RunFailed
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command, write_html
 from fedsrv.sweep.execution import execute
+from fedsrv.sweep.pictures import draw
 from fedsrv.sweep.plan import Sweep, plan
-from fedsrv.sweep.tables import Outcome, latex, page, write_csv
+from fedsrv.sweep.record import outcome_of, to_json
+from fedsrv.sweep.tables import latex, page, write_csv
 
 
 def run_sweep(
@@ -23,7 +25,10 @@ def run_sweep(
     jobs: int = 1,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Run a sweep and write ``report.html``; of columns also Markdown, LaTeX and CSV tables.
+    """Run a sweep and write ``report.html``; of columns also tables, a picture and the record.
+
+    These are ``table.md``, ``table.tex``, ``runs.csv``, ``differences.csv``, ``record.json``,
+    ``picture.svg`` (where there are curves or lengths).
 
     Args:
         sweep: what to run.
@@ -46,15 +51,15 @@ def run_sweep(
     runs = plan(sweep, out, rows, seeds, sets)
     failed = execute(runs, sweep.launch, jobs, say)
     ended = [run for run in runs if run.is_finished]
-    cells = list(dict.fromkeys(run.cell for run in runs))
-    against = sweep.against or first
-    outcome = Outcome(ended, cells, sweep.columns, against, len(seeds))
     html = out / "report.html"
     if sweep.columns:
-        text = page(outcome, sweep.curves)
+        outcome = outcome_of(sweep, runs, len(seeds))
+        text = page(outcome)
         (out / "table.md").write_text(text)
         (out / "table.tex").write_text(latex(outcome))
+        (out / "record.json").write_text(to_json(outcome))
         write_csv(outcome, out)
+        draw(outcome, out / "picture.svg")
         say(text)
         if ended:
             write_html([read_run(run.directory) for run in ended], html)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from fedmodels.numerics.metric_names import find
-from fedsrv.sweep.figures import Difference, Values, differences, rounds_of, unit_of, values_of
-from fedsrv.sweep.plan import Cell, PlannedRun
+from fedmodels.numerics.metric_names import metric
+from fedsrv.sweep.figures import (
+    Difference,
+    Figures,
+    Values,
+    differences,
+    unit_of,
+    values_of,
+    winners,
+)
+from fedsrv.sweep.plan import Cell
 
+BOLD = "**{}**"
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 
@@ -22,12 +31,15 @@ LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 class Outcome:
     """The finished runs of a sweep, and what its tables show of them."""
 
-    runs: Sequence[PlannedRun]
+    runs: Sequence[Figures]
     cells: Sequence[Cell]
     columns: Mapping[str, str]
     against: str
     seeds: int
     """How many there were meant to be of each row."""
+    curves: Mapping[str, str] = field(default_factory=dict)
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """By setting; all of them 1 where a sweep has no lengths."""
 
     @cached_property
     def values(self) -> Mapping[str, Values]:
@@ -39,21 +51,37 @@ class Outcome:
         """Every column's differences to one row."""
         return {h: differences(v, self.against, self.cells) for h, v in self.values.items()}
 
-    def rows(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield title and cells of each row: mean ± population standard deviation over seeds."""
+    @cached_property
+    def winners(self) -> Mapping[str, set[Cell]]:
+        """The cells of each column that beat all others, where the column is a metric."""
+        return {
+            heading: winners(self.values[heading], self.cells, metric(name).better)
+            for heading, path in self.columns.items()
+            for table, _, name in [path.partition(".")]
+            if table == "metrics"
+        }
+
+    def rows(self, bold: str = "{}") -> Iterator[tuple[str, list[str]]]:
+        """Yield title and cells of each row: mean ± population standard deviation over seeds.
+
+        Args:
+            bold: how a winner is written.
+        """
         for cell in self.cells:
             count = sum(run.cell == cell for run in self.runs)
             note = "" if count == self.seeds else f" ({count} of {self.seeds} seeds)"
-            yield f"{cell.title}{note}", [self._spread(cell, heading) for heading in self.columns]
+            yield f"{cell.title}{note}", [self.text(cell, h, bold) for h in self.columns]
 
-    def _spread(self, cell: Cell, heading: str) -> str:
+    def text(self, cell: Cell, heading: str, bold: str = "{}") -> str:
+        """Return one cell of the table."""
         found = list(self.values[heading].get(cell, {}).values())
         known = [value for value in found if value is not None]
         if not known or len(known) < len(found):
             return "–"
         path = self.columns[heading]
         mean, spread = (unit_of(path)[1].format(of(known)) for of in (fmean, pstdev))
-        return f"{mean} ± {spread}" if len(known) > 1 and path.startswith("metrics.") else mean
+        text = f"{mean} ± {spread}" if len(known) > 1 and path.startswith("metrics.") else mean
+        return bold.format(text) if cell in self.winners.get(heading, ()) else text
 
     def difference_rows(self) -> Iterator[tuple[str, list[str]]]:
         """Yield title and cells of each row that was compared."""
@@ -86,36 +114,66 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
-def curves(headings: Mapping[str, str], outcome: Outcome) -> Iterator[str]:
+def ladders(outcome: Outcome) -> Iterator[str]:
+    """Yield a table per metric: every row against the length of its runs."""
+    if len(set(outcome.lengths.values())) < 2:
+        return
+    rows = list(dict.fromkeys(cell.row for cell in outcome.cells))
+    for heading, path in outcome.columns.items():
+        if path.startswith("metrics."):
+            lines = [
+                (
+                    row,
+                    [
+                        outcome.text(Cell(setting, row), heading, BOLD)
+                        for setting in outcome.lengths
+                    ],
+                )
+                for row in rows
+            ]
+            yield markdown(list(outcome.lengths), iter(lines), heading)
+
+
+def curve_means(outcome: Outcome, name: str) -> dict[Cell, list[float]]:
+    """Return a metric after each round in percent, as means over seeds, of rows that have all."""
+    series = {
+        cell: [run.curves.get(name, ()) for run in outcome.runs if run.cell == cell]
+        for cell in outcome.cells
+    }
+    return {
+        cell: [100 * fmean(values) for values in zip(*found, strict=True)]
+        for cell, found in series.items()
+        if found and all(found) and len(set(map(len, found))) == 1
+    }
+
+
+def curves(outcome: Outcome) -> Iterator[str]:
     """Yield a table per metric: its means over seeds after each round, and over all rounds."""
-    for heading, name in headings.items():
-        series = {
-            cell: [[100 * v for r in rounds_of(run.directory)
-                    if (v := find(r["metrics"], name)) is not None]
-                   for run in outcome.runs if run.cell == cell]
-            for cell in outcome.cells
-        }  # fmt: skip
-        length = max((len(one) for found in series.values() for one in found), default=0)
-        rows = list[tuple[str, list[str]]]()
-        for cell, found in series.items():
-            if found and all(len(one) == length for one in found):
-                means = [fmean(values) for values in zip(*found, strict=True)]
-                rows.append((cell.title, [*(f"{m:.0f}" for m in means), f"{fmean(means):.1f}"]))
-        yield markdown([*map(str, range(1, length + 1)), "mean"], iter(rows), heading)
+    for heading, name in outcome.curves.items():
+        means = curve_means(outcome, name)
+        for length in sorted(set(map(len, means.values()))):
+            rows = [
+                (cell.title, [*(f"{m:.0f}" for m in line), f"{fmean(line):.1f}"])
+                for cell, line in means.items()
+                if len(line) == length
+            ]
+            yield markdown([*map(str, range(1, length + 1)), "mean"], iter(rows), heading)
 
 
-def page(outcome: Outcome, shown: Mapping[str, str]) -> str:
-    """Return all tables in Markdown: figures, differences, curves."""
+def page(outcome: Outcome) -> str:
+    """Return all tables in Markdown: figures, ladders, differences, curves."""
     headings = list(outcome.columns)
-    parts = [markdown(headings, outcome.rows())]
+    parts = [markdown(headings, outcome.rows(BOLD)), *ladders(outcome)]
     compared = list(outcome.difference_rows())
+    if any(outcome.winners.values()):
+        parts.insert(1, "Bold: better than every other row of its setting; no interval has zero.\n")
     if compared:
         parts.append(
             f"Differences to {outcome.against} over the same seeds: mean [95 % interval by "
             "Student's t]. A star marks an interval without zero, uncorrected for many rows.\n"
         )
         parts.append(markdown(headings, iter(compared)))
-    return "\n".join([*parts, *curves(shown, outcome)])
+    return "\n".join([*parts, *curves(outcome)])
 
 
 def latex(outcome: Outcome) -> str:

@@ -100,12 +100,12 @@ class Training(StrictTable):
     precision: Literal["float32", "bfloat16"] = "float32"
     """What nets compute in on the way to their embeddings, in training and in scoring; weights,
     losses and what travels are float32 all the same. It changes floats, and pays on CPUs with
-    AMX, not on others: docs/results.md."""
+    AMX, not on others: docs/results/speed.md."""
     augment: Literal["none", "crop-flip"] = "none"
     """Random crops and flips of training images."""
     together: Annotated[int, Field(ge=1)] = 1
     """Clients of one process that train as one stacked step at most; 1: in turn. It changes
-    floats, and pays for small nets alone: docs/results.md."""
+    floats, and pays for small nets alone: docs/results/speed.md."""
 
     @property
     def mixed_precision(self) -> bool:
@@ -133,6 +133,9 @@ class Evaluate(StrictTable):
     generalization: bool = False
     """Score clients' models on the global test set too, where there is one: costly. It gives
     FedAli's Generalization and FedMLP's A_loc (``a_loc_balanced``)."""
+    class_masks: bool = False
+    """Score clients' models twice more by the method's own rule: among the classes a client has
+    met (``…_seen_classes``), as GLDP does, and among all (``…_all_classes``), as others do."""
     pictures: Annotated[int, Field(ge=0)] = 2
     """Clients, from the first on, that draw what they learnt into their own directory in the end:
     prototypes among the embeddings of their test data, images they replay."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.alp import alp_layers
+from fedmodels.nets.alp import ALP, alp_layers
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.clustering import cluster
 from fedmodels.numerics.neighbour_clustering import cluster_near
@@ -38,6 +38,8 @@ from fedmodels.tensors.weighted_mean import weighted_mean
 from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
 
 LOCAL, GLOBAL = ".local_prototypes", ".global_prototypes"
+INFLUENCE = ("prototype_share", "prototype_angle")
+"""What clients report of each block, see :meth:`fedmodels.nets.alp.ALP.influence`."""
 
 
 @register("fedali")
@@ -187,7 +189,12 @@ class FedAli(FedAvg):
             if ctx.round == 0 and self.round0_beta != "same":
                 layer.beta = self.round0_beta
 
+    def reported(self, run: RunFacts) -> frozenset[str]:
+        blocks = range(len(prototypes_of(run.initial_weights)))
+        return frozenset(f"{name}_{block}" for name in INFLUENCE for block in blocks)
+
     def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
+        ctx.metrics.update(influence_of(ctx))
         if not self.keep_personal_prototypes:
             return Bundle()
         weights = weights_of(ctx.net)
@@ -204,3 +211,26 @@ def prototypes_of(weights: Weights, which: str = LOCAL) -> dict[str, Prototypes]
     """Return one set of prototypes of a net's weights by block, ``alp/0`` nearest to the input."""
     found = [tensor for name, tensor in weights.items() if name.endswith(which)]
     return {f"alp/{block}": Prototypes.by_position(rows) for block, rows in enumerate(found)}
+
+
+@torch.no_grad()
+def influence_of(ctx: ClientContext) -> Metrics:
+    """Return how much prototypes change the tokens of a batch of training data, by block."""
+    x, found = ctx.stream.train(ctx.task)[0], dict[str, float]()
+    x = x[: ctx.run.experiment.evaluate.batch_size]
+    if not len(x):
+        return found
+    ctx.net.eval()  # the prototypes stay as they are
+
+    def measure(block: int, layer: ALP, tokens: Tensor) -> None:
+        values = zip(INFLUENCE, layer.influence(tokens), strict=True)
+        found.update({f"{name}_{block}": value for name, value in values})
+
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, given, b=block: measure(b, layer, given[0]))
+        for block, layer in enumerate(alp_layers(ctx.net))
+    ]
+    ctx.net(x)
+    for hook in hooks:
+        hook.remove()
+    return found

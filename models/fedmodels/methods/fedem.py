@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +49,9 @@ class FedEM(FedAvg):
 
     learners: int = 3
     """M, the components."""
+    mixture: Literal["trained", "received"] = "trained"
+    """The pi that predicts: that of the last training, as Algorithm 1 leaves it; or one estimated
+    anew under the learners that came back from the server, as in the paper's appendix."""
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -81,18 +84,30 @@ class FedEM(FedAvg):
         return Bundle(weights={"pi": torch.full((self.learners,), 1 / self.learners).double()})
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, self._learners(payload)[int(state.weights["pi"].argmax())])
+        pi = self._mixture(ctx, payload, state)
+        load_weights(ctx.net, self._learners(payload)[int(pi.argmax())])
 
     def _learners(self, payload: Bundle) -> list[Weights]:
         return [_learner(m, payload.weights) for m in range(self.learners)]
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedEmReferences:
-        learners, (x, y) = self._learners(payload), ctx.stream.train(ctx.task)
-        pi = state.weights["pi"]
+        learners, pi = self._learners(payload), state.weights["pi"]
+        q = self._explained(ctx, learners, pi)  # E step
+        return FedEmReferences(learners, _mean(q, pi), q.float())  # M step
+
+    def _explained(self, ctx: ClientContext, learners: list[Weights], pi: Tensor) -> Tensor:
+        """Return q (n, M) of the task's training examples under learners."""
+        x, y = ctx.stream.train(ctx.task)
         if not len(y):
-            return FedEmReferences(learners, pi, torch.zeros(0, self.learners))
-        q = responsibilities(losses_of(ctx, learners, x, y), pi)  # E step
-        return FedEmReferences(learners, q.mean(0).cpu(), q.to(x.dtype))  # M step
+            return torch.zeros(0, self.learners)
+        return responsibilities(losses_of(ctx, learners, x, y), pi)
+
+    def _mixture(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Tensor:
+        """Return the pi (M,) that predicts."""
+        pi = state.weights["pi"]
+        if self.mixture == "trained" or not ctx.view:  # a client about to train has its own E step
+            return pi
+        return _mean(self._explained(ctx, self._learners(payload), pi), pi)
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: FedEmReferences) -> float:
         total = 0.0
@@ -123,7 +138,7 @@ class FedEM(FedAvg):
     def predict(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
     ) -> Mapping[str, Tensor]:
-        pi = state.weights["pi"].tolist()
+        pi = self._mixture(ctx, payload, state).tolist()
         parts = [_logits(ctx, w, x).softmax(1) for w in self._learners(payload)]
         mixture = torch.stack([p * part for p, part in zip(pi, parts, strict=True)]).sum(0)
         return {"classifier": mixture.clamp_min(1e-30).log()}  # logs, for the loss
@@ -132,6 +147,11 @@ class FedEM(FedAvg):
 def responsibilities(losses: Tensor, pi: Tensor) -> Tensor:
     """Return q (n, M), proportional to ``pi_m exp(-l_m)``, of losses (n, M) and pi (M,)."""
     return (pi.to(losses.device).log() - losses.double()).softmax(1)
+
+
+def _mean(q: Tensor, pi: Tensor) -> Tensor:
+    """Return the mean responsibilities (M,); ``pi`` where there is no example."""
+    return q.mean(0).cpu() if len(q) else pi
 
 
 @torch.no_grad()

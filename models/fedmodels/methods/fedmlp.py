@@ -27,10 +27,10 @@ from torch import Tensor
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
-from fedmodels.methods.bases.private_parts import PrivateParts
+from fedmodels.methods.bases.private_parts import PRIVATE_VIEWS, PrivateParts
 from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.nets.embedding import embeddings
-from fedmodels.nets.split import weights_of
+from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.algebra import class_means, cluster, nearest
 from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.distances import divergence, smooth_l1
@@ -43,7 +43,7 @@ from fedmodels.numerics.prototypes import (
     nearest_scores,
     uncounted,
 )
-from fedmodels.parts import evaluation_heads as heads
+from fedmodels.parts import evaluation_heads, round_heads
 from fedmodels.parts.levels import (
     CLUSTER,
     class_counts,
@@ -113,6 +113,9 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
     """Aggregation weights: 1 / the number of participants, as the paper's; or n_k / n."""
     share: str = "extractor"
     """What travels: ``extractor``, ``all``, or ``shallow(n)``: the first n layers with weights."""
+    heads: Literal["private", "round"] = "private"
+    """``round``: every round begins with the mean of the participants' heads, which travel; heads
+    are private only within it."""
     clustering: Literal["kmeans", "finch"] = "kmeans"
     """How semantic prototypes are found; ``finch`` finds their number itself."""
     smooth_l1_threshold: float = 1.0
@@ -145,9 +148,15 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         check_share(self.share)
         if min(self.u, self.v) < 0 or min(self.tau, self.smooth_l1_threshold) <= 0:
             raise ConfigError("method.u and v must be 0 or more, tau and the threshold above 0")
+        if self.share == "all" and self.heads == "round":
+            raise ConfigError(
+                "method.share = 'all' shares heads for good: heads = 'round' has none"
+            )
 
     @property
     def views(self) -> tuple[str, ...]:
+        if self.heads == "round":
+            return ("global", *PRIVATE_VIEWS)
         return ("global", "after_local") if self.share == "all" else super().views
 
     @property
@@ -159,8 +168,13 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         return "after_local" if self.eval_base == "local" else super().local_view
 
     def shared(self, weights: Weights) -> Weights:
-        travels = travelling_names(weights, self.share)
-        return heads.travelling(weights, travels.__contains__, self.eval_upload_head)
+        travels = self._travelling(weights)
+        return evaluation_heads.travelling(weights, travels.__contains__, self.eval_upload_head)
+
+    def _travelling(self, weights: Weights) -> set[str]:
+        """Return the names of a net's weights that clients share."""
+        of_round = filter(round_heads.is_head, weights) if self.heads == "round" else ()
+        return {*travelling_names(weights, self.share), *of_round}
 
     def net_weights(self, payload: Bundle) -> Weights:
         found = super().net_weights(payload).items()
@@ -168,7 +182,7 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
 
     def private(self, weights: Weights) -> Weights:
         """Return the part of a net's weights that stays with the client."""
-        travels = travelling_names(weights, self.share)
+        travels = self._travelling(weights)
         return {name: tensor for name, tensor in weights.items() if name not in travels}
 
     # --- server half ---------------------------------------------------------------------------
@@ -241,6 +255,12 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         memory = {"class": Prototypes.of({}, run.width)}
         return Bundle(self.private(run.initial_weights), memory)
 
+    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
+        own = state.weights
+        if self.heads == "round":
+            own = {**self.private(own), **round_heads.going_on(ctx, state)}
+        load_weights(ctx.net, {**self.net_weights(payload), **own})
+
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Levels:
         g, memory = payload.prototypes["class"], state.prototypes["class"]
         centres, a = payload.prototypes["semantic"].vectors, payload.weights[CLUSTER].long()
@@ -303,7 +323,9 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         x, y = ctx.stream.train(ctx.task)
         found = class_prototypes(embeddings(ctx.net, x), y, ctx.run.problem.num_classes)  # eq. 1
         before = state.prototypes["class"] if self.history == "accumulate" else None
-        return Bundle(self.private(weights_of(ctx.net)), {"class": moved(before, found, 0.0)})
+        latest = moved(before, self.computed(ctx, found), 0.0)
+        after = Bundle(self.private(weights_of(ctx.net)), {"class": latest})
+        return round_heads.kept(ctx, after) if self.heads == "round" else after
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Levels, num_examples: int) -> Bundle:
         upload = super().uplink(ctx, state, refs, num_examples)

@@ -39,7 +39,7 @@ from fedmodels.numerics.prototypes import (
     only,
     uncounted,
 )
-from fedmodels.parts import evaluation_heads as heads
+from fedmodels.parts import evaluation_heads, round_heads
 from fedmodels.tensors.announced import STATISTICS
 from fedmodels.tensors.bundle import (
     Bundle,
@@ -66,10 +66,11 @@ from fedmodels.training.method import (
 class Stage:
     """What the loss of one stage refers to, and the class means that follow it."""
 
-    own: ByClass  # C-hat_i, as it was before this stage
+    own: ByClass  # C-hat_i, as it was before this stage or epoch
     everyone: ByClass  # C-tilde
     latest: Tensor  # (n, d) each example's embedding when it was last trained on, if kept
     visited: Tensor  # (n,) bool
+    held: Prototypes | None = None  # C-hat_i as rows
     fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
 
 
@@ -80,8 +81,11 @@ class Gldp(PrivateParts, ReleasedPrototypes):
 
     citation: ClassVar[str] = "Guo et al., 2025"
     trains_together: ClassVar[bool] = True
-    # With "running" the loss keeps embeddings.
-    trains_alone_with: ClassVar[Mapping[str, object]] = {"proto_pass": "running"}
+    # The loss keeps embeddings.
+    trains_alone_with: ClassVar[Mapping[str, object]] = {
+        "proto_pass": "running",
+        "own_moves": "epoch",
+    }
 
     # --- the paper's numbers and parts ---------------------------------------------------------
 
@@ -117,6 +121,12 @@ class Gldp(PrivateParts, ReleasedPrototypes):
     """What goes up: this stage's class means, or the client's moving averages of them."""
     proto_pass: Literal["eval", "running"] = "eval"
     """Class means after training, in evaluation mode, or as embedded in the last epoch."""
+    own_moves: Literal["stage", "epoch"] = "stage"
+    """When eq. 9 moves a client's own prototypes: after the stage, or after each epoch of the
+    representation too, by the epoch's embeddings, so that eq. 8 follows (Algorithm 1, line 15)."""
+    heads: Literal["private", "round"] = "private"
+    """``round``: every round begins with the mean of the participants' heads, which travel; heads
+    are private only within it."""
     gp_refresh: Literal["stage", "round"] = "stage"
     """Which global prototypes clients train with: the newest, or those of the round's beginning."""
     bn: Literal["average", "local"] = "average"
@@ -133,7 +143,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
 
     @property
     def views(self) -> tuple[str, ...]:
-        headless = self.inference == "classifier" and not self.eval_upload_head
+        headless = self.inference == "classifier" and not self._has_global_head
         is_private = headless or self.bn == "local"
         return PRIVATE_VIEWS if is_private else ("global", *PRIVATE_VIEWS)
 
@@ -143,9 +153,14 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         all_of_them = (self.inference, "gldp_gp", "gldp_lp", *unmasked, "classifier")
         return tuple(dict.fromkeys(all_of_them))  # everyone's model may have no head: it is last
 
+    @property
+    def _has_global_head(self) -> bool:
+        return self.eval_upload_head or self.heads == "round"
+
     def shares(self, name: str) -> bool:
-        statistic = self.bn == "local" and name.endswith(STATISTICS)
-        return name.startswith("base/") and not statistic
+        if round_heads.is_head(name):
+            return self.heads == "round"
+        return not (self.bn == "local" and name.endswith(STATISTICS))
 
     # --- server half ---------------------------------------------------------------------------
 
@@ -173,7 +188,9 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         common, own = super().payload_spec(run)
         if self.eval_model == "stage_mean":
             sent = Bundle(weights=self.shared(run.forms))
-            own = own | heads.evaluation_spec(heads.for_scores(heads.trained_part(sent).weights))
+            own = own | evaluation_heads.evaluation_spec(
+                evaluation_heads.for_scores(evaluation_heads.trained_part(sent).weights)
+            )
         known = prototype_spec("class", run.width, run.problem.num_classes, counted=False)
         return common | known, own
 
@@ -191,7 +208,7 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         stages = state.own.scalars.get("stages", 0.0) if self._in_round(ctx, state) else 0.0
         weights: Weights = {}
         if self.eval_model == "stage_mean":
-            weights = heads.for_scores(heads.trained_part(common).weights)
+            weights = evaluation_heads.for_scores(evaluation_heads.trained_part(common).weights)
             if stages:
                 share = stages / (stages + 1)
                 weights = weighted_mean([state.own.weights, weights], [share, 1 - share])
@@ -209,9 +226,14 @@ class Gldp(PrivateParts, ReleasedPrototypes):
 
     # --- client half ---------------------------------------------------------------------------
 
+    def keeps_state(self, run: RunFacts) -> bool:
+        return True
+
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        trains = ctx.view == ""
-        own = {k: v for k, v in state.weights.items() if not trains or not self.shares(k)}
+        received_alone = ctx.view == "" or (self.heads == "round" and self.eval_base != "local")
+        own = {k: v for k, v in state.weights.items() if not received_alone or not self.shares(k)}
+        if self.heads == "round":
+            own |= round_heads.going_on(ctx, state)
         load_weights(ctx.net, {**self.net_weights(payload), **own})
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
@@ -219,16 +241,23 @@ class Gldp(PrivateParts, ReleasedPrototypes):
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Stage:
         own, everyone = self.tables(ctx, payload, state)
-        kept = len(ctx.stream.train(ctx.task)[1]) if self.proto_pass == "running" else 0
+        kept = len(ctx.stream.train(ctx.task)[1]) if self._keeps_embeddings else 0
         latest = torch.zeros(kept, ctx.net.width, device=ctx.device)
-        return Stage(own, everyone, latest, torch.zeros(kept, dtype=torch.bool, device=ctx.device))
+        visited = torch.zeros(kept, dtype=torch.bool, device=ctx.device)
+        return Stage(own, everyone, latest, visited, state.prototypes.get("class"))
+
+    @property
+    def _keeps_embeddings(self) -> bool:
+        return self.proto_pass == "running" or self.own_moves == "epoch"
 
     def tables(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> tuple[ByClass, ByClass]:
         """Return the client's and everyone's prototypes, laid out by class."""
-        classes, width = ctx.run.problem.num_classes, ctx.net.width
         held = state.prototypes.get("class"), payload.prototypes.get("class")
-        own, everyone = (ByClass.of(rows, classes, width, ctx.device) for rows in held)
+        own, everyone = (self._by_class(ctx, rows) for rows in held)
         return own, everyone
+
+    def _by_class(self, ctx: ClientContext, rows: Prototypes | None) -> ByClass:
+        return ByClass.of(rows, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
 
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
         base = Phase(self.t, ("base/",), bn_of_frozen="eval")  # line 12
@@ -237,15 +266,28 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         return [base, head] if self.order == "base_first" else [head, base]
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Stage) -> Tensor:
+        if self.own_moves == "epoch" and out.features.requires_grad:
+            self._follow_epoch(ctx, batch, refs)
         total = super().loss(ctx, batch, out, refs)  # eq. 2
         if self.use_lp:
             total = total + self.lam * self.local_loss(ctx, batch, out, refs.own)
         if self.use_gp:
             total = total + (1 - self.lam) * self.global_loss(batch, out, refs.everyone)
-        if self.proto_pass == "running":
+        if self._keeps_embeddings:
             refs.latest[batch.index] = out.features.detach().float()
             refs.visited[batch.index] = True
         return total  # eq. 12
+
+    def _follow_epoch(self, ctx: ClientContext, batch: Batch, refs: Stage) -> None:
+        """Move the client's own prototypes where this batch begins another epoch (line 15)."""
+        if bool(refs.visited[batch.index].any()):
+            y = ctx.stream.train(ctx.task)[1]
+            found = class_prototypes(
+                refs.latest[refs.visited], y[refs.visited], ctx.run.problem.num_classes
+            )
+            refs.held = moved(refs.held, found, self.beta)  # eq. 9
+            refs.own = self._by_class(ctx, refs.held)
+            refs.visited.zero_()
 
     def local_loss(self, ctx: ClientContext, batch: Batch, out: Output, own: ByClass) -> Tensor:
         """Return eq. 8: KL of the client's own old prototype of y and the embedding of x."""
@@ -280,10 +322,12 @@ class Gldp(PrivateParts, ReleasedPrototypes):
             refs.fresh = class_prototypes(refs.latest[refs.visited], y[refs.visited], classes)
         else:
             refs.fresh = class_prototypes(embeddings(ctx.net, x), y, classes)  # eq. 6
-        kept = moved(state.prototypes.get("class"), refs.fresh, self.beta)  # eq. 9
+        refs.fresh = self.computed(ctx, refs.fresh)
+        kept = moved(refs.held, refs.fresh, self.beta)  # eq. 9
         everything = self.eval_base == "local"
         weights = {k: v for k, v in weights_of(ctx.net).items() if everything or not self.shares(k)}
-        return Bundle(weights, {"class": kept})
+        after = Bundle(weights, {"class": kept})
+        return round_heads.kept(ctx, after) if self.heads == "round" else after
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Stage, num_examples: int) -> Bundle:
         ema = self.uplink_proto == "ema"
@@ -303,6 +347,6 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         rules["gldp_lp"] = nearest_scores(z, local, among)
         if self.candidates == "client_seen":  # what other methods choose from
             rules["all_classes"] = nearest_scores(z, everyone, torch.ones_like(among))
-        if ctx.view != "global" or self.eval_upload_head:  # everyone's model has no head otherwise
+        if ctx.view != "global" or self._has_global_head:  # everyone's model has no head otherwise
             rules["classifier"] = ctx.net.head(z)
         return {rule: rules[rule] for rule in self.rules if rule in rules}

@@ -128,6 +128,22 @@ class ALP(nn.Module):
                 drawn = torch.cat([x[:, :1], drawn], 1)
             return F.normalize(drawn, dim=-1)  # the sentence after eq. 7
 
+    @torch.no_grad()
+    def influence(self, tokens: Tensor) -> tuple[float, float]:
+        """Measure how much prototypes change tokens (B, Z, d), as means over all tokens.
+
+        Returns:
+            The length of the prototype's part of the mix over the sum of both parts' lengths, in
+            [0, 1], and the angle between a token with and without it, in degrees.
+        """
+        with torch.autocast(tokens.device.type, enabled=False):
+            seen = tokens.float()[:, 1:] if self.skip_cls else tokens.float()
+            x = seen.flatten(0, 1)
+            mix, own = self._align(x, len(tokens)), (1 - self.beta) * x
+            drawn, kept = (mix - own).norm(dim=1), own.norm(dim=1)
+            angle = torch.rad2deg(F.cosine_similarity(mix, x).clamp(-1, 1).acos())
+            return float((drawn / (drawn + kept).clamp_min(1e-30)).mean()), float(angle.mean())
+
     def _align(self, x: Tensor, batch: int) -> Tensor:
         """Return the mix of tokens and prototypes (N, d); in training, move the local prototypes.
 

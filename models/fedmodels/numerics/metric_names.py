@@ -184,6 +184,16 @@ REPORTED = (
         "share of the clients' prototypes that k-means puts into another row than their own",
         "FedAli",
     ),
+    _share(
+        "prototype_share", "part of prototypes in tokens",
+        "`…_K`, block K: mean over tokens of the prototype's length in Eq. 7 over the sum of both "
+        "parts' lengths", "FedAli",
+    ),
+    _number(
+        "prototype_angle", "turn of tokens by prototypes",
+        "`…_K`, block K: mean over tokens of the angle between a token with its prototype and "
+        "without, in degrees", "FedAli", "0 … 180",
+    ),
     _share("known_share", "classes with a prototype", "share of all K classes", "FedMLP"),
     _share(
         "weights_self", "weight of a client on itself",
@@ -253,7 +263,11 @@ ENDINGS: Mapping[str, tuple[str, str]] = {
     "prototype": ("by prototypes", "by FedMLP's prototypes"),
     "gldp_gp": ("by global prototypes", "by GLDP's global prototypes"),
     "gldp_lp": ("by local prototypes", "by GLDP's local prototypes"),
-    "all_classes": ("among all classes", "by GLDP's prototypes, without its mask of classes"),
+    "seen_classes": (
+        "among classes met",
+        "by the method's rule, among the classes a client has met",
+    ),
+    "all_classes": ("among all classes", "by the method's rule, among all classes"),
 }
 """Endings of ``a_glo`` and the ``a_loc…``: title and meaning; the last ones are methods' rules."""
 

@@ -32,12 +32,16 @@ from fedmodels.tensors.bundle import Weights
 Arch = Literal["wgan", "dcgan", "ddpm"]
 Tick = Callable[[int, int, Tensor], None]
 
-USUAL: Mapping[Arch, tuple[int, int, float]] = {
-    "wgan": (16, 200, 1e-4),
-    "dcgan": (16, 200, 1e-4),
-    "ddpm": (32, 6000, 2e-4),
+USUAL: Mapping[tuple[Arch, Literal["grey", "colour"]], tuple[int, int, float]] = {
+    ("wgan", "grey"): (16, 200, 1e-4),
+    ("dcgan", "grey"): (16, 200, 1e-4),
+    ("ddpm", "grey"): (32, 6000, 2e-4),
+    ("wgan", "colour"): (64, 1000, 1e-4),
+    ("dcgan", "colour"): (64, 1000, 1e-4),
+    ("ddpm", "colour"): (32, 6000, 2e-4),
 }
-"""Width, epochs and learning rate where none are given (pFedGRP, section 5.1, for MNIST)."""
+"""Width, epochs and learning rate where none are given (pFedGRP, section 5.1): for grey images as
+MNIST's, and for colour images as CIFAR's."""
 
 CRITIC_STEPS = 5
 """Steps of the GAN's critic for each step of its generator."""
@@ -79,7 +83,7 @@ class Family:
 
     def usual(self) -> tuple[int, int, float]:
         """Return width, epochs and learning rate, resolved."""
-        width, epochs, lr = USUAL[self.arch]
+        width, epochs, lr = USUAL[self.arch, "grey" if self.input_shape[0] == 1 else "colour"]
         return self.width or width, self.epochs or epochs, self.lr or lr
 
     def net(self) -> nn.Module:

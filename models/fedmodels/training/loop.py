@@ -21,6 +21,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import Counts
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.class_masks import masked
 from fedmodels.training.method import Batch, ClientContext, LocalResult, Method, Output, Phase
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
@@ -269,9 +270,23 @@ def augmented(x: Tensor, training: Training, generator: torch.Generator) -> Tens
 
 @torch.no_grad()
 def score(
-    method: Method, ctx: ClientContext, payload: Bundle, state: Bundle, sets: TestSets
+    method: Method,
+    ctx: ClientContext,
+    payload: Bundle,
+    state: Bundle,
+    sets: TestSets,
+    seen: Tensor | None = None,
 ) -> dict[tuple[str, str], Counts]:
-    """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set)."""
+    """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set).
+
+    Args:
+        method: predicts.
+        ctx: the place in the run, and the net.
+        payload: the server's payload, common and personal parts merged.
+        state: the client's private state.
+        sets: inputs and labels by name.
+        seen: (K,) bool, the classes a client has met, to score it among them too.
+    """
     classes = ctx.run.problem.num_classes
     size = ctx.run.experiment.evaluate.batch_size
     ctx.net.eval()
@@ -279,7 +294,8 @@ def score(
     with seeded(ctx.seed("evaluate")):
         for name, (x, y) in sets.items():
             for xs, ys in zip(torch.split(x, size), torch.split(y, size), strict=True):
-                for rule, scores in method.predict(ctx, payload, state, xs).items():
+                found = method.predict(ctx, payload, state, xs)
+                for rule, scores in (found if seen is None else masked(found, seen)).items():
                     counts = Counts.of(scores, ys, classes)
                     out[rule, name] = out.get((rule, name), Counts.zeros(classes)) + counts
     return out

@@ -2,7 +2,7 @@
 
 ``torch.vmap`` maps the method's loss over the clients' parameters, buffers, batches and references,
 stacked along a first axis. Stacking pays for small steps, whose calls cost more than their
-arithmetic: nets of the size of ``digits-cnn`` on a CPU, not ResNets (docs/results.md).
+arithmetic: nets of the size of ``digits-cnn`` on a CPU, not ResNets (docs/results/speed.md).
 
 The weights equal those of training in turn up to rounding. Rounding must not depend on which
 clients are stacked together, so a batch without another of its size is stacked with itself. This

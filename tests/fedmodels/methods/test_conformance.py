@@ -63,6 +63,8 @@ VARIANTS = [
     ("centralized", {"data": "own"}),
     ("fedmlp", {"share": "all", "proto_agg": "all_latest", "clustering": "finch"}),
     ("fedmlp", {"share": "shallow(1)", "eval_upload_head": True, "inference": "prototype"}),
+    ("gldp", {"heads": "round", "own_moves": "epoch"}),
+    ("fedmlp", {"heads": "round"}),
     ("pfedgrp", {"generator_decouple": False, "replay_labels": "soft"}),
     ("target", {"sends": "generator", "renew": "round"}),
     ("fedali", {"wire_prototypes": "both", "keep_personal_prototypes": True}),

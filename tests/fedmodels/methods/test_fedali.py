@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
+from fedmodels.methods.fedali import prototypes_of
 from fedmodels.nets.alp import ALP, alp_layers
 from fedmodels.nets.split import weights_of
 from fedmodels.numerics.neighbour_clustering import cluster_near
@@ -59,6 +60,23 @@ def clustered(method, *uploads):
 
 def close(actual, expected):
     torch.testing.assert_close(actual, torch.tensor(expected), rtol=0, atol=1e-6)
+
+
+def test_clients_tell_how_much_prototypes_change_their_tokens(digits):
+    """By block; in round 0 nothing, as alignment is off, and the prototypes stay as trained."""
+    method = method_of(experiment := aligned(alignment={"beta": 0.5}))
+    first, later = context_of(experiment, digits), context_of(experiment, digits)
+    later.at = Position(1, 1, 0)
+    for ctx in (first, later):
+        result = train_locally(method, ctx, *payload_of(experiment, ctx))
+        assert ctx.metrics.keys() == method.reported(ctx.run)
+        kept = prototypes_of(weights_of(ctx.net))
+        for block, rows in result.upload.prototypes.items():
+            assert torch.equal(rows.vectors, kept[block].vectors)
+    assert [first.metrics[f"prototype_share_{block}"] for block in (0, 1)] == [0, 0]
+    for block in (0, 1):
+        assert 0.05 < later.metrics[f"prototype_share_{block}"] < 0.95
+        assert 1 < later.metrics[f"prototype_angle_{block}"] < 180
 
 
 # --- what travels ---------------------------------------------------------------------------------

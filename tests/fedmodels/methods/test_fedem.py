@@ -1,5 +1,6 @@
 """FedEM: responsibilities, the symmetry trap, and one learner as FedAvg."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -122,6 +123,32 @@ def test_predictions_mix_probabilities(digits):
         expected += float(pi[m]) * ctx.net(x).detach().softmax(1)
     torch.testing.assert_close(scores.exp(), expected)
     torch.testing.assert_close(scores.exp().sum(1), torch.ones(5))
+
+
+def test_the_mixture_may_be_estimated_anew_under_the_learners_received(digits):
+    """Predictions mix by the mean responsibility under the payload's learners, not by pi."""
+    method, ctx, payload, _ = context(digits, learners=2)
+    anew, pi = replace(method, mixture="received"), torch.tensor([0.3, 0.7]).double()
+    state, ctx.view = Bundle(weights={"pi": pi}), "after_downlink"
+    x, y = ctx.stream.train(0)
+    expected = responsibilities(losses_of(ctx, method._learners(payload), x, y), pi).mean(0)
+    assert not torch.allclose(expected, pi, atol=1e-3)
+    with torch.no_grad():
+        found = anew.predict(ctx, payload, state, x[:5])["classifier"]
+        by_hand = method.predict(ctx, payload, Bundle(weights={"pi": expected}), x[:5])
+    torch.testing.assert_close(found, by_hand["classifier"])
+    ctx.view = ""  # training begins from the pi that was kept: its E step comes once
+    assert torch.equal(anew._mixture(ctx, payload, state), pi)
+
+
+def test_a_mixture_estimated_anew_changes_scores_alone(digits, tmp_path):
+    methods = {how: {"name": "fedem", "mixture": how} for how in ("trained", "received")}
+    kept, anew = (
+        run_in_process(tiny_experiment(method=method), digits, tmp_path / how)
+        for how, method in methods.items()
+    )
+    assert kept["state_sha256"] == anew["state_sha256"]
+    assert kept["metrics"]["loss"] == anew["metrics"]["loss"]
 
 
 def test_bytes_are_those_of_all_learners(digits, tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedmodels.errors import TrainingFailed
 from fedmodels.methods import make
 from fedmodels.methods.gldp import Stage
 from fedmodels.nets.split import weights_of
@@ -22,7 +23,14 @@ from fedmodels.training.method import (
 )
 from fedmodels.training.position import START, Position
 from fedtide.inprocess import run_in_process
-from tests.conftest import OneTask, context_of, linear_context, payload_of, tiny_experiment
+from tests.conftest import (
+    OneTask,
+    context_of,
+    linear_context,
+    method_of,
+    payload_of,
+    tiny_experiment,
+)
 
 CLOSE = {"abs": 1e-6}
 SHORT = {"t": 1, "s": 1}
@@ -206,6 +214,48 @@ def test_local_average_by_hand():
     kept, sent = kept_after(method, ctx, {0: (1.0, 0.0), 5: (9.0, 9.0)})
     assert kept == {0: [0.5, 1.0], 1: [7.0, 7.0], 5: [9.0, 9.0]}
     assert sent == {0: [0.0, 2.0], 1: [7.0, 7.0]}
+
+
+def test_own_prototypes_may_move_with_every_epoch():
+    """Embeddings (0, 2) and (0, 4) of class 0 in one epoch, beta = .5: (1, 0) moves to (.5, 1.5).
+
+    The next epoch's first batch is what tells that the epoch is over; L_LP reads what moved then.
+    Epochs of the head, whose embeddings have no gradient, move nothing.
+    """
+    method, ctx = client_with([[0.0, 2.0], [0.0, 4.0]], [0, 0], own_moves="epoch")
+    state = Bundle(weights_of(ctx.net), {"class": prototypes({0: (1.0, 0.0)})})
+    refs = method.prepare(ctx, Bundle(weights={}, prototypes={}), state)
+    x, y = ctx.stream.x, ctx.stream.y
+
+    def step(index, trains=True):
+        z = x[[index]].clone().requires_grad_(trains)
+        batch = Batch(x[[index]], y[[index]], torch.tensor([index]))
+        method.loss(ctx, batch, Output(z, torch.zeros(1, 10, requires_grad=True)), refs)
+        return refs.own.vectors[0].tolist()
+
+    assert [step(0), step(1)] == [[1.0, 0.0]] * 2
+    assert step(1) == [0.5, 1.5]
+    assert step(0) == [0.5, 1.5]
+    assert step(0, trains=False) == [0.5, 1.5]
+    kept = method.after_local(ctx, Bundle(weights={}, prototypes={}), state, refs)
+    assert kept.prototypes["class"].rows()[0][0].tolist() == [0.25, 2.25]
+    assert not method.may_train_together()
+
+
+@pytest.mark.parametrize("name", ["gldp", "fedmlp"])
+def test_a_client_that_diverged_says_so_before_anything_is_clustered(digits, name):
+    """Its last step may leave weights that are not finite, though every loss was."""
+    experiment = tiny_experiment(method={"name": name})
+    ctx = context_of(experiment, digits)
+    method, (payload, state) = method_of(experiment), payload_of(experiment, ctx)
+    method.load(ctx, payload, state)
+    refs = method.prepare(ctx, payload, state)
+    with torch.no_grad():
+        for parameter in ctx.net.base.parameters():
+            parameter.fill_(3e38)
+    line = r"^client 0 diverged in round 0: its prototype of class \d is not finite, .* is 3e\+38; "
+    with pytest.raises(TrainingFailed, match=line):
+        method.after_local(ctx, payload, state, refs)
 
 
 def test_uplink_of_moving_averages():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedmodels.training.method import ClientContext
 from fedtide.inprocess import run_in_process
 from fedtide.trial import context_of, method_of, payload_of, tiny_experiment
 
-METHODS = ["fedrep"]
+METHODS = ["fedrep", "gldp", "fedmlp"]
 
 
 def ready(name: str, digits: Path) -> tuple[Any, ClientContext, Bundle, Bundle]:
@@ -35,7 +36,7 @@ def test_a_head_is_its_clients_own_within_its_round_alone(name: str, digits: Pat
     method, ctx, payload, state = ready(name, digits)
     received = payload.weights["head/weight"]
     for round_number, view, own in ((0, "", 1.0), (0, "after_downlink", 0.0), (1, "", 0.0)):
-        ctx.round, ctx.view = round_number, view
+        ctx.at, ctx.view = replace(ctx.at, round=round_number), view
         method.load(ctx, payload, state)
         torch.testing.assert_close(weights_of(ctx.net)["head/weight"], received + own)
 

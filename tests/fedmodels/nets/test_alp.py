@@ -44,6 +44,19 @@ def test_training_forward():
     assert torch.equal(alp.global_prototypes, GLOBAL)
 
 
+def test_influence_by_hand():
+    """Mixes .25 (0, 1) + .75 (1, 0) and .25 (0, 1) + .75 (0, 3): shares 1/4 and 1/10.
+
+    The first turns its token by atan(1/3) = 18.4349 degrees, the second does not.
+    """
+    alp = layer(beta=0.25, sets="local_only", match="cosine").eval()
+    alp.local_prototypes.copy_(torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
+    share, angle = alp.influence(torch.tensor([[[1.0, 0.0], [0.0, 3.0]]]))
+    assert share == pytest.approx((1 / 4 + 1 / 10) / 2)
+    assert angle == pytest.approx(18.4349 / 2, abs=0.02)  # acos is coarse near 0
+    assert layer(beta=0.0).eval().influence(X)[0] == 0
+
+
 @pytest.mark.parametrize("topk", [1, "official"])
 def test_training_forward_with_one_token_each(topk):
     alp = layer(topk=topk)

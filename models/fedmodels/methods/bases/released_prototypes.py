@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
+from fedmodels.errors import TrainingFailed
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import weights_of
 from fedmodels.numerics.prototypes import released
 from fedmodels.tensors.bundle import Prototypes
 from fedmodels.training.method import ClientContext
@@ -29,4 +33,22 @@ class ReleasedPrototypes(FedAvg):
             clip_norm=self.clip_norm,
             noise_std=self.noise_std,
             min_count=self.min_count,
+        )
+
+    def computed(self, ctx: ClientContext, prototypes: Prototypes) -> Prototypes:
+        """Return prototypes that were just computed, before anything is clustered by them.
+
+        Raises:
+            TrainingFailed: they are not finite, as training diverged in its last steps.
+        """
+        if bool(torch.isfinite(prototypes.vectors).all()):
+            return prototypes
+        rows = prototypes.rows().items()
+        label = next(k for k, (row, _) in rows if not bool(torch.isfinite(row).all()))
+        largest = max(float(w.abs().max()) for w in weights_of(ctx.net).values() if w.numel())
+        raise TrainingFailed(
+            f"client {ctx.client} diverged in round {ctx.round}: its prototype of class {label} is "
+            f"not finite, and its largest weight is {largest:.4g}; what usually helps is a lower "
+            f"[training] lr (it is {ctx.run.experiment.training.lr:g}) or a net that normalises, "
+            'such as [net] norm = "layer"'
         )

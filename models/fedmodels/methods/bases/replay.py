@@ -48,9 +48,10 @@ class GenerativeReplay(FedAvg):
     generator_arch: Arch = "wgan"
     """WGAN-GP, its DCGAN form, or a diffusion model sampled by DPM-Solver."""
     generator_width: int = 0
-    """Channels; 0 is 16 for GANs (CIFAR-10: 64), 32 for diffusion."""
+    """Channels; 0 is 16 for GANs (64 where images are in colour), 32 for diffusion."""
     generator_epochs: int = 0
-    """Epochs of one training; 0 is 200 for GANs (CIFAR-10: 1000), 6000 for diffusion."""
+    """Epochs of one training; 0 is 200 for GANs (1000 where images are in colour), 6000 for
+    diffusion."""
     generator_batch: int = 64
     """Batch size of training and of drawing."""
     generator_lr: float = 0.0

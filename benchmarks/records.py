@@ -1,0 +1,118 @@
+r"""Keep what studies came to, and render the tables of ``docs/results/`` from it.
+
+    python -m benchmarks.records                                        # every page anew
+    python -m benchmarks.records benchmarks/studies/gldp.toml runs/gldp # keep a study's runs first
+
+A record is ``benchmarks/records/STUDY.json`` (:mod:`fedsrv.sweep.record`): figures by row, seed and
+length, and the versions and commit of each run. A page holds tables between two marks,
+
+    <!-- record: STUDY -->
+    <!-- end of record -->
+
+and what lies between them is never typed: a test renders it again and compares. A study with
+curves or lengths has a picture, ``docs/results/STUDY.svg``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedmodels.errors import FedtideError
+from fedsrv.sweep.pictures import draw
+from fedsrv.sweep.plan import Sweep, plan
+from fedsrv.sweep.record import outcome_of, read_record, to_json
+from fedsrv.sweep.tables import Outcome, page
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "benchmarks" / "records"
+PAGES = ROOT / "docs" / "results"
+END = "<!-- end of record -->"
+MARKED = re.compile(rf"(<!-- record: ([\w-]+) -->\n).*?({re.escape(END)}\n)", flags=re.DOTALL)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line asks for; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.records", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("study", type=Path, nargs="?", help="a TOML file of benchmarks/studies")
+    parser.add_argument("runs", type=Path, nargs="?", help="the directory of its runs")
+    options = parser.parse_args(arguments)
+    if options.study and not options.runs:
+        parser.error("a study needs the directory of its runs")
+    try:
+        if options.study:
+            print(f"kept {keep(options.study, options.runs)}")
+        for path in sorted(PAGES.glob("*.md")):
+            path.write_text(rendered(path.read_text()))
+        for record in sorted(RECORDS.glob("*.json")):
+            draw(read_record(record), PAGES / f"{record.stem}.svg")
+    except FedtideError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def keep(study: Path, runs: Path) -> Path:
+    """Write the record of a study's finished runs; return its file.
+
+    Rows without a finished run are left out.
+
+    Raises:
+        ConfigError: the study cannot be read.
+    """
+    sweep = Sweep.read(study)
+    planned = plan(sweep, runs, list(sweep.methods), sweep.seeds)
+    outcome = outcome_of(sweep, planned, len(sweep.seeds))
+    found = {run.cell for run in outcome.runs}
+    cells = [cell for cell in outcome.cells if cell in found]
+    file = RECORDS / f"{study.stem}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(to_json(replace(outcome, cells=cells)))
+    return file
+
+
+def rendered(text: str) -> str:
+    """Return a page with everything between its marks made anew.
+
+    Raises:
+        ConfigError: a mark names a study without a record.
+    """
+
+    def tables(mark: re.Match[str]) -> str:
+        outcome = read_record(RECORDS / f"{mark[2]}.json")
+        parts = [mark[1], made_with(outcome) + "\n", page(outcome), *_picture(outcome, mark[2])]
+        return "\n".join([*parts, mark[3]])
+
+    return MARKED.sub(tables, text)
+
+
+def made_with(outcome: Outcome) -> str:
+    """Return a sentence on the seeds, versions and commits behind a record."""
+    seeds = ", ".join(map(str, sorted({run.seed for run in outcome.runs})))
+    facts = [
+        f"{name} {', '.join(found)}"
+        for key, name in (("fedtide", "fedtide"), ("torch", "torch"), ("git_commit", "commit"))
+        if (found := sorted(set(_known(outcome, key))))
+    ]
+    many = "seeds" if "," in seeds else "seed"
+    return "; ".join([f"Of {len(outcome.runs)} runs with {many} {seeds}", *facts]) + "."
+
+
+def _known(outcome: Outcome, key: str) -> Iterator[str]:
+    for run in outcome.runs:
+        if key in run.environment:
+            yield str(run.environment[key])[:12]
+
+
+def _picture(outcome: Outcome, study: str) -> Iterator[str]:
+    if outcome.curves or len(set(outcome.lengths.values())) > 1:
+        yield f"![{study}: scores by length and round]({study}.svg)\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

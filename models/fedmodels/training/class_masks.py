@@ -1,0 +1,39 @@
+"""A method's own rule among fewer and among more classes, to compare methods by one of them.
+
+Some methods choose among the classes that a client has met, most among all. Where a run asks for
+it (``[evaluate] class_masks``), clients' models are scored both ways, whatever the method does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.training.method import Method
+
+SEEN, ALL = "seen_classes", "all_classes"
+
+
+def rules_of(method: Method, experiment: Experiment) -> tuple[str, ...]:
+    """Return the rules a client's models are scored by, in the order of its report."""
+    if not experiment.evaluate.class_masks:
+        return method.rules
+    first, *others = method.rules
+    return (first, SEEN, ALL, *(rule for rule in others if rule != ALL))
+
+
+def masked(scores: Mapping[str, Tensor], seen: Tensor) -> dict[str, Tensor]:
+    """Return scores with those of the method's own rule among two sets of classes.
+
+    Args:
+        scores: (B, K) by rule, the method's own first.
+        seen: (K,) bool, the classes a client has met; where there is none, all are candidates.
+    """
+    (first, own), *others = scores.items()
+    candidates = seen if bool(seen.any()) else torch.ones_like(seen)
+    among_seen = own.masked_fill(~candidates.to(own.device), -torch.inf)
+    # A method that masks by itself says what it scores without its mask.
+    return {first: own, SEEN: among_seen, ALL: scores.get(ALL, own), **dict(others)}

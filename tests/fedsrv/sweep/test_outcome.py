@@ -1,0 +1,112 @@
+"""Lengths, winners, records and pictures of a sweep, from figures by hand."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import tomli_w
+
+from fedmodels.errors import ConfigError
+from fedmodels.resolution import parse_experiment
+from fedsrv.sweep.figures import Figures, winners
+from fedsrv.sweep.pictures import draw
+from fedsrv.sweep.plan import Cell, Sweep, plan
+from fedsrv.sweep.record import read_record, to_json
+from fedsrv.sweep.tables import Outcome, page
+from tests.conftest import TABLES
+
+LENGTHS = {"1 × rounds": 1, "2 × rounds": 2}
+SCORES = {
+    ("1 × rounds", "A"): [0.50, 0.60, 0.55],
+    ("1 × rounds", "B"): [0.51, 0.59, 0.55],
+    ("2 × rounds", "A"): [0.70, 0.80, 0.75],
+    ("2 × rounds", "B"): [0.60, 0.70, 0.651],
+}
+
+
+def outcome(scores=SCORES, lengths=LENGTHS) -> Outcome:
+    runs = [
+        Figures(Cell(*cell), seed, {"metrics.a_loc": value}, {"iaa": [0.1, value]}, {"torch": "2"})
+        for cell, values in scores.items()
+        for seed, value in enumerate(values)
+    ]
+    cells = [Cell(*cell) for cell in scores]
+    return Outcome(runs, cells, {"A_loc": "metrics.a_loc"}, "B", 3, {"IAA": "iaa"}, lengths)
+
+
+def test_a_row_is_run_at_every_length(tmp_path: Path) -> None:
+    """The preset's two rounds, the row's three, and the default of what nobody gave."""
+    (tmp_path / "preset.toml").write_text(tomli_w.dumps({**TABLES, "schedule": {"rounds": 2}}))
+    told = {
+        "preset": "preset.toml",
+        "columns": {},
+        "methods": {"plain": "fedavg", "own": "fedavg schedule.rounds=3"},
+        "lengths": [1, 4],
+    }
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(told))
+    sweep = Sweep.read(tmp_path / "sweep.toml")
+    runs = plan(sweep, tmp_path, ["plain", "own"], [0])
+    assert [(run.cell.title, parse_experiment(run.config).schedule.rounds) for run in runs] == [
+        ("1 × rounds: plain", 2),
+        ("1 × rounds: own", 3),
+        ("4 × rounds: plain", 8),
+        ("4 × rounds: own", 12),
+    ]
+    assert len({run.directory for run in runs}) == 4
+    told |= {"lengthens": "training.local_epochs", "settings": {"s": ["training.lr=0.5"]}}
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(told))
+    *_, last = plan(Sweep.read(tmp_path / "sweep.toml"), tmp_path, ["plain"], [0])
+    assert last.cell.setting == "s, 4 × local_epochs"
+    epochs = TABLES.get("training", {}).get("local_epochs", 1)
+    assert tomllib.loads(last.config)["training"] == {
+        **TABLES.get("training", {}), "lr": 0.5, "local_epochs": 4 * epochs,
+    }  # fmt: skip
+
+
+def test_a_winner_beats_every_other_row_seed_by_seed() -> None:
+    """By 5, 5.1 and 5.2 on seeds that differ by more; with two of these seeds nobody wins."""
+    a, b, c = (Cell("", name) for name in "abc")
+    values = {a: {0: 10.0, 1: 20.1, 2: 30.2}, b: {0: 5.0, 1: 15.0, 2: 25.0}}
+    assert winners(values, [a, b], 1) == {a}
+    assert winners(values, [a, b], -1) == {b}
+    assert winners(values, [a, b], 0) == set()
+    assert winners({**values, c: {0: 9.0, 1: 21.0, 2: 28.0}}, [a, b, c], 1) == set()
+    assert winners({**values, c: {3: 0.0}}, [a, b, c], 1) == set()  # no seed in common
+    assert winners({a: values[a]}, [a], 1) == set()  # nobody to beat
+    two = {cell: {seed: found[seed] for seed in (0, 1)} for cell, found in values.items()}
+    assert winners(two, [a, b], 1) == set()
+
+
+def test_a_ladder_is_a_table_of_scores_against_length() -> None:
+    text = page(outcome())
+    assert "| A_loc | 1 × rounds | 2 × rounds |\n|---|---|---|\n" in text
+    assert "| A | 55.00 ± 4.08 | **75.00 ± 4.08** |\n| B | 55.00 ± 3.27 | 65.03 ± 4.08 |\n" in text
+    # differences of 10, 10 and 9.9: s = 0.0577, and t of two degrees of freedom is 4.303
+    assert "| 2 × rounds: A | +9.97 [+9.82, +10.11] * |" in text
+
+
+def test_a_record_gives_the_same_tables_again(tmp_path: Path) -> None:
+    file, made = tmp_path / "record.json", outcome()
+    file.write_text(to_json(made))
+    assert page(read_record(file)) == page(made)
+    assert to_json(read_record(file)) == to_json(made)
+    file.write_text(to_json(made).replace('"format": 1', '"format": 2'))
+    with pytest.raises(ConfigError, match="has format 2; this version reads 1"):
+        read_record(file)
+    file.write_text("[]")
+    with pytest.raises(ConfigError, match="is no record of a sweep"):
+        read_record(file)
+
+
+def test_a_picture_has_a_panel_for_each_score_and_curve(tmp_path: Path) -> None:
+    file, again = tmp_path / "one.svg", tmp_path / "two.svg"
+    assert draw(outcome(), file)
+    assert draw(outcome(), again)
+    assert file.read_bytes() == again.read_bytes()
+    panels = ElementTree.parse(file).findall(".//*[@id]")
+    assert sum(p.attrib["id"].startswith("axes_") for p in panels) == 2
+    assert not draw(Outcome([], [], {}, "", 0), tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists()

@@ -1,0 +1,44 @@
+"""Recorded studies and the pages of docs/results: no number between the marks is typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import records
+from fedmodels.errors import ConfigError
+from fedsrv.sweep.plan import Sweep
+from fedsrv.sweep.record import read_record, to_json
+
+PAGES = sorted(records.PAGES.glob("*.md"))
+RECORDS = sorted(records.RECORDS.glob("*.json"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tables_are_those_of_the_records(page: Path) -> None:
+    """After a change: ``python -m benchmarks.records``."""
+    assert records.rendered(page.read_text()) == page.read_text()
+
+
+@pytest.mark.parametrize("file", RECORDS, ids=lambda file: file.stem)
+def test_records_are_of_studies_and_are_shown(file: Path) -> None:
+    study = Sweep.read(records.ROOT / "benchmarks" / "studies" / file.name.replace("json", "toml"))
+    outcome = read_record(file)
+    assert to_json(outcome) == file.read_text()
+    assert {cell.row for cell in outcome.cells} <= study.methods.keys()
+    assert all(run.environment["git_commit"] for run in outcome.runs)
+    assert any(f"<!-- record: {file.stem} -->" in page.read_text() for page in PAGES)
+
+
+def test_there_are_records() -> None:
+    assert {"continual", "continual-circulating"} <= {file.stem for file in RECORDS}
+
+
+def test_a_typed_number_does_not_stay() -> None:
+    text = (records.PAGES / "continual.md").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("| FedAvg"))
+    assert records.rendered(text.replace(line, "| FedAvg | 99.99 |")) == text
+    assert records.rendered("a page without marks | 1 |") == "a page without marks | 1 |"
+    with pytest.raises(ConfigError, match=r"nobody.json is no record"):
+        records.rendered(f"<!-- record: nobody -->\n{records.END}\n")
