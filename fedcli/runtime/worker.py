@@ -231,7 +231,8 @@ class Worker:
         ctx = self._context(order)
         state = Bundle() if self.client == EVALUATOR else self._state(order)
         if self.client != EVALUATOR:
-            self.stream.open(order.task)  # a client may have restarted since it trained
+            # A client may have restarted since it trained, and may have had its last task before.
+            self.stream.open(min(order.task, self.data.num_tasks - 1))
         for view in order.views:
             ctx.view = view
             if view == "global":

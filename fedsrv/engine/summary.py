@@ -120,7 +120,8 @@ def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[
 def _ends_of_tasks_are_scored(records: Sequence[Record]) -> bool:
     """Tell whether the last round of every task is scored."""
     ends = {record["task"]: record for record in records}
-    return all(any(row.get("views") for row in end["clients"].values()) for end in ends.values())
+    clients = [end.get("clients", {}).values() for end in ends.values()]
+    return all(any(row.get("views") for row in rows) for rows in clients)
 
 
 def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, Any]:

@@ -30,6 +30,7 @@ def test_there_are_seeds_for_every_target() -> None:
     assert SEEDS.keys() == TARGETS.keys()
 
 
+@pytest.mark.filterwarnings("ignore:Reading .*Python 2:UserWarning")  # numpy reads it all the same
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_a_target_takes_whatever_comes(name: str) -> None:
     seeds, target = SEEDS[name](), TARGETS[name]

@@ -218,7 +218,7 @@ def test_the_command(sweep: Any, tmp_path: Path, launches: Launches) -> None:
 
 def test_compare_of_the_makefile_is_a_sweep() -> None:
     told = subprocess.run(
-        ["make", "-n", "compare", "STUDY=gldp", "SEEDS=0 1", "JOBS=2"],
+        ["make", "-n", "--no-print-directory", "compare", "STUDY=gldp", "SEEDS=0 1", "JOBS=2"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     words = " ".join(told.stdout.replace("\\\n", " ").split())
