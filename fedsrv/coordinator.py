@@ -113,17 +113,7 @@ def serve(
             stack.callback(track(events, experiment, out))
         for watcher in watchers:
             stack.callback(watcher(events))
-        spool = Spool(out / "server" / "spool", experiment.server.upload_memory_mb << 20)
-        cohort = RemoteCohort(
-            experiment.schedule.clients,
-            spool,
-            events,
-            deadline_s=experiment.server.deadline_s,
-            min_clients=experiment.min_clients,
-            admission=Admission.of(experiment, store.profiles()),
-            expects_evaluator=expects_evaluator,
-            together=experiment.training.together,
-        )
+        cohort = _cohort_of(experiment, store, events, expects_evaluator)
         service = Service(
             store.run_id,
             experiment.to_dict(),
@@ -145,15 +135,37 @@ def serve(
             begin_drain = partial(_drain, stop, service, out)
             threading.Thread(target=begin_drain, name="drain", daemon=True).start()
         on_ready(address, events)
-        before = store.ended()
-        with _telling_failures(cohort):
-            summary = before or Engine(experiment, cohort, store, events, held).run()
-        if before is None:
-            store.end(summary)
-        with writing(out):
-            write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
-        cohort.end(returning=before is not None)
-        return summary
+        return _run_to_the_end(Engine(experiment, cohort, store, events, held), cohort, store)
+
+
+def _cohort_of(
+    experiment: Experiment, store: Store, events: EventLog, expects_evaluator: bool
+) -> RemoteCohort:
+    """Return the cohort of a run; nobody has joined it."""
+    budget = experiment.server.upload_memory_mb << 20
+    return RemoteCohort(
+        experiment.schedule.clients,
+        Spool(store.path / "server" / "spool", budget),
+        events,
+        deadline_s=experiment.server.deadline_s,
+        min_clients=experiment.min_clients,
+        admission=Admission.of(experiment, store.profiles()),
+        expects_evaluator=expects_evaluator,
+        together=experiment.training.together,
+    )
+
+
+def _run_to_the_end(engine: Engine, cohort: RemoteCohort, store: Store) -> dict[str, Any]:
+    """Run what is left of a run, store its summary, and let the clients go."""
+    before = store.ended()
+    with _telling_failures(cohort):
+        summary = before or engine.run()
+    if before is None:
+        store.end(summary)
+    with writing(store.path):
+        write_atomically(store.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+    cohort.end(returning=before is not None)
+    return summary
 
 
 def _drain(stop: threading.Event, service: Service, out: Path) -> None:

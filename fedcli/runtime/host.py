@@ -23,7 +23,7 @@ from fedcli.runtime.diary import tell
 from fedcli.runtime.link import (
     Dismissed,
     Link,
-    Member,
+    Membership,
     RunOver,
     SessionGone,
     Superseded,
@@ -77,9 +77,9 @@ class Host:
         self.link, self.device, self.start_over, self.code = link, device, start_over, code
         self.data: dict[ClientId, ClientData] = {c: open_data(data, c) for c in clients}
         self.states = {c: StateDirectory(states / str(c)) for c in clients}
-        self.members: dict[ClientId, Member] = {}
+        self.members: dict[ClientId, Membership] = {}
         self.workers: dict[ClientId, Worker] = {}
-        self._pulling_as: dict[ClientId, Member] = {}
+        self._pulling_as: dict[ClientId, Membership] = {}
         self._issues: dict[ClientId, int] = {}
         self._orders: queue.Queue[tuple[rpc.Order, Bundle] | BaseException] = queue.Queue(1)
         self._results: queue.Queue[Result | None] = queue.Queue(1)
@@ -137,12 +137,12 @@ class Host:
         joined = Session(reply.run_id, reply.token)
         if joined != session:
             states.set_session(joined)
-        self.members[client] = Member(client, reply.run_id, reply.token)
+        self.members[client] = Membership(client, reply.run_id, reply.token)
         line = f" joined run {reply.run_id[:8]} at {self.link.address}"
         tell("joined", client, line, run_id=reply.run_id, server=self.link.address)
         return reply
 
-    def _rejoin(self, gone: Mapping[ClientId, Member]) -> None:
+    def _rejoin(self, gone: Mapping[ClientId, Membership]) -> None:
         """Renew sessions that the server has forgotten, unless another thread has done so."""
         with self._rejoining:
             for client, member in gone.items():
@@ -279,7 +279,7 @@ class Host:
             for c, m in self._pulling_as.items()
         ]
 
-    def _renew(self, gone: Mapping[ClientId, Member]) -> bool:
+    def _renew(self, gone: Mapping[ClientId, Membership]) -> bool:
         """Join again; what goes wrong with that ends the process."""
         try:
             self._rejoin(gone)

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Member:
+class Membership:
     """One client's place in the run."""
 
     client: ClientId
@@ -287,7 +287,7 @@ class Link:
             raise PayloadError("an order goes on after its last part")
         return order, merged(found)
 
-    def push(self, member: Member, result: Result) -> rpc.PushResponse:
+    def push(self, member: Membership, result: Result) -> rpc.PushResponse:
         """Bring back the result of an order.
 
         Raises:
@@ -321,7 +321,7 @@ class Link:
             reply = self._push(itertools.chain([first, second], stream))
         return reply
 
-    def beat(self, member: Member, progress: Progress, durable: int) -> None:
+    def beat(self, member: Membership, progress: Progress, durable: int) -> None:
         """Give a sign of life; a server that is gone does not matter here."""
         request = rpc.BeatRequest(
             client_id=str(member.client),
@@ -338,7 +338,7 @@ class Link:
         except grpc.RpcError as error:
             log.debug("beat: %s", _said(error))
 
-    def leave(self, member: Member, reason: str) -> None:
+    def leave(self, member: Membership, reason: str) -> None:
         """Give the session back, if the server is there."""
         request = rpc.LeaveRequest(client_id=str(member.client), token=member.token, reason=reason)
         try:

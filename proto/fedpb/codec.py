@@ -27,7 +27,7 @@ from fedmodels.tensors.bundle import (
     tensor_bytes,
 )
 from fedmodels.tensors.memory_blocks import lease
-from fedmodels.tensors.packed_weights import Packed, names_and_layout
+from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 from fedpb.frames import FRAME_BYTES, WHOLE_BYTES, Frame, RawFrame, messages, read_chunk
 from fedpb.headers import header_of
 from fedpb.plans import plan_of
@@ -99,7 +99,7 @@ def _payload(bundle: Bundle) -> Iterator[memoryview]:
     """Yield the bytes of every tensor, in the header's order, each followed by its padding."""
     weights = bundle.weights
     names, layout = names_and_layout(weights)
-    if isinstance(weights, Packed) and layout.is_clear(weights.block):
+    if isinstance(weights, PackedWeights) and layout.is_clear(weights.block):
         tensors = [weights.block]  # with anything but zeros between tensors, that would show
     else:
         tensors = [weights[name] for name in names]
@@ -206,7 +206,9 @@ class Receiver:
         bundle = Bundle.from_keys(flat)
         if not plan.names:
             return bundle
-        return replace(bundle, weights=Packed(plan.names, plan.weights, block[: plan.weights.size]))
+        return replace(
+            bundle, weights=PackedWeights(plan.names, plan.weights, block[: plan.weights.size])
+        )
 
     def _is_plainly_finite(self, start: int, end: int) -> bool:
         """Tell of bytes that just came that they hold no float32 or float64 NaN or infinity.

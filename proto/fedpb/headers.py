@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.tensors.block_layout import ALIGNMENT, Layout, aligned, layout_of
+from fedmodels.tensors.block_layout import ALIGNMENT, BlockLayout, aligned, layout_of
 from fedmodels.tensors.bundle import DTYPE_NAMES, DTYPES, Bundle, BundleSpec
 from fedmodels.tensors.packed_weights import names_and_layout
 from fedpb.v1 import bundle_pb2 as pb
@@ -66,7 +66,7 @@ def _state(
 
 
 @lru_cache(maxsize=64)
-def _shard(names: tuple[str, ...], layout: Layout) -> pb.ModelShard:
+def _shard(names: tuple[str, ...], layout: BlockLayout) -> pb.ModelShard:
     """State the tensors of a net once: it does not change from round to round."""
     shard = pb.ModelShard()
     for name, fact, offset in zip(names, layout.facts, layout.offsets, strict=True):
@@ -184,9 +184,9 @@ class Plan:
     spec: BundleSpec
     places: list[Place]
     names: tuple[str, ...]
-    weights: Layout
+    weights: BlockLayout
     others: tuple[str, ...]
-    rest: Layout
+    rest: BlockLayout
 
     @classmethod
     def of(cls, header: pb.BundleHeader, spec: BundleSpec) -> Plan:

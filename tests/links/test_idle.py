@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from fedcli.runtime import link as link_module
-from fedcli.runtime.link import Link, Member
+from fedcli.runtime.link import Link, Membership
 from fedmodels.errors import LinkError
 from fedpb import PROTOCOL
 from fedpb.descriptions import description_of
@@ -122,7 +122,7 @@ def test_a_link_that_fell_silent_is_noticed_and_made_anew(
     asked = rpc.JoinRequest(
         client_id="0", description=description_of(PROFILE), token=b"own", protocol=PROTOCOL
     )
-    member = Member(0, "run", link.join(asked).token)
+    member = Membership(0, "run", link.join(asked).token)
     waiting = rpc.Waiting(client_id="0", token=member.token, durable=-1)
     asked_twice, pulls = threading.Event(), list[int]()
 

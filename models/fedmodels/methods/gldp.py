@@ -70,7 +70,7 @@ class Stage:
     everyone: ByClass  # C-tilde
     latest: Tensor  # (n, d) each example's embedding when it was last trained on, if kept
     visited: Tensor  # (n,) bool
-    held: Prototypes | None = None  # C-hat_i as rows
+    held: Prototypes | None = None  # C-hat_i as rows, where it moves within the stage
     fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
 
 
@@ -244,7 +244,9 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         kept = len(ctx.stream.train(ctx.task)[1]) if self._keeps_embeddings else 0
         latest = torch.zeros(kept, ctx.net.width, device=ctx.device)
         visited = torch.zeros(kept, dtype=torch.bool, device=ctx.device)
-        return Stage(own, everyone, latest, visited, state.prototypes.get("class"))
+        moves = self.own_moves == "epoch"  # other clients' rows are of other shapes
+        held = state.prototypes.get("class") if moves else None
+        return Stage(own, everyone, latest, visited, held)
 
     @property
     def _keeps_embeddings(self) -> bool:
@@ -323,7 +325,8 @@ class Gldp(PrivateParts, ReleasedPrototypes):
         else:
             refs.fresh = class_prototypes(embeddings(ctx.net, x), y, classes)  # eq. 6
         refs.fresh = self.computed(ctx, refs.fresh)
-        kept = moved(refs.held, refs.fresh, self.beta)  # eq. 9
+        before = refs.held if self.own_moves == "epoch" else state.prototypes.get("class")
+        kept = moved(before, refs.fresh, self.beta)  # eq. 9
         everything = self.eval_base == "local"
         weights = {k: v for k, v in weights_of(ctx.net).items() if everything or not self.shares(k)}
         after = Bundle(weights, {"class": kept})

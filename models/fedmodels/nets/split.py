@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedmodels.errors import PayloadError, suggestion
 from fedmodels.nets.precision import in_bfloat16
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights
-from fedmodels.tensors.packed_weights import Packed, names_and_layout
+from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 
 
 class SplitNet(nn.Module):
@@ -40,7 +40,7 @@ class SplitNet(nn.Module):
         self.mixes_examples, self.mixed_precision = mixes_examples, False
         self.base, self.head, self.width = base, head, width
         self._slots: list[tuple[str, dict[str, Tensor], str]] = []
-        self._packed: Packed | None = None
+        self._packed: PackedWeights | None = None
         self._places: list[int] = []
 
     def tensors(self) -> dict[str, Tensor]:
@@ -73,13 +73,13 @@ class SplitNet(nn.Module):
             return self
         names, layout = names_and_layout(tensors)
         block = torch.zeros(layout.size, dtype=torch.uint8, device=tensors[names[0]].device)
-        self._packed = Packed(names, layout, block, tensors)
+        self._packed = PackedWeights(names, layout, block, tensors)
         for name, place in self._packed.items():
             tensors[name].data = place.copy_(tensors[name].detach())
         self._places = self._addresses()
         return self
 
-    def packed(self) -> Packed | None:
+    def packed(self) -> PackedWeights | None:
         """Return the live parameters and buffers as one block, if they lie in one."""
         if self._packed is None or self._addresses() != self._places:
             return None  # other tensors have taken their places
@@ -139,7 +139,7 @@ def weights_of(net: SplitNet, wanted: Callable[[str], bool] | None = None) -> We
         torch._foreach_copy_(layout.views(block), [kept[name] for name in names])
         if not block.is_cpu:
             block = layout.empty().copy_(block)  # at once: each transfer waits for the device
-    return Packed(names, layout, block, kept)
+    return PackedWeights(names, layout, block, kept)
 
 
 def load_weights(net: SplitNet, weights: Mapping[str, Tensor], *, strict: bool = True) -> None:
@@ -153,7 +153,7 @@ def load_weights(net: SplitNet, weights: Mapping[str, Tensor], *, strict: bool =
     Raises:
         PayloadError: a key is unknown, or missing while ``strict``, or a shape differs.
     """
-    if isinstance(weights, Packed):
+    if isinstance(weights, PackedWeights):
         packed = net.packed()
         if packed is not None and packed.is_like(weights):
             packed.block.copy_(weights.block)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import Bundle, Histogram, Prototypes
-from fedmodels.tensors.packed_weights import Packed
+from fedmodels.tensors.packed_weights import PackedWeights
 
 MOST = 1e6
 """Limit of a net's parameter and of a prototype's coordinate."""
@@ -166,7 +166,7 @@ def _is_plainly_small(weights: Mapping[str, Tensor]) -> bool:
     The sum of squares over the whole block is the fastest way to read it. Integers in the block
     would look like other floats, so the function reads them separately.
     """
-    if not isinstance(weights, Packed) or not weights.layout.dtypes <= _USUAL:
+    if not isinstance(weights, PackedWeights) or not weights.layout.dtypes <= _USUAL:
         return False
     block = weights.block.view(torch.float32)
     if not torch.dot(block, block) <= MOST * MOST:

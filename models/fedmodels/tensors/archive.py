@@ -26,7 +26,7 @@ from fedmodels.errors import ArchiveError, PayloadError
 from fedmodels.files import replacing
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import DTYPE_NAMES, Bundle, tensor_bytes
-from fedmodels.tensors.packed_weights import Packed
+from fedmodels.tensors.packed_weights import PackedWeights
 
 FORMAT = 1
 _KEY = "fedtide"
@@ -154,7 +154,7 @@ def _entries(target: Path, bundle: Bundle) -> Iterator[tuple[str, tuple[TensorSp
     are copied. Weights in one block are written without making tensors of them.
     """
     weights = bundle.weights
-    if isinstance(weights, Packed) and weights.block.is_cpu:
+    if isinstance(weights, PackedWeights) and weights.block.is_cpu:
         block, address = tensor_bytes(weights.block), weights.block.data_ptr()
         layout = weights.layout
         places = zip(weights.names, layout.facts, layout.offsets, layout.ends, strict=True)

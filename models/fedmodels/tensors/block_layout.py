@@ -23,7 +23,7 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-class Layout:
+class BlockLayout:
     """Where tensors of these dtypes and shapes lie in their block.
 
     Attributes:
@@ -52,7 +52,7 @@ class Layout:
 
     def __eq__(self, other: object) -> bool:
         """Tell whether the same tensors lie at the same places."""
-        return self is other or (isinstance(other, Layout) and self.facts == other.facts)
+        return self is other or (isinstance(other, BlockLayout) and self.facts == other.facts)
 
     def __hash__(self) -> int:
         """Return the hash of the facts."""
@@ -111,9 +111,9 @@ def facts_of(tensors: Iterable[Tensor]) -> Facts:
 
 
 @lru_cache(maxsize=256)
-def layout_of(facts: Facts) -> Layout:
+def layout_of(facts: Facts) -> BlockLayout:
     """Return the layout of tensors of these dtypes and shapes, in this order."""
-    return Layout(facts)
+    return BlockLayout(facts)
 
 
 def _strides_and_count(shape: Sequence[int]) -> tuple[tuple[int, ...], int]:

@@ -11,10 +11,10 @@ from functools import cached_property
 
 from torch import Tensor
 
-from fedmodels.tensors.block_layout import Layout, facts_of, layout_of
+from fedmodels.tensors.block_layout import BlockLayout, facts_of, layout_of
 
 
-class Packed(Mapping[str, Tensor]):
+class PackedWeights(Mapping[str, Tensor]):
     """Read-only tensors by name; all are made when the first one is asked for.
 
     Attributes:
@@ -24,7 +24,7 @@ class Packed(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self, names: tuple[str, ...], layout: Layout, block: Tensor, listed: Iterable[str] = ()
+        self, names: tuple[str, ...], layout: BlockLayout, block: Tensor, listed: Iterable[str] = ()
     ) -> None:
         """Name the tensors of a block; ``listed`` is the order of iteration."""
         self.names, self.layout, self.block = names, layout, block
@@ -48,22 +48,22 @@ class Packed(Mapping[str, Tensor]):
         """Return (name, tensor) of each."""
         return self._tensors.items()
 
-    def is_like(self, other: Packed) -> bool:
+    def is_like(self, other: PackedWeights) -> bool:
         """Tell whether the same tensors lie at the same places of both blocks."""
         return self.names == other.names and self.layout == other.layout
 
-    def copy(self) -> Packed:
+    def copy(self) -> PackedWeights:
         """Return a copy on the CPU, in its own block."""
-        return Packed(self.names, self.layout, self.layout.copied(self.block), self._listed)
+        return PackedWeights(self.names, self.layout, self.layout.copied(self.block), self._listed)
 
     def __repr__(self) -> str:
         """Show the tensors."""
-        return f"Packed({self._tensors!r})"
+        return f"PackedWeights({self._tensors!r})"
 
 
-def names_and_layout(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], Layout]:
+def names_and_layout(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], BlockLayout]:
     """Return the names of tensors, ascending or as they are packed, and their layout."""
-    if isinstance(tensors, Packed):
+    if isinstance(tensors, PackedWeights):
         return tensors.names, tensors.layout
     names = tuple(sorted(tensors))
     return names, layout_of(facts_of(tensors[name] for name in names))
@@ -71,6 +71,6 @@ def names_and_layout(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], La
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Return how many bytes tensors hold."""
-    if isinstance(tensors, Packed):
+    if isinstance(tensors, PackedWeights):
         return tensors.layout.num_bytes
     return sum(tensor.nbytes for tensor in tensors.values())

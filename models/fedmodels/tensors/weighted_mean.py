@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.block_layout import Layout
+from fedmodels.tensors.block_layout import BlockLayout
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.joined import joined, separated
-from fedmodels.tensors.packed_weights import Packed, names_and_layout
+from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 
 CHUNK = 1 << 15
 """Elements summed at a time: two float64 buffers of this size stay in a core's cache."""
@@ -78,7 +78,7 @@ class RunningMean:
 
     def __init__(self) -> None:
         self.total = 0.0
-        self._form: tuple[tuple[str, ...], Layout, torch.dtype] | None = None
+        self._form: tuple[tuple[str, ...], BlockLayout, torch.dtype] | None = None
         """Names, layout and floating-point dtype of the uploads."""
         self._sum = torch.empty(0)
         self._largest: dict[torch.dtype, Tensor] = {}
@@ -86,12 +86,12 @@ class RunningMean:
     @staticmethod
     def takes(weights: Mapping[str, Tensor]) -> bool:
         """Tell whether weights lie in one block with one floating-point dtype."""
-        return isinstance(weights, Packed) and _float_of(weights) is not None
+        return isinstance(weights, PackedWeights) and _float_of(weights) is not None
 
     def add(self, uploads: Sequence[Mapping[str, Tensor]], coefficients: Sequence[float]) -> None:
         """Add uploads of one net that pass ``takes``; skip uploads of coefficient 0."""
         pairs = [(u, float(p)) for u, p in zip(uploads, coefficients, strict=True) if p != 0]
-        packed = [u for u, _ in pairs if isinstance(u, Packed)]
+        packed = [u for u, _ in pairs if isinstance(u, PackedWeights)]
         if not packed:
             return
         fresh = self._form is None
@@ -121,10 +121,10 @@ class RunningMean:
         mean.view(dtype).copy_(self._sum.div_(self.total))
         for other, largest in self._largest.items():
             mean.view(other)[layout.elements(other)] = largest
-        return Packed(names, layout, layout.clear(mean))
+        return PackedWeights(names, layout, layout.clear(mean))
 
 
-def _block(upload: Packed, names: tuple[str, ...], layout: Layout) -> Tensor:
+def _block(upload: PackedWeights, names: tuple[str, ...], layout: BlockLayout) -> Tensor:
     """Return the tensors of an upload in the order of these names, not in its sender's."""
     if (upload.names, upload.layout) == (names, layout):
         return upload.block.cpu()
@@ -134,7 +134,7 @@ def _block(upload: Packed, names: tuple[str, ...], layout: Layout) -> Tensor:
     return layout.clear(block)
 
 
-def _float_of(weights: Packed) -> torch.dtype | None:
+def _float_of(weights: PackedWeights) -> torch.dtype | None:
     """Return the floating-point dtype of weights that have just one."""
     floats = [dtype for dtype in weights.layout.dtypes if dtype.is_floating_point]
     return floats[0] if len(floats) == 1 else None
@@ -142,13 +142,13 @@ def _float_of(weights: Packed) -> torch.dtype | None:
 
 def _mean_of_blocks(
     uploads: list[Mapping[str, Tensor]], shares: list[float], total: float
-) -> Packed | None:
+) -> PackedWeights | None:
     """Return the mean of uploads that lie in one block each; the mean lies in such a block, too.
 
     None if an upload does not lie in one block, or has not exactly one floating-point dtype.
     """
-    first, packed = uploads[0], [each for each in uploads if isinstance(each, Packed)]
-    if not isinstance(first, Packed) or len(packed) < len(uploads):
+    first, packed = uploads[0], [each for each in uploads if isinstance(each, PackedWeights)]
+    if not isinstance(first, PackedWeights) or len(packed) < len(uploads):
         return None
     names, layout, dtype = first.names, first.layout, _float_of(first)
     if dtype is None or any((u.names, u.layout) != (names, layout) for u in packed):
@@ -159,7 +159,7 @@ def _mean_of_blocks(
     for other in layout.dtypes - {dtype}:
         places = layout.elements(other)
         mean.view(other)[places] = _mean_of_flat([b.view(other)[places] for b in blocks], shares)
-    return Packed(names, layout, layout.clear(mean))
+    return PackedWeights(names, layout, layout.clear(mean))
 
 
 def _groups(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:

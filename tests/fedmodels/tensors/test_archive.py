@@ -18,7 +18,7 @@ from fedmodels.tensors.bundle import (
     state_digest,
     tensor_bytes,
 )
-from fedmodels.tensors.packed_weights import Packed, names_and_layout
+from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -189,14 +189,14 @@ def test_what_cannot_be_saved_leaves_the_old_file(tmp_path):
 
 def test_weights_in_one_block_give_the_same_file(tmp_path):
     packed = weights_of(make_net("resnet20", num_classes=3, input_shape=(1, 8, 8)))
-    assert isinstance(packed, Packed)
+    assert isinstance(packed, PackedWeights)
     one_by_one = {name: tensor.clone() for name, tensor in packed.items()}
     for name, weights in (("a", packed), ("b", one_by_one)):
         bundle = Bundle(weights=weights, scalars={"num_examples": 3.0})
         archive.save_named(tmp_path / name, {"common": bundle, "own": bundle}, {"run": "x"})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     names, layout = names_and_layout({"w": torch.zeros(2, dtype=torch.complex64)})
-    odd = Bundle(weights=Packed(names, layout, layout.empty()))
+    odd = Bundle(weights=PackedWeights(names, layout, layout.empty()))
     with pytest.raises(ArchiveError, match="complex64, which may not travel"):
         archive.save(tmp_path / "c", odd, {})
 

@@ -11,10 +11,10 @@ from fedmodels.errors import PayloadError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.tensors import memory_blocks as blocks
-from fedmodels.tensors.block_layout import ALIGNMENT, Layout, facts_of, layout_of
+from fedmodels.tensors.block_layout import ALIGNMENT, BlockLayout, facts_of, layout_of
 from fedmodels.tensors.bundle import DTYPES, Bundle, BundleSpec, tensor_bytes
 from fedmodels.tensors.memory_blocks import lease
-from fedmodels.tensors.packed_weights import Packed, names_and_layout, num_bytes
+from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout, num_bytes
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedpb.codec import Receiver, encode, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -36,13 +36,13 @@ def mixed(seed: int, *, floats: torch.dtype = torch.float32) -> dict[str, torch.
     return {f"base/{9 - i}": some(dtype, shape, seed + i) for i, (shape, dtype) in pairs}
 
 
-def packed(weights: dict[str, torch.Tensor], between: int = 0) -> Packed:
+def packed(weights: dict[str, torch.Tensor], between: int = 0) -> PackedWeights:
     """Lay weights into a block, with this byte between them."""
     names, layout = names_and_layout(weights)
     block = torch.full((layout.size,), between, dtype=torch.uint8)
     for view, name in zip(layout.views(block), names, strict=True):
         view.copy_(weights[name])
-    return Packed(names, layout, block)
+    return PackedWeights(names, layout, block)
 
 
 def assert_same(one, other) -> None:
@@ -133,7 +133,7 @@ def received(bundle: Bundle) -> Bundle:
 def test_weights_arrive_packed():
     weights = mixed(6)
     found = received(Bundle(weights)).weights
-    assert isinstance(found, Packed)
+    assert isinstance(found, PackedWeights)
     assert_same(found, weights)
 
 
@@ -163,7 +163,7 @@ def test_mean_of_packed_is_the_mean_of_others(floats):
     shares = [0.2, 0.3, 0.5]
     expected = weighted_mean(uploads, shares)
     found = weighted_mean([packed(u, between=255) for u in uploads], shares)
-    assert isinstance(found, Packed)
+    assert isinstance(found, PackedWeights)
     assert found.layout.is_clear(found.block)
     assert_same(found, expected)
     assert_same(weighted_mean([packed(uploads[0]), *uploads[1:]], shares), expected)
@@ -172,8 +172,8 @@ def test_mean_of_packed_is_the_mean_of_others(floats):
 def test_mean_of_packed_does_not_depend_on_what_was_forgotten():
     """Layouts are kept in a cache; uploads of the same form may come with two of them."""
     one, other = packed(mixed(1)), packed(mixed(2))
-    alike = Packed(other.names, Layout(other.layout.facts), other.block)
-    assert isinstance(weighted_mean([one, alike], [0.5, 0.5]), Packed)
+    alike = PackedWeights(other.names, BlockLayout(other.layout.facts), other.block)
+    assert isinstance(weighted_mean([one, alike], [0.5, 0.5]), PackedWeights)
 
 
 def test_mean_of_packed_with_two_kinds_of_floats():
@@ -210,7 +210,7 @@ def test_a_round_of_the_coordinator_makes_no_tensors(monkeypatch):
 def test_weights_of_a_net_are_packed_copies_in_its_order():
     net = make_net("resnet20", num_classes=10, input_shape=(3, 32, 32))
     held = weights_of(net)
-    assert isinstance(held, Packed)
+    assert isinstance(held, PackedWeights)
     assert list(held) == list(net.tensors())
     assert held.layout.is_clear(held.block)
     before = {name: tensor.clone() for name, tensor in held.items()}
@@ -227,7 +227,7 @@ def test_a_part_of_a_net_and_nothing_of_it():
     net = make_net("mlp", num_classes=3, input_shape=(1, 2, 2))
     head = weights_of(net, lambda name: name.startswith("head/"))
     assert set(head) == {"head/weight", "head/bias"}
-    assert isinstance(head, Packed)
+    assert isinstance(head, PackedWeights)
     assert head.layout.num_bytes == sum(t.nbytes for t in head.values())
     assert dict(weights_of(net, lambda name: False)) == {}
 
@@ -344,6 +344,6 @@ def test_only_a_few_blocks_wait():
 def test_layouts_are_shared():
     facts = facts_of([torch.ones(2, 3)])
     assert layout_of(facts) is layout_of(((torch.float32, (2, 3)),))
-    assert Layout(facts) == layout_of(facts) != Layout(())
-    assert hash(Layout(facts)) == hash(layout_of(facts))
-    assert Layout(()).size == 0
+    assert BlockLayout(facts) == layout_of(facts) != BlockLayout(())
+    assert hash(BlockLayout(facts)) == hash(layout_of(facts))
+    assert BlockLayout(()).size == 0

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from fedmodels.tensors.block_layout import facts_of, layout_of
 from fedmodels.tensors.bundle import Bundle, Prototypes
-from fedmodels.tensors.packed_weights import Packed, names_and_layout
+from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 from fedmodels.tensors.weighted_mean import RunningMean, weighted_mean
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer
 from fedsrv.engine.folding import Folding
 
 
-def packed(seed: int, size: int = 300) -> Packed:
+def packed(seed: int, size: int = 300) -> PackedWeights:
     draw = torch.Generator().manual_seed(seed)
     tensors = {
         "base/w": torch.randn(size, generator=draw),
@@ -32,7 +32,7 @@ def packed(seed: int, size: int = 300) -> Packed:
     block = layout.empty()
     for name, view in zip(names, layout.views(block), strict=True):
         view.copy_(tensors[name])
-    return Packed(names, layout, layout.clear(block))
+    return PackedWeights(names, layout, layout.clear(block))
 
 
 def assert_same(one, other):
@@ -71,7 +71,7 @@ def test_tensors_may_lie_in_another_order():
     block = layout.empty()
     for name, view in zip(names, layout.views(block), strict=True):
         view.copy_(other[name])
-    turned = Packed(names, layout, layout.clear(block))
+    turned = PackedWeights(names, layout, layout.clear(block))
     expected = weighted_mean([first, other], [1, 3], 4)
     for uploads, counts in (([first, turned], [1, 3]), ([turned, first], [3, 1])):
         running = RunningMean()
@@ -91,7 +91,7 @@ def test_what_a_running_mean_takes():
     assert not RunningMean.takes({"w": torch.zeros(3)})
     mixed = {"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.float64)}
     names, layout = names_and_layout(mixed)
-    assert not RunningMean.takes(Packed(names, layout, layout.empty()))
+    assert not RunningMean.takes(PackedWeights(names, layout, layout.empty()))
 
 
 # --- folding --------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_the_memory_of_an_upload_is_given_back():
     """Its prototypes came in the same buffer, and are still wanted."""
     like = packed(0)
     memory = np.zeros(len(like.block), np.uint8)
-    weights = Packed(like.names, like.layout, torch.from_numpy(memory))
+    weights = PackedWeights(like.names, like.layout, torch.from_numpy(memory))
     rows = Prototypes.by_position(weights["base/w"][:4].view(1, 4))
     upload = Bundle(weights=weights, prototypes={"class": rows}, scalars={"num_examples": 1.0})
     world, gone = World(range(3)), weakref.ref(memory)
