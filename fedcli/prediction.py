@@ -40,6 +40,8 @@ def personal_file(run: Path, client: int) -> Path:
     for place in (run / "clients" / str(client), run / str(client)):
         if (place / PERSONAL).is_file():
             return place / PERSONAL
+    if not run.is_dir():
+        raise DataError(f"--run {run} is no directory")
     raise DataError(
         f"{run} holds no model of client {client}: a client stores its model when the run ends, "
         "in RUN/clients of fedsrv launch or in its own --state-dir; give one of them as --run"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from rich.table import Column, Table
 
+from fedmodels.errors import ConfigError, suggestion
 from fedmodels.methods import method_class, names
 from fedmodels.numerics.metric_names import (
     ENDINGS,
@@ -17,6 +18,7 @@ from fedmodels.numerics.metric_names import (
     SCORES,
     VIEWS,
     Metric,
+    is_known,
     metric,
 )
 from fedmodels.training.method import Method
@@ -49,10 +51,20 @@ _METRIC_HEADS = ("metric", "what it is", "formula", "range", "better", "source")
 _WAYS = {1: "more", -1: "less", 0: "–"}
 
 
-def metrics_table(names: Iterable[str]) -> Table:
-    """Return one line for each of these metrics, of all where none is named."""
+def metrics_table(names: Collection[str]) -> Table:
+    """Return one line for each of these metrics, of all where none is named.
+
+    Raises:
+        ConfigError: the tables do not have a name.
+    """
+    for name in names:
+        if not is_known(name):
+            raise ConfigError(
+                f"{name!r} is no metric of fedtide.{suggestion(name, METRICS)} fedsrv metrics "
+                "lists them"
+            )
     table = Table(Column("metric", no_wrap=True), "meaning", "range", "better", "source")
-    for found in map(metric, list(names) or METRICS):
+    for found in map(metric, names or METRICS):
         meaning = f"{found.title}: {found.meaning}".replace("`", "")
         table.add_row(found.name, meaning, found.range, _WAYS[found.better], found.source)
     return table

@@ -32,6 +32,8 @@ def export(model: TrainedModel, kind: str, out: Path) -> None:
     """
     if kind not in KINDS:
         raise ConfigError(f"--to {kind!r} is none of {', '.join(KINDS)}")
+    if out.is_dir():
+        raise RunFailed(f"cannot write {out}: it is a directory; name a file with --out")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the exporters, about themselves

@@ -149,7 +149,7 @@ def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False
     experiment = pinned(experiment)
     data, how = out / "data", experiment.schedule
     with beginning(out) as began:
-        make_directory(out / "clients")  # what a resumed run is known by
+        make_directory(out / "clients", out)  # what a resumed run is known by
         run_partition(
             *dealt(experiment),
             how.clients,

@@ -94,7 +94,7 @@ def launch(
     display = display_of(title, log_level.number, as_json=as_json)
     logs = min(log_level, LogLevel.INFO, key=lambda level: level.number)
     with beginning(out) as began:
-        make_directory(out / "logs")
+        make_directory(out / "logs", out)
         made_before = data is not None
         parts = (experiment, out, root, device, display, held, made_before, began, logs)
         with Launch(*parts, serve_options=serve_options) as run:

@@ -112,8 +112,8 @@ def take_back(path: Path, kept: set[str]) -> None:
         path.rmdir()
 
 
-def make_directory(path: Path) -> None:
-    """Make a directory of a run.
+def make_directory(path: Path, out: Path) -> None:
+    """Make a directory at or under the one that ``--out`` names.
 
     Raises:
         ConfigError: it cannot be made, or not be written to.
@@ -121,9 +121,9 @@ def make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {path.parent} cannot be used: {error.strerror}") from None
+        raise ConfigError(f"--out {out} cannot be used: {error.strerror}") from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"--out {path.parent} cannot be used: it is not writable")
+        raise ConfigError(f"--out {out} cannot be used: it is not writable")
 
 
 def require_run(path: Path) -> None:

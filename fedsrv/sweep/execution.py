@@ -48,16 +48,14 @@ def _execute(run: PlannedRun, further: Sequence[str], say: Say) -> None:
     if run.is_finished:
         return
     out, data = run.directory, run.data
-    out.parent.mkdir(parents=True, exist_ok=True)
-    file = out.with_name(out.name + ".toml")
-    file.write_text(run.config)
+    run.config_file.write_text(run.config)
     options = ["--out", str(out), "--set", f"seed={run.seed}", *further]
     options += ["--resume"] if (out / "config.toml").exists() else []
     options += ["--data", str(data)] if data.exists() and not run.own_data else []
-    say(f"$ fedsrv launch {file} {' '.join(options)}")
+    say(f"$ fedsrv launch {run.config_file} {' '.join(options)}")
     log = out.with_name(out.name + ".log")
     with log.open("a") as to_log:
-        command = [sys.executable, "-m", "fedsrv", "launch", str(file), *options]
+        command = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
         done = subprocess.run(command, stdout=to_log, stderr=subprocess.STDOUT)
     if done.returncode:
         say(f"{out.name} failed: {_last_line(log)} (see {log})")
@@ -77,4 +75,5 @@ def _share(written: Path, data: Path) -> None:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    said = (line.strip("│╭╮╰╯─ ") for line in reversed(lines))  # a usage error stands in a box
+    return next((line for line in said if line), "it said nothing")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedmodels.config.experiment import difference
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.resolution import override, parse_experiment
 from fedsrv.presets import preset_file
@@ -53,7 +54,11 @@ class Sweep(BaseModel):
     reference: bool = False
     """Whether the average forgetting of all runs is measured against the first row's."""
     set: Strings = ()
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = (0, 1, 2)
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)] = (
+        0,
+        1,
+        2,
+    )
     against: str = ""
     """The row that others are compared with, seed by seed; the first unless given."""
     launch: Strings = ("--hosts=1",)
@@ -80,7 +85,7 @@ class Sweep(BaseModel):
             table = tomllib.loads(path.read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"cannot read the sweep {path}: {error}") from None
-        for key in table.keys() - cls.model_fields.keys():
+        for key in sorted(table.keys() - cls.model_fields.keys()):
             raise ConfigError(f"{path}: unknown key {key!r}.{suggestion(key, cls.model_fields)}")
         try:
             found = cls.model_validate(table)
@@ -88,6 +93,11 @@ class Sweep(BaseModel):
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise ConfigError(f"{path}: {where}: {first['msg']}") from None
+        for row, method in found.methods.items():
+            if not method.split():
+                raise ConfigError(
+                    f"{path}: methods.{row} names no method, such as 'fedprox mu=0.1'"
+                )
         if found.against and found.against not in found.methods:
             raise ConfigError(f"{path}: against = {found.against!r} is none of its methods")
         return found.model_copy(update={"preset": _preset(found.preset, path.parent)})
@@ -101,6 +111,16 @@ def _preset(given: Path, beside: Path) -> Path:
     if given.suffix or len(given.parts) > 1:
         raise ConfigError(f"preset = {str(given)!r} is no file, here or in {beside}")
     return preset_file(str(given))
+
+
+def _tables(preset: Path) -> dict[str, Any]:
+    """Return the tables of a preset, which is an experiment by itself."""
+    try:
+        text = preset.read_text()
+        parse_experiment(text, f"preset {preset}")
+        return tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the preset {preset}: {error}") from None
 
 
 @dataclass(frozen=True, order=True)
@@ -135,6 +155,25 @@ class PlannedRun:
         """Whether it came to its end."""
         return (self.directory / "summary.json").exists()
 
+    @property
+    def config_file(self) -> Path:
+        """Where its TOML is written before it begins."""
+        return self.directory.with_name(self.directory.name + ".toml")
+
+    def changes(self) -> list[str]:
+        """Return the keys in which its config differs from the one it was begun with.
+
+        The reference is left out: its path is another where the runs were moved.
+
+        Raises:
+            ConfigError: the config it was begun with is none any more.
+        """
+        if not self.config_file.exists():
+            return []
+        before = parse_experiment(self.config_file.read_text(), str(self.config_file))
+        found = difference(before, parse_experiment(self.config, self.cell.row))
+        return [key for key in found if key != "evaluate.reference"]
+
 
 def plan(
     sweep: Sweep, out: Path, rows: Sequence[str], seeds: Sequence[int], more: Sequence[str] = ()
@@ -148,7 +187,11 @@ def plan(
         if row not in sweep.methods:
             known = suggestion(row, sweep.methods)
             raise ConfigError(f"--only {row!r} is no row of the sweep.{known}")
-    preset = tomllib.loads(sweep.preset.read_text())
+    for what, given in (("row", rows), ("seed", seeds)):
+        for item, count in Counter(given).items():
+            if count > 1:
+                raise ConfigError(f"{what} {item!r} is named {count} times; once is enough")
+    preset = _tables(sweep.preset)
     found = list(_planned(sweep, preset, out, rows, seeds, more))
     places = Counter(run.directory for run in found) + Counter({run.data for run in found})
     for place, count in places.items():

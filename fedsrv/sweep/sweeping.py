@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedmodels.errors import RunFailed
+from fedmodels.errors import ConfigError, RunFailed
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command, write_html
+from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.execution import execute
 from fedsrv.sweep.pictures import draw
-from fedsrv.sweep.plan import Sweep, plan
+from fedsrv.sweep.plan import PlannedRun, Sweep, plan
 from fedsrv.sweep.record import outcome_of, to_json
 from fedsrv.sweep.tables import latex, page, write_csv
 
@@ -40,7 +41,8 @@ def run_sweep(
         say: told what is run, what failed, and the tables.
 
     Raises:
-        ConfigError: a row is none of the sweep's, or no experiment comes of it.
+        ConfigError: a row is none of the sweep's, no experiment comes of it, a finished run had
+            another config, or the directory cannot be used.
         RunFailed: some runs failed; the tables of the others are written.
     """
     first = next(iter(sweep.methods))
@@ -49,6 +51,8 @@ def run_sweep(
         rows = [first, *rows]
     seeds = seeds or sweep.seeds
     runs = plan(sweep, out, rows, seeds, sets)
+    _refuse_other_configs(runs)
+    make_directory(out, out)
     failed = execute(runs, sweep.launch, jobs, say)
     ended = [run for run in runs if run.is_finished]
     html = out / "report.html"
@@ -69,3 +73,14 @@ def run_sweep(
     if failed:
         names = ", ".join(run.directory.name for run in failed)
         raise RunFailed(f"{len(failed)} of {len(runs)} runs failed and are left out: {names}")
+
+
+def _refuse_other_configs(runs: Sequence[PlannedRun]) -> None:
+    """Refuse to tabulate what an earlier sweep ran with another config."""
+    changes = {run.directory: run.changes() for run in runs if run.is_finished}
+    for directory, keys in changes.items():
+        if keys:
+            raise ConfigError(
+                f"{directory} was run with another config; it differs in {', '.join(keys)}. "
+                "Give another --out, or remove that directory to run it again"
+            )

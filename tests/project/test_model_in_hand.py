@@ -118,6 +118,13 @@ def test_a_model_that_is_not_there(
     status, _, errors = typed(monkeypatch, capsys, fedcli.cli, *words)
     assert status == 1
     assert "holds no model of client 9" in errors[0]
+    words = ["predict", "--run", done.path / "none", "--client", 0, "x.npy"]
+    _, _, errors = typed(monkeypatch, capsys, fedcli.cli, *words)
+    assert "is no directory" in errors[0]
+    words = ["export", "--run", done.path, "--to", "safetensors", "--out", "."]
+    status, _, errors = typed(monkeypatch, capsys, fedsrv.cli, *words)
+    assert (status, len(errors)) == (1, 1)
+    assert "it is a directory" in errors[0]
     words = ["predict", "--run", done.path / "clients", "--client", 0, "x.npy"]
     _, _, errors = typed(monkeypatch, capsys, fedcli.cli, *words)
     assert "x.npy" in errors[0]  # a client's own --state-dir serves as well

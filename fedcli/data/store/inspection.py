@@ -134,6 +134,8 @@ def inspect(root: Path, console: Console) -> bool:
 
 
 def _places(root: Path) -> list[Path]:
+    if not root.is_dir():
+        raise DataError(f"{root} is no directory")
     if (root / "client.json").exists():
         return [root]
     found = [path for path in root.glob("*") if path.is_dir() and path.name.isdecimal()]

@@ -60,3 +60,8 @@ def test_metrics_in_the_terminal():
     assert "a_loc_minority" in text
     assert "rare classes" in text
     assert "pFedGRP, Eq. 11" in text
+
+
+def test_an_unknown_metric():
+    with pytest.raises(ConfigError, match=r"'forgeting' is no metric .* mean 'forgetting'\?"):
+        metrics_table(["a_loc", "forgeting"])

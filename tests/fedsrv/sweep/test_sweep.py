@@ -145,6 +145,8 @@ def test_every_method_runs_with_every_seed_in_every_setting(sweep: Any, tmp_path
         ({"method": {}}, r"unknown key 'method'. Did you mean 'methods'\?"),
         ({"methods": {}}, "methods: "),
         ({"seeds": [-1]}, r"seeds\.0: "),
+        ({"seeds": []}, "seeds: "),
+        ({"methods": {"x": " "}}, "methods.x names no method"),
         ({"against": "FedAvgg"}, "against = 'FedAvgg' is none of its methods"),
         ({"preset": "no.toml"}, r"preset = 'no\.toml' is no file"),
         ({"preset": "quickstrat"}, "Did you mean 'quickstart'"),
@@ -162,6 +164,12 @@ def test_mistakes_in_a_plan(sweep: Any, tmp_path: Path) -> None:
         plan(sweep(methods={"x": "fedprox mue=1"}), tmp_path, ["x"], [0])
     with pytest.raises(ConfigError, match="would write data-seed0: name them apart"):
         plan(sweep(methods={"Data": "fedavg"}), tmp_path, ["Data"], [0])
+    with pytest.raises(ConfigError, match="seed 4 is named 2 times"):
+        plan(sweep(), tmp_path, ["FedAvg"], [4, 4])
+    with pytest.raises(ConfigError, match="row 'FedAvg' is named 2 times"):
+        plan(sweep(), tmp_path, ["FedAvg", "FedAvg"], [0])
+    with pytest.raises(ConfigError, match=r"preset .*sweep\.toml: key 'net' is missing"):
+        plan(sweep(preset="sweep.toml"), tmp_path, ["FedAvg"], [0])
     assert sweep(preset="quickstart").preset.name == "quickstart.toml"
 
 
@@ -205,6 +213,31 @@ def test_a_sweep_from_beginning_to_end(sweep: Any, tmp_path: Path, launches: Lau
     complete = (out / "table.md").read_text()
     assert "| Local | 40.90 ± 0.73 |" in complete
     assert "| FedProx, 0.5 | **56.05 ± 0.86** |" in complete  # three seeds of each other row
+
+
+def test_a_finished_run_of_another_config_is_never_tabulated(
+    sweep: Any, tmp_path: Path, launches: Launches
+) -> None:
+    out = tmp_path / "out"
+    run_sweep(sweep(), out, only=["FedAvg"], say=lambda line: None)
+    launches.commands.clear()
+    with pytest.raises(ConfigError, match=r"fedavg-seed0 was run with another config; .*rounds"):
+        run_sweep(sweep(), out, sets=["schedule.rounds=7"])
+    assert not launches.commands
+    assert "| FedAvg | 51.00 ± 0.82 |" in (out / "table.md").read_text()
+
+
+def test_an_out_that_is_a_file_gets_one_line(
+    sweep: Any, tmp_path: Path, launches: Launches
+) -> None:
+    with pytest.raises(ConfigError, match=r"--out .*sweep\.toml cannot be used: File exists"):
+        run_sweep(sweep(), tmp_path / "sweep.toml")
+
+
+def test_what_failed_is_said_without_its_box(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("╭─ Error ─╮\n│ No such option: --hots │\n╰─────────╯\n\n")
+    assert execution._last_line(log) == "No such option: --hots"
 
 
 def test_the_command(sweep: Any, tmp_path: Path, launches: Launches) -> None:
