@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -34,7 +35,7 @@ def recover(run: Path, say: Callable[[str], None]) -> int:
         say: called with each line about the recovery.
 
     Raises:
-        ArchiveError: too little is left to recover.
+        ArchiveError: too little is left to recover, or nothing is damaged.
         RunFailed: the directory is in use, or cannot be written.
     """
     if not run.is_dir():
@@ -42,9 +43,24 @@ def recover(run: Path, say: Callable[[str], None]) -> int:
     held = lock(run)
     try:
         with writing(run):
+            if _is_whole(run):
+                raise ArchiveError(
+                    f"{run / 'run.db'} is whole: there is nothing to recover, and nothing was "
+                    f"changed; go on with --resume --out {run}"
+                )
             return _recover(run, say)
     finally:
         os.close(held)
+
+
+def _is_whole(run: Path) -> bool:
+    """Tell whether the database can be read and has a record of every state."""
+    try:
+        with closing(Ledger(run / "run.db", strict=False, new=False)) as ledger:
+            newest = max((ledger.committed, *ledger.undone()))
+    except ArchiveError:
+        return False
+    return newest >= max(state_numbers(run / "server"), default=-1)
 
 
 def _recover(run: Path, say: Callable[[str], None]) -> int:

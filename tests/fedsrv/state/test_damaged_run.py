@@ -201,6 +201,15 @@ def test_the_command_that_recovers(half_way):
     assert f"go on with --resume --out {path}" in found.output
 
 
+def test_a_whole_run_is_not_recovered(half_way):
+    path, _ = half_way
+    before = (path / "run.db").read_bytes()
+    with pytest.raises(ArchiveError, match="is whole: there is nothing to recover"):
+        recover(path, print)
+    assert (path / "run.db").read_bytes() == before
+    assert not (path / "set-aside").exists()
+
+
 def test_recovery_of_what_is_no_run(tmp_path):
     with pytest.raises(ArchiveError, match="is no run directory"):
         recover(tmp_path / "nowhere", print)
