@@ -296,6 +296,7 @@ def launch(
     set_up(level, as_json=as_json)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     experiment = read_experiment(config, sets)
+    _watchers(metrics_port, dashboard, out)  # the coordinator makes its own: these are checked
     from fedsrv.launch.launcher import launch as launch_run
 
     launch_run(

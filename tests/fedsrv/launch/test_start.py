@@ -84,6 +84,8 @@ def test_devices_that_are_not_there(monkeypatch):
         (["--set", "net.hiden=[3]"], "Did you mean 'hidden'?"),
         (["--resume"], "holds no run to resume"),
         (["--out", "CONFIG/run"], "cannot be used: Not a directory"),
+        (["--dashboard", "loud"], "--dashboard"),
+        (["--metrics-port", "127.0.0.1:99999"], "--metrics-port"),
     ],
 )
 def test_a_launch_that_cannot_be(arguments, line, config, tmp_path, capsys, monkeypatch):
