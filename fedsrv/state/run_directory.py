@@ -68,9 +68,10 @@ def holds_commits(path: Path) -> bool:
 
 def may_hold_a_run(path: Path) -> bool:
     """Tell a run directory from a stranger's; a start that was killed leaves at least the lock."""
-    return holds_commits(path) or any(
-        (path / name).exists() for name in (".lock", "run.db", "logs", "clients")
-    )
+    if holds_commits(path) or any((path / n).exists() for n in ("run.db", "logs", "clients")):
+        return True
+    names = {inner.name for inner in path.iterdir()} if path.is_dir() else set()
+    return ".lock" in names and names <= WRITTEN
 
 
 def is_vacant(path: Path) -> bool:

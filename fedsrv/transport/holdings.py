@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fedmodels.tensors.bundle import ClientId
 from fedsrv.engine.cohort import HoldsState
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.sessions import Member
+
+MOST_LOSSES = 5
+"""A client that loses its state more often while no new interaction is committed is refused."""
 
 
 class Holdings:
@@ -22,6 +26,8 @@ class Holdings:
         self.lost: int | None = None
         """A client that came back without the state it must hold."""
         self._starting_over: set[int] = set()
+        self._losses = Counter[int]()
+        self._highest = -1
 
     def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
         """Set the required states; a client that lost too much has to join again."""
@@ -37,6 +43,29 @@ class Holdings:
     def trained(self, client: ClientId) -> int:
         """Return the last committed interaction that a client trained in; -1 for none."""
         return self._last_trained.get(client, -1)
+
+    def lose(self, client: ClientId) -> None:
+        """Note that a client came back without the state it must hold.
+
+        Raises:
+            LossTooLarge: it does so again and again; each time, the others would wait for it.
+        """
+        assert isinstance(client, int), "the evaluator holds no state"
+        self._losses[client] += 1
+        if self._losses[client] > MOST_LOSSES:
+            self._starting_over.discard(client)
+            raise LossTooLarge(
+                f"client {client} came back without its private state {MOST_LOSSES} times since "
+                f"the commit of interaction {self._highest}; see that its --state-dir keeps what "
+                "is written, and start the coordinator again with --resume to admit it"
+            )
+        self.lost = client
+
+    def went_on(self, committed: int) -> None:
+        """Forget earlier losses once an interaction is committed for the first time."""
+        if committed > self._highest:
+            self._highest = committed
+            self._losses.clear()
 
     def starting_over(self) -> Sequence[int]:
         """Return the clients that start over, and forget them."""

@@ -172,6 +172,7 @@ class RemoteCohort:
     def commit(self, interaction: int, watermark: int) -> None:
         with self._changed:
             self.committed, self.watermark = interaction, watermark
+            self._holdings.went_on(interaction)
 
     def durable(self) -> int | None:
         with self._changed:
@@ -225,7 +226,8 @@ class RemoteCohort:
             if known and not takes_over and self._is_connected(known):
                 raise AlreadyConnected(f"client {client} is connected already")
             trained = known.trained if known else self._holdings.trained(client)
-            lost = self._holdings.lacks(client, versions, start_over, trained)
+            if self._holdings.lacks(client, versions, start_over, trained):
+                self._holdings.lose(client)
             member = Member(
                 token or secrets.token_bytes(16),
                 client_json,
@@ -235,8 +237,6 @@ class RemoteCohort:
                 start_over=start_over,
             )
             self._members[client] = member
-            if lost and isinstance(client, int):
-                self._holdings.lost = client
             self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
             if known:

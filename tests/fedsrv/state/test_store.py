@@ -1,6 +1,7 @@
 import json
 import os
 import threading
+from contextlib import closing
 
 import pytest
 import torch
@@ -234,7 +235,16 @@ def test_a_start_killed_in_its_first_moment_can_be_begun_again(tmp_path, left, r
     path.mkdir()
     for name in left:
         (path / name).mkdir() if name.endswith("/") else (path / name).touch()
-    Store(path, tiny_experiment(), resume).close()
+    with closing(Store(path, tiny_experiment(), resume)) as store:
+        assert store.committed == -1
+        assert store.run_id
+
+
+def test_a_stranger_s_lock_makes_no_run(tmp_path):
+    for name in (".lock", "poetry.toml"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match="holds no run to resume"):
+        Store(tmp_path, tiny_experiment(), True)
 
 
 def test_the_lock_is_the_first_file_of_a_run(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, StateLost, Trip
 from fedsrv.events import EventLog
+from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import AlreadyConnected, Superseded, UnknownSession, client_id_of
 from fedsrv.transport.spool import Spool
@@ -556,6 +557,21 @@ def test_a_client_that_loses_the_state_behind_an_upload_that_was_taken(world):
     world.join(0, world.tokens[0], versions=(3, 4))
     with pytest.raises(StateLost, match=r"client 0 holds private states \[3, 4\] only"):
         future.result(5)
+
+
+def test_a_client_that_loses_its_state_again_and_again_is_refused(world):
+    """Each loss makes the others do an interaction again; six without a new commit are too many."""
+    world.cohort.require(holds_four, {1: 4}, -1)
+    world.cohort.commit(4, -1)
+    for _ in range(5):
+        world.join(1, world.tokens[1], versions=(3,))
+    with pytest.raises(LossTooLarge, match=r"client 1 came back without .* 5 times since .* 4;"):
+        world.join(1, world.tokens[1], versions=(3,))
+    world.cohort.commit(4, -1)  # the same commit again is no progress
+    with pytest.raises(LossTooLarge):
+        world.join(1, world.tokens[1], versions=(3,))
+    world.cohort.commit(5, -1)
+    world.join(1, world.tokens[1], versions=(3,))
 
 
 def test_a_state_lost_between_trips_shows_at_the_next(world):
