@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import grpc
@@ -25,7 +26,9 @@ STOPPED = 128 + signal.SIGTERM
 
 
 def committed(run: Loopback) -> int:
-    return len((run.out / "rounds.jsonl").read_text().splitlines())
+    """Count the records, which are the commits; lines of rounds.jsonl wait for the scores."""
+    with closing(sqlite3.connect(run.out / "run.db")) as db:
+        return int(db.execute("SELECT count(*) FROM interactions").fetchone()[0])
 
 
 def test_clients_are_told_that_the_run_failed_and_exit(loopback: Sites) -> None:
