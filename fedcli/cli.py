@@ -178,12 +178,12 @@ def partition(
 ) -> None:
     """Cut a data set into one directory per client, and show who holds what."""
     from fedcli.data.store.commands import run_partition
-    from fedmodels.config.origin import dealt
+    from fedmodels.config.origin import data_and_scenario
 
     experiment = read_experiment(config, sets)
     method = experiment.method
     run_partition(
-        *dealt(experiment),
+        *data_and_scenario(experiment),
         experiment.schedule.clients,
         experiment.seed,
         out,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.origin import check_origin, dealt
+from fedmodels.config.origin import check_origin, data_and_scenario
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
@@ -29,7 +29,7 @@ def check_given_data(experiment: Experiment, root: Path | None) -> None:
         DataError: there is no client's directory, or the partition's description is damaged.
     """
     if root is None:
-        dealt(experiment)
+        data_and_scenario(experiment)
         return
     if not (root / "0").is_dir():
         raise DataError(
