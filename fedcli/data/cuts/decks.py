@@ -57,9 +57,7 @@ def drawn_hands(
     ]
 
 
-def class_rows(
-    num_classes: int, num_pairs: int, width: int, rng: np.random.Generator
-) -> IntArray:
+def class_rows(num_classes: int, num_pairs: int, width: int, rng: np.random.Generator) -> IntArray:
     """Return (U, C) int64: the different classes of each pair, all classes about equally often."""
     deck = Deck(np.arange(num_classes, dtype=np.int64), rng)
     return np.stack([rng.permutation(deck.hand(width)) for _ in range(num_pairs)])
