@@ -29,8 +29,8 @@ from fedmodels.nets import SplitNet, make_net
 from fedmodels.nets.embedding import embeddings
 from fedmodels.numerics.frechet import fid
 from fedmodels.numerics.randomness import seeded
-from fedmodels.parts.generators import Painter
 from fedmodels.resolution import experiment_of
+from fedmodels.techniques.generators import Painter
 from fedmodels.tensors.archive import load
 from fedmodels.training.method import RunFacts
 

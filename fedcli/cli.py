@@ -186,7 +186,7 @@ def partition(
     """Deal a data set out to clients, and show who holds what."""
     from fedcli.data.store.commands import run_partition
     from fedcli.data.store.partition_writer import Layout
-    from fedmodels.config.origin import dealt
+    from fedmodels.config.origin import data_and_scenario
 
     if layout not in (None, *Layout):
         raise ConfigError(f"--layout {layout!r} is neither directories nor store")
@@ -194,7 +194,7 @@ def partition(
     experiment = read_experiment(config, sets)
     method = experiment.method
     run_partition(
-        *dealt(experiment),
+        *data_and_scenario(experiment),
         experiment.schedule.clients,
         experiment.seed,
         out,

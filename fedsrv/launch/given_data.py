@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.origin import check_origin, dealt
+from fedmodels.config.origin import check_origin, data_and_scenario
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
@@ -31,7 +31,7 @@ def check_given_data(experiment: Experiment, root: Path | None) -> None:
         DataError: there are no clients' data, or the partition's description is damaged.
     """
     if root is None:
-        dealt(experiment)
+        data_and_scenario(experiment)
         return
     if not ((root / "0").is_dir() or (root / STORE).is_dir()):
         raise DataError(

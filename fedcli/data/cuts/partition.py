@@ -25,9 +25,9 @@ from fedcli.data.cuts.decks import class_rows, drawn_hands
 from fedcli.data.cuts.dirichlet import (
     balanced_proportions,
     counts_of,
-    dealt,
     dirichlet,
     drawn_until,
+    hand_out,
     multinomial_counts,
     pachinko_counts,
 )
@@ -257,7 +257,9 @@ def _dirichlet_pooled(scenario: DirichletPooled, given: CutInput) -> Partition:
         counts = drawn_until(
             lambda: multinomial_counts(sizes, owners, scenario.alpha, rng), scenario.min_size
         )
-    owned = [given.rng("tasks", i).permutation(o) for i, o in enumerate(dealt(labels, counts, rng))]
+    owned = [
+        given.rng("tasks", i).permutation(o) for i, o in enumerate(hand_out(labels, counts, rng))
+    ]
     cuts = [int(scenario.split * len(indices)) for indices in owned]
     train = chunks([o[:cut] for o, cut in zip(owned, cuts, strict=True)], given.tasks)
     tests = [o[cut:] for o, cut in zip(owned, cuts, strict=True)]
@@ -277,8 +279,8 @@ def _same_props(scenario: DirichletPooled, given: CutInput) -> Partition:
         return counts_of(p, sizes)
 
     counts = drawn_until(draw, scenario.min_size)
-    owned = dealt(given.train, counts, rng)
-    tests = dealt(given.test, counts_of(p, test_sizes), given.rng("test"))
+    owned = hand_out(given.train, counts, rng)
+    tests = hand_out(given.test, counts_of(p, test_sizes), given.rng("test"))
     owned = [given.rng("tasks", i).permutation(indices) for i, indices in enumerate(owned)]
     tests = [given.rng("test", i).permutation(indices) for i, indices in enumerate(tests)]
     return given.by_client(chunks(owned, given.tasks), chunks(tests, given.tasks))
