@@ -54,5 +54,8 @@ class Record(TypedDict):
     clients: dict[str, ClientRow]
     failed: NotRequired[dict[str, str]]
     """The clients that were left out, and why."""
+    confusions: NotRequired[dict[str, list[list[int]]]]
+    """Of the last interaction: clients' own test examples by true class (K rows) and predicted
+    class (K columns), by the view that was scored."""
     series: NotRequired[Mapping[str, Any]]
     """Nested lists for the reports, such as ``aggregation_weights``."""
