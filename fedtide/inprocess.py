@@ -16,7 +16,7 @@ from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Result, Worker, open_data
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.origin import dealt
+from fedmodels.config.origin import data_and_scenario
 from fedmodels.errors import ClientFailed
 from fedmodels.files import write_atomically
 from fedmodels.resolution import experiment_of
@@ -170,7 +170,7 @@ def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False
     with beginning(out) as began:
         make_directory(out / "clients", out)  # what a resumed run is known by
         run_partition(
-            *dealt(experiment),
+            *data_and_scenario(experiment),
             how.clients,
             experiment.seed,
             data,

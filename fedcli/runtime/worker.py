@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcli.data.store.client_data import ClientData, ClientFile, GlobalTest, Normaliser
+from fedcli.data.store.partition_store import PartitionStore, open_client
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.diary import tell, tell_scored, tell_trained
 from fedcli.runtime.state import StateDirectory
@@ -375,6 +376,6 @@ class EvaluatorData(ClientData):
         self.normaliser = Normaliser.of(self.file)
 
 
-def open_data(root: Path, client: ClientId) -> ClientData:
-    """Open a client's directory under a partition root; the evaluator's is the global test set."""
-    return EvaluatorData(root) if client == EVALUATOR else ClientData(root / str(client))
+def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
+    """Open a client's data under a partition root; the evaluator's are the global test set."""
+    return open_client(root, client, store) if isinstance(client, int) else EvaluatorData(root)

@@ -82,7 +82,7 @@ class Store:
             self._compare_experiment()
             self._sync_log()  # before any client stores the run's id
             with writing(path):
-                self._take_up_files()
+                self._reconcile_files()
                 self.rewrite_lines()
         except BaseException:
             self.close()
@@ -307,7 +307,7 @@ class Store:
 
     # --- files ------------------------------------------------------------------------------------
 
-    def _take_up_files(self) -> None:
+    def _reconcile_files(self) -> None:
         """Go back to the newest whole state after a crash; drop states without a record.
 
         All checks come before the first deletion: all records are there, and the run may go back

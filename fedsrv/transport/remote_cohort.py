@@ -23,10 +23,11 @@ from fedsrv.transport.open_trip import OpenTrip, OpenTrips, check_enough, what_f
 from fedsrv.transport.sessions import (
     AlreadyConnected,
     Caller,
-    Member,
+    ClientSession,
     NotReady,
     RunHasFailed,
     RunOver,
+    Sessions,
     Superseded,
     UnknownSession,
 )
@@ -64,8 +65,7 @@ class RemoteCohort:
         self.spool, self.events = spool, events
         self.admission = admission
         self._min_clients = min_clients or num_clients
-        self._clock = clock
-        self._begun = clock()
+        self._clock, self._begun = clock, clock()
         self._expected: list[ClientId] = [*range(num_clients)]
         if expects_evaluator:
             self._expected.append(EVALUATOR)
@@ -73,10 +73,10 @@ class RemoteCohort:
         self._changed = threading.Condition(self._lock)
         """Wakes the engine. Each Pull has a condition of its own, or a result would wake all."""
         self._callers: set[Caller] = set()
-        self._members: dict[ClientId, Member] = {}
+        self._sessions: dict[ClientId, ClientSession] = {}
         self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
-        self._holdings = Holdings(self._members)
+        self._holdings = Holdings(self._sessions)
         there, may_come = self._is_there, self._may_come
         self._patience = Patience(self._changed, there, may_come, deadline_s, clock)
         self._gathering = Notice("gathering the run's clients", events, clock)
@@ -101,23 +101,23 @@ class RemoteCohort:
             return self._descriptions()
 
     def _wait_to_join(self) -> None:
-        joined, needed = self._members, self._min_clients
+        joined, needed = self._sessions, self._min_clients
         self._patience.wait_to_join(self._gathering, self._expected, joined, needed)
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
         notice = Notice("gathering a round's clients", self.events, self._clock)
         with self._changed:
-            joined = self._members
+            joined = self._sessions
             self._patience.wait_to_join(notice, clients, joined, needed, enough_will_do=True)
             return self._descriptions()
 
     def _descriptions(self) -> Mapping[int, str]:
-        found = {c: m.client_json for c, m in self._members.items() if isinstance(c, int)}
+        found = {c: s.client_json for c, s in self._sessions.items() if isinstance(c, int)}
         return dict(sorted(found.items()))
 
     def has_evaluator(self) -> bool:
         with self._changed:
-            return EVALUATOR in self._members
+            return EVALUATOR in self._sessions
 
     def versions(self) -> Mapping[int, Sequence[int]]:
         with self._changed:
@@ -146,7 +146,7 @@ class RemoteCohort:
             self._trips.current = None
             lost = self._holdings.lost
             if lost is not None:
-                raise StateLost(lost, self._members[lost].versions)
+                raise StateLost(lost, self._sessions[lost].versions)
         return open_trip.end()
 
     def send(self, trip: Trip) -> None:
@@ -179,11 +179,11 @@ class RemoteCohort:
             self._trips.recall()
 
     def _is_there(self, client: ClientId) -> bool:
-        return client in self._members and self._is_connected(self._members[client])
+        return client in self._sessions and self._is_connected(self._sessions[client])
 
     def _may_come(self, client: ClientId) -> bool:
         """Tell whether a missing client still has time to join: a lease from the start."""
-        return client not in self._members and self._clock() - self._begun < self.LEASE_S
+        return client not in self._sessions and self._clock() - self._begun < self.LEASE_S
 
     def commit(self, interaction: int, watermark: int) -> None:
         with self._changed:
@@ -213,8 +213,8 @@ class RemoteCohort:
 
     def _is_expected(self, returning: bool) -> bool:
         """Tell whether a client still has to learn that the run is over."""
-        missing = returning and any(c not in self._members for c in self._expected)
-        return missing or any(map(self._is_connected, self._members.values()))
+        missing = returning and any(c not in self._sessions for c in self._expected)
+        return missing or any(map(self._is_connected, self._sessions.values()))
 
     # --- for the service --------------------------------------------------------------------------
 
@@ -237,29 +237,29 @@ class RemoteCohort:
             raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
         self.admission.check(client, client_json)
         with self._changed:
-            known = self._members.get(client)
+            known = self._sessions.get(client)
             takes_over = known is not None and secrets.compare_digest(token, known.token)
             if known and not takes_over and self._is_connected(known):
                 raise AlreadyConnected(f"client {client} is connected already")
             trained = known.trained if known else self._holdings.trained(client)
             if self._holdings.lacks(client, versions, start_over, trained):
                 self._holdings.lose(client)
-            member = Member(
+            session = ClientSession(
                 token or secrets.token_bytes(16), client_json, tuple(versions), self._clock(),
                 trained=trained, start_over=start_over,
             )  # fmt: skip
-            self._members[client] = member
+            self._sessions[client] = session
             self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
             if known:
                 self.wake()  # ends the Pull of the client's former session
         self.events.tell("joined", client)
-        return member.token
+        return session.token
 
     def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
         """End the sessions of clients with another problem; they cannot join again."""
         for client in clients:
-            self._members.pop(client, None)
+            self._sessions.pop(client, None)
             if self._holdings.lost == client:
                 self._holdings.lost = None  # whose states do not matter any more
             reason = "turned away: most clients describe another problem"
@@ -268,22 +268,22 @@ class RemoteCohort:
             self.wake()
         return clients
 
-    def _is_connected(self, member: Member) -> bool:
-        return member.waiting > 0 or self._clock() - member.seen < self.LEASE_S
+    def _is_connected(self, session: ClientSession) -> bool:
+        return session.waiting > 0 or self._clock() - session.seen < self.LEASE_S
 
-    def member(self, client: ClientId, token: bytes) -> Member:
+    def session(self, client: ClientId, token: bytes) -> ClientSession:
         """Return the session a token belongs to.
 
         Raises:
             UnknownSession: there is none.
         """
-        member = self._members.get(client)
-        if member is None or not secrets.compare_digest(member.token, token):
+        session = self._sessions.get(client)
+        if session is None or not secrets.compare_digest(session.token, token):
             raise UnknownSession(f"client {client} has no session with this token; join again")
-        member.seen = self._clock()
-        return member
+        session.seen = self._clock()
+        return session
 
-    def caller(self, clients: Mapping[ClientId, Member], issues: Mapping[ClientId, int]) -> Caller:
+    def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
         """Return a Pull for these clients; it replaces their earlier Pulls.
 
         Args:
@@ -292,10 +292,10 @@ class RemoteCohort:
         """
         with self._lock:
             caller = Caller(clients, threading.Condition(self._lock))
-            for client, member in clients.items():
-                if member.caller is not None:
-                    member.caller.told.notify()
-                member.caller, member.issue = caller, issues[client]
+            for client, session in clients.items():
+                if session.caller is not None:
+                    session.caller.changed.notify()
+                session.caller, session.issue = caller, issues[client]
         return caller
 
     def next_order(
@@ -304,24 +304,24 @@ class RemoteCohort:
         """Wait for an order of a caller's clients; None when the caller is gone, or replaced."""
         with self._lock:
             self._callers.add(caller)
-            for member in caller.clients.values():
-                member.waiting += 1
+            for session in caller.clients.values():
+                session.waiting += 1
             try:
-                while is_active() and all(m.caller is caller for m in caller.clients.values()):
+                while is_active() and all(s.caller is caller for s in caller.clients.values()):
                     found = self._order_for(caller)
                     if found is not None:
                         return found
-                    caller.told.wait()
+                    caller.changed.wait()
                 return None
             finally:
                 self._callers.discard(caller)
-                for member in caller.clients.values():
-                    member.waiting -= 1
-                    member.seen = self._clock()
+                for session in caller.clients.values():
+                    session.waiting -= 1
+                    session.seen = self._clock()
 
     def _order_for(self, caller: Caller) -> tuple[rpc.Order, OpenTrip] | None:
-        for client, member in caller.clients.items():
-            if self._members.get(client) is not member:
+        for client, session in caller.clients.items():
+            if self._sessions.get(client) is not session:
                 raise UnknownSession(f"another session took over client {client}")
         if self._over:
             raise self._over
@@ -348,7 +348,7 @@ class RemoteCohort:
         """Wake one caller, or all callers, to look for orders again."""
         with self._lock:
             for waiting in [caller] if caller else self._callers:
-                waiting.told.notify()
+                waiting.changed.notify()
 
     def begin_result(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
         """Return the trip of a result; None when the result had arrived before.
@@ -364,7 +364,7 @@ class RemoteCohort:
                 raise NotReady("the run is being taken up; bring the result again")
             trip = self._trips.answered_by(client, header)
             if trip is None:
-                counted = min(self.committed, self._members[client].trained)
+                counted = min(self.committed, self._sessions[client].trained)
                 if header.kind == rpc.ORDER_KIND_TRAIN and header.interaction <= counted:
                     return None
                 raise Superseded(f"interaction {header.interaction} is no longer wanted")
@@ -376,12 +376,12 @@ class RemoteCohort:
             sample = trip.trip.sample
             first = self._trips.keep(client, trip, result)
             if first and isinstance(result, Answer) and sample.kind == rpc.ORDER_KIND_TRAIN:
-                self._members[client].add_version(sample.interaction)
+                self._sessions[client].add_version(sample.interaction)
             is_current = trip is self._trips.current
             if not is_current or len(trip.results) >= trip.needed or isinstance(result, str):
                 self._changed.notify_all()
-            if (caller := self._members[client].caller) and caller.is_full:
-                caller.told.notify()
+            if (caller := self._sessions[client].caller) and caller.is_full:
+                caller.changed.notify()
         if first:
             kind = "failed" if isinstance(result, str) else "upload"
             facts = {"interaction": sample.interaction, "round": sample.round}
@@ -392,8 +392,8 @@ class RemoteCohort:
     def leave(self, client: ClientId, reason: str) -> None:
         """End a session; another process may take the id at once."""
         with self._changed:
-            member = self._members.get(client)
-            if member is not None:
-                member.seen = -math.inf
+            session = self._sessions.get(client)
+            if session is not None:
+                session.seen = -math.inf
             self._changed.notify_all()
         self.events.tell("left", client, reason=reason)

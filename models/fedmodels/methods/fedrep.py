@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 from fedmodels.methods import register
 from fedmodels.methods.bases.private_parts import PRIVATE_VIEWS, PrivatePrefixes
 from fedmodels.nets.split import load_weights
-from fedmodels.parts import round_heads
+from fedmodels.techniques import round_heads
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.method import ClientContext, Phase, RunFacts
 

@@ -39,7 +39,7 @@ from fedmodels.numerics.prototypes import (
     only,
     uncounted,
 )
-from fedmodels.parts import evaluation_heads, round_heads
+from fedmodels.techniques import evaluation_heads, round_heads
 from fedmodels.tensors.announced import STATISTICS
 from fedmodels.tensors.bundle import (
     Bundle,

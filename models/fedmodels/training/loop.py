@@ -18,7 +18,7 @@ from fedmodels.config.experiment import Training
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.embedding import embedded
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.metrics import Counts
+from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.class_masks import masked
@@ -276,7 +276,7 @@ def score(
     state: Bundle,
     sets: TestSets,
     seen: Tensor | None = None,
-) -> dict[tuple[str, str], Counts]:
+) -> dict[tuple[str, str], ClassCounts]:
     """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set).
 
     Args:
@@ -290,12 +290,12 @@ def score(
     classes = ctx.run.problem.num_classes
     size = ctx.run.experiment.evaluate.batch_size
     ctx.net.eval()
-    out: dict[tuple[str, str], Counts] = {}
+    out: dict[tuple[str, str], ClassCounts] = {}
     with seeded(ctx.seed("evaluate")):
         for name, (x, y) in sets.items():
             for xs, ys in zip(torch.split(x, size), torch.split(y, size), strict=True):
                 found = method.predict(ctx, payload, state, xs)
                 for rule, scores in (found if seen is None else masked(found, seen)).items():
-                    counts = Counts.of(scores, ys, classes)
-                    out[rule, name] = out.get((rule, name), Counts.zeros(classes)) + counts
+                    counts = ClassCounts.of(scores, ys, classes)
+                    out[rule, name] = out.get((rule, name), ClassCounts.zeros(classes)) + counts
     return out

@@ -153,7 +153,7 @@ def test_what_comes_between_trips_is_not_wanted(world):
 def test_the_end_is_told_to_everybody_and_waits_until_they_left(world):
     world.open()
     ended = ThreadPoolExecutor(1).submit(world.cohort.end)
-    caller = world.cohort.caller({0: world.cohort.member(0, world.token)}, {0: 0})
+    caller = world.cohort.caller({0: world.cohort.session(0, world.token)}, {0: 0})
     while not world.cohort._over:
         pass
     with pytest.raises(RunOver):
