@@ -276,7 +276,7 @@ class Worker:
         how = self.experiment.schedule
         per_task = how.order != "rounds_outer"
         last = how.rounds * (self.data.num_tasks if per_task else 1) - 1
-        if self.experiment.cohort_size < how.clients or order.round == last:
+        if how.selects or how.is_asynchronous or order.round == last:
             description = header_of(self._facts(order, "after_local"))
             weights = Bundle(weights=weights_of(net))
             self.states.keep_scored(order.interaction, order.base, weights, description)
