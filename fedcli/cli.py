@@ -85,7 +85,14 @@ def join(
     tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")] = False,
-    log_level: Annotated[LogLevel, typer.Option(help="What is said at least.")] = LogLevel.INFO,
+    log_level: Annotated[
+        LogLevel,
+        typer.Option(
+            parser=LogLevel.named,
+            metavar=f"[{'|'.join(LogLevel)}]",
+            help="What is said at least.",
+        ),
+    ] = LogLevel.INFO,
     as_json: Annotated[
         bool, typer.Option("--json", help="Say it as one object a line, on stdout.")
     ] = False,
@@ -168,31 +175,59 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
 @app.command()
 def partition(
     config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
-    out: Annotated[Path, typer.Option(help="One directory per client goes here.")],
+    out: Annotated[Path, typer.Option(help="The clients' data go here.")],
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="directories: one per client; store: a few files for all clients, which more "
+            "than 200 get unless this is given."
+        ),
     ] = None,
     picture: Annotated[
         bool, typer.Option(help="Draw who holds what into OUT/partition.png as well.")
     ] = True,
 ) -> None:
-    """Cut a data set into one directory per client, and show who holds what."""
+    """Deal a data set out to clients, and show who holds what."""
     from fedcli.data.store.commands import run_partition
-    from fedmodels.config.origin import dealt
+    from fedcli.data.store.partition_writer import Layout
+    from fedmodels.config.origin import data_and_scenario
+
+    if layout not in (None, *Layout):
+        raise ConfigError(f"--layout {layout!r} is neither directories nor store")
 
     experiment = read_experiment(config, sets)
     method = experiment.method
     run_partition(
-        *dealt(experiment),
+        *data_and_scenario(experiment),
         experiment.schedule.clients,
         experiment.seed,
         out,
         gather=method.pools_data,
+        layout=Layout(layout) if layout else None,
     )
     if picture:
         from fedcli.data.store.picture import draw_partition
 
         typer.echo(f"picture: {draw_partition(out)}")
+
+
+@app.command("export-partition")
+def export(
+    root: Annotated[Path, typer.Argument(metavar="DIR", help="A partition with a store.")],
+    out: Annotated[Path, typer.Option(help="One directory per client goes here.")],
+    client_id: Annotated[
+        str | None, typer.Option(help="An id or a range such as 0-24; all clients unless given.")
+    ] = None,
+) -> None:
+    """Write clients of a store as directories, each of which can be carried to its machine."""
+    from fedcli.data.store.partition_export import export_partition
+
+    clients = clients_of(client_id) if client_id else None
+    count = export_partition(root, out, clients)
+    typer.echo(f"{count} client directories written to {out}")
 
 
 @app.command()

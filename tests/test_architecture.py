@@ -74,7 +74,7 @@ ROOMS = {
     "fedmodels": (
         "errors", "printable", "log_lines", "files", "own_code", "tensors", "numerics", "config",
         "nets",
-        "training", "parts", "methods", "resolution",
+        "training", "techniques", "methods", "resolution",
     ),
     "fedpb": (
         "", "v1", "pem", "tables", "descriptions", "frames", "headers", "plans", "codec",

@@ -91,7 +91,7 @@ class Folding:
 
 def _without_weights(upload: Bundle) -> Bundle:
     """Return a copy of an upload without its weights."""
-    flat = upload.by_key()
+    tensors = upload.by_key()
     return Bundle.from_keys(
-        {key: flat[key].clone() for key in flat if not key.startswith("weights/")}
+        {key: tensors[key].clone() for key in tensors if not key.startswith("weights/")}
     )

@@ -41,8 +41,8 @@ from fedmodels.numerics.prototypes import (
     nearest_scores,
     uncounted,
 )
-from fedmodels.parts import evaluation_heads
-from fedmodels.parts.levels import (
+from fedmodels.techniques import evaluation_heads
+from fedmodels.techniques.levels import (
     CLUSTER,
     class_counts,
     levels_of,
@@ -50,7 +50,7 @@ from fedmodels.parts.levels import (
     minority_of,
     with_latest,
 )
-from fedmodels.parts.shallow import travelling_names
+from fedmodels.techniques.shallow import travelling_names
 from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,

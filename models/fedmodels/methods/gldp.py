@@ -31,7 +31,7 @@ from fedmodels.methods.readings.gldp import GldpReading
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.latest_embeddings import LatestEmbeddings
 from fedmodels.numerics.prototypes import ByClass, distance_per_example, moved, nearest_scores, only
-from fedmodels.parts import round_memory
+from fedmodels.techniques import round_memory
 from fedmodels.tensors.announced import STATISTICS
 from fedmodels.tensors.bundle import (
     Bundle,

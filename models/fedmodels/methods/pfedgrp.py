@@ -26,8 +26,8 @@ from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.readings.pfedgrp import PFedGRPReading
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.parts.class_replay import ClassReplay, Rehearsal, published
-from fedmodels.parts.collaboration import (
+from fedmodels.techniques.class_replay import ClassReplay, Rehearsal, published
+from fedmodels.techniques.collaboration import (
     collaboration_graph,
     distances,
     graph_metrics,
@@ -35,8 +35,8 @@ from fedmodels.parts.collaboration import (
     parameter_keys,
     proportions,
 )
-from fedmodels.parts.mixing import Mixer, WeightSearch, find_all
-from fedmodels.parts.server_replay import (
+from fedmodels.techniques.mixing import Mixer, WeightSearch, find_all
+from fedmodels.techniques.server_replay import (
     as_examples,
     check_generators,
     drawing_metrics,

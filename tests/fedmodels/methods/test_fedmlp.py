@@ -23,7 +23,7 @@ from fedmodels.numerics.algebra import cluster, nearest
 from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import ByClass
-from fedmodels.parts.levels import CLUSTER, MINORITY
+from fedmodels.techniques.levels import CLUSTER, MINORITY
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.loop import train_locally

@@ -13,8 +13,8 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.pfedgrp import PERSONAL
-from fedmodels.parts.class_replay import Judge, Rehearsal, Replayed
-from fedmodels.parts.generators import public
+from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
+from fedmodels.techniques.generators import public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output, RunFacts, ServerContext

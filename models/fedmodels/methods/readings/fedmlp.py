@@ -7,7 +7,7 @@ from typing import Literal
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods.readings.heads import HeadsReading
-from fedmodels.parts.shallow import check_share
+from fedmodels.techniques.shallow import check_share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedmodels.parts.mixing import Search
+from fedmodels.techniques.mixing import Search
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedmodels.numerics.algebra import weighted_mean
-from fedmodels.parts import evaluation_heads
+from fedmodels.techniques import evaluation_heads
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights
 from fedmodels.training.method import ServerContext, ServerState
 
