@@ -9,9 +9,9 @@ from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, data_and_scenario
+from fedmodels.data_description import ClientFile, read_file
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
-from fedmodels.tensors.bundle import Problem
 from fedmodels.training.run import RunFacts
 
 TABLE = "partition.json"
@@ -60,21 +60,20 @@ def check_net(experiment: Experiment, root: Path) -> None:
         ConfigError: the net cannot be built, or does not fit the inputs.
     """
     try:
-        said = _read(root / "0" / "client.json")
-        problem = Problem(tuple(map(int, said["input_shape"])), int(said["num_classes"]))
-    except (DataError, KeyError, TypeError, ValueError):
+        said = read_file(root / "0" / "client.json", ClientFile)
+    except DataError:
         return
-    RunFacts(experiment, problem).make_net()
+    RunFacts(experiment, said.problem).make_net()
 
 
 def name_of(experiment: Experiment, root: Path | None) -> str:
     """Return what is trained on: by the clients' own account where their data are given."""
     if root is not None:
         try:
-            said = _read(root / "0" / "client.json").get("dataset", "own")
+            said = read_file(root / "0" / "client.json", ClientFile).dataset
         except DataError:  # the client itself says what is wrong
             said = "own"
-        return printable(str(said), 60)
+        return printable(said, 60)
     return experiment.data.name if experiment.data else "own"
 
 

@@ -20,16 +20,15 @@ from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset, Inputs
 from fedcli.data.sets.directory import channel_moments
-from fedcli.data.store.client_data import (
+from fedcli.data.store.client_data import ClientData, GlobalTest
+from fedcli.data.store.reserve import Reserve
+from fedmodels.data_description import (
     FORMAT,
-    ClientData,
     ClientFile,
-    GlobalTest,
     Normaliser,
     ProblemFile,
     TaskCounts,
 )
-from fedcli.data.store.reserve import Reserve
 from fedmodels.errors import DataError
 
 __all__ = ["ClientData", "GlobalTest", "digest_of", "same_partition", "write_partition"]
