@@ -17,7 +17,6 @@ from fedmodels.errors import ConfigError, FedtideError
 from fedmodels.log_lines import LogLevel, set_up_logging
 
 if TYPE_CHECKING:
-    import grpc
     import torch
 
     from fedmodels.config.experiment import Experiment
@@ -54,7 +53,12 @@ Authority = Annotated[Path | None, typer.Option(help="Authority of the server.")
 Certificate = Annotated[Path | None, typer.Option(help="This client's certificate.")]
 Key = Annotated[Path | None, typer.Option(help="Its key.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
-Level = Annotated[LogLevel, typer.Option(help="What is said at least.")]
+Level = Annotated[
+    LogLevel,
+    typer.Option(
+        parser=LogLevel.named, metavar=f"[{'|'.join(LogLevel)}]", help="What is said at least."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
 
 
@@ -113,31 +117,15 @@ def join(
     keep_large_blocks()
     clients = clients_of(client_id)
     check_address(server, "--server")
-    credentials = _credentials(tls_ca, tls_cert, tls_key)
     from fedcli.runtime.host import Host
     from fedcli.runtime.link import Link
+    from fedcli.runtime.tls import channel_credentials
 
+    credentials = channel_credentials(tls_ca, tls_cert, tls_key)
     signal.signal(signal.SIGTERM, _end)
     link = Link(server, credentials, give_up_after)
     where = _device(device)
     Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ()).run()
-
-
-def _credentials(
-    authority: Path | None, certificate: Path | None, key: Path | None
-) -> grpc.ChannelCredentials | None:
-    """Return what a link over TLS needs; None without TLS.
-
-    Raises:
-        ConfigError: the authority is missing.
-    """
-    if authority is None:
-        if certificate or key:
-            raise ConfigError("--tls-cert and --tls-key need --tls-ca")
-        return None
-    from fedcli.runtime.tls import channel_credentials
-
-    return channel_credentials(authority, certificate, key)
 
 
 def _end(number: int, _: object) -> None:
@@ -193,17 +181,28 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
 @app.command()
 def partition(
     config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
-    out: Annotated[Path, typer.Option(help="One directory per client goes here.")],
+    out: Annotated[Path, typer.Option(help="The clients' data go here.")],
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="directories: one per client; store: a few files for all clients, which more "
+            "than 200 get unless this is given."
+        ),
     ] = None,
     picture: Annotated[
         bool, typer.Option(help="Draw who holds what into OUT/partition.png as well.")
     ] = True,
 ) -> None:
-    """Cut a data set into one directory per client, and show who holds what."""
+    """Deal a data set out to clients, and show who holds what."""
     from fedcli.data.store.commands import run_partition
+    from fedcli.data.store.partition_writer import Layout
     from fedmodels.config.origin import data_and_scenario
+
+    if layout not in (None, *Layout):
+        raise ConfigError(f"--layout {layout!r} is neither directories nor store")
 
     experiment = read_experiment(config, sets)
     method = experiment.method
@@ -213,11 +212,28 @@ def partition(
         experiment.seed,
         out,
         gather=method.pools_data,
+        layout=Layout(layout) if layout else None,
     )
     if picture:
         from fedcli.data.store.picture import draw_partition
 
         typer.echo(f"picture: {draw_partition(out)}")
+
+
+@app.command("export-partition")
+def export(
+    root: Annotated[Path, typer.Argument(metavar="DIR", help="A partition with a store.")],
+    out: Annotated[Path, typer.Option(help="One directory per client goes here.")],
+    client_id: Annotated[
+        str | None, typer.Option(help="An id or a range such as 0-24; all clients unless given.")
+    ] = None,
+) -> None:
+    """Write clients of a store as directories, each of which can be carried to its machine."""
+    from fedcli.data.store.partition_export import export_partition
+
+    clients = clients_of(client_id) if client_id else None
+    count = export_partition(root, out, clients)
+    typer.echo(f"{count} client directories written to {out}")
 
 
 @app.command()

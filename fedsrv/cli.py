@@ -46,7 +46,15 @@ Sets = Annotated[
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
-Level = Annotated[LogLevel, typer.Option("--log-level", help="What is said at least.")]
+Level = Annotated[
+    LogLevel,
+    typer.Option(
+        "--log-level",
+        parser=LogLevel.named,
+        metavar=f"[{'|'.join(LogLevel)}]",
+        help="What is said at least.",
+    ),
+]
 MetricsPort = Annotated[
     str | None,
     typer.Option(metavar="PORT", help="Metrics for Prometheus; loopback unless HOST:PORT."),
@@ -248,7 +256,7 @@ def _end_with_stdin() -> None:
 
 
 class _Telling:
-    """Logs what happens in a run, as far as the log level lets it through."""
+    """Tells what happens in a run, once clients can join."""
 
     def __init__(self, *, names_address: bool, prints: bool) -> None:
         """Choose whether to print the address, and each event, for the launcher."""
@@ -259,23 +267,25 @@ class _Telling:
         if self._names_address:
             typer.echo(f"listening on {address}")
             sys.stdout.flush()
-        self._thread = threading.Thread(target=self._tell, args=(events,), daemon=True)
+        self._thread = threading.Thread(target=_tell, args=(events, self._prints), daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         """Wait until the last event is told."""
         self._thread.join(LAST_WORDS_S)
 
-    def _tell(self, events: EventLog) -> None:
-        from fedsrv.narration import Narrator, level_of
 
-        narrator = Narrator()
-        for event in events.listen(from_start=True):
-            if self._prints:
-                sys.stdout.write(event.to_json() + "\n")
-                sys.stdout.flush()
-            line, facts = narrator.line(event), {"event": event.__dict__}
-            logging.getLogger("fedsrv").log(level_of(event), "%s", line, extra=facts)
+def _tell(log: EventLog, prints: bool = False) -> None:
+    """Log what happens, as far as the log level lets it through; print it for the launcher."""
+    from fedsrv.narration import Narrator, level_of
+
+    narrator = Narrator()
+    for event in log.listen(from_start=True):
+        if prints:
+            sys.stdout.write(event.to_json() + "\n")
+            sys.stdout.flush()
+        line, facts = narrator.line(event), {"event": event.__dict__}
+        logging.getLogger("fedsrv").log(level_of(event), "%s", line, extra=facts)
 
 
 def _show(out: Path) -> None:

@@ -11,10 +11,12 @@ from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcli.data.store.client_data import ClientData, GlobalTest
+from fedcli.data.store.partition_store import PartitionStore, open_client
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.diary import tell, tell_scored, tell_trained
 from fedcli.runtime.state import StateDirectory
@@ -275,7 +277,7 @@ class Worker:
         how = self.experiment.schedule
         per_task = how.order != "rounds_outer"
         last = how.rounds * (self.data.num_tasks if per_task else 1) - 1
-        if self.experiment.cohort_size < how.clients or order.round == last:
+        if how.selects or how.is_asynchronous or order.round == last:
             description = header_of(self._facts(order, "after_local"))
             weights = Bundle(weights=weights_of(net))
             self.states.keep_scored(order.interaction, order.base, weights, description)
@@ -324,7 +326,8 @@ class Worker:
         ctx.view = view
         masks = self.experiment.evaluate.class_masks and self.client != EVALUATOR
         seen = self._seen(order) if masks else None
-        found = score(self.method, ctx, payload, state, dict(self._sets(order, view)), seen)
+        sets = dict(self._sets(order, view))
+        found = score(self.method, ctx, payload, state, sets, seen, order.confusion)
         for (rule, name), c in found.items():
             report.counts.append(
                 rpc.Counts(
@@ -337,6 +340,10 @@ class Worker:
                     correct=c.correct,
                 )
             )
+        own = [c.confusion for (_, name), c in found.items() if name.startswith("task/")]
+        if counted := [cells for cells in own if cells is not None]:
+            cells = np.sum(counted, axis=0)
+            report.confusions.append(rpc.Confusion(view=view, counts=cells.ravel()))
 
     def _seen(self, order: rpc.Order) -> Tensor:
         """Return which classes the client has met (K,): had training examples of by now."""
@@ -376,6 +383,6 @@ class EvaluatorData(ClientData):
         self.normaliser = Normaliser.of(self.file)
 
 
-def open_data(root: Path, client: ClientId) -> ClientData:
-    """Open a client's directory under a partition root; the evaluator's is the global test set."""
-    return EvaluatorData(root) if client == EVALUATOR else ClientData(root / str(client))
+def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
+    """Open a client's data under a partition root; the evaluator's are the global test set."""
+    return open_client(root, client, store) if isinstance(client, int) else EvaluatorData(root)

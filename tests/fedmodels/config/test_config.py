@@ -9,7 +9,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.resolution import experiment_of, parse_experiment
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-MIN_EXAMPLES = 40
+MIN_EXAMPLES = 41
 """Raise it with every example that is added: a search that finds nothing must not pass."""
 
 TEXT = """
