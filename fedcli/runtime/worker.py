@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.data.store.client_data import ClientData, ClientFile, GlobalTest, Normaliser
+from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.partition_store import PartitionStore, open_client
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.diary import tell, tell_scored, tell_trained
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
+from fedmodels.data_description import ClientFile, Normaliser
 from fedmodels.errors import ArchiveError, DataError, FedtideError
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
