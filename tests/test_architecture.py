@@ -92,7 +92,7 @@ ROOMS = {
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
 MOST_IN_A_ROOM = 15
-FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register", "bases"))
+FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register", "bases", "readings"))
 """What the file of a method may import of the methods' room."""
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc"}
 MAX_LINES = 400

@@ -197,6 +197,16 @@ def test_only_the_seed_may_differ_within_a_group(tmp_path: Path) -> None:
     assert [len(g.runs) for g in groups] == [2, 1, 1]
 
 
+def test_readings_of_an_earlier_version_are_the_same_settings(tmp_path: Path) -> None:
+    before = {"method": {"name": "gldp", "lam": 0.5, "bn": "local"}}
+    now = {"method": {"name": "gldp", "lam": 0.5, "reading": {"bn": "local"}}}
+    runs = [
+        read_run(write_run(tmp_path / "a", seed=0, config=before)),
+        read_run(write_run(tmp_path / "b", seed=1, config=now)),
+    ]
+    assert [len(g.runs) for g in group_runs(runs)] == [2]
+
+
 def test_methods_side_by_side(tmp_path: Path) -> None:
     runs = [
         read_run(write_run(tmp_path / "a", metrics={"a_glo": 0.5, "afm": 0.1})),
