@@ -101,18 +101,19 @@ class InProcessCohort:
             self.before(order)
             worker = self.workers[client]
             specs = worker.payload_spec
-            parts = {"common": transported(trip.common, specs["common"])}
+            parts = {"common": transported(trip.sent, specs["common"])}
             if client in trip.personal:
                 parts["personal"] = transported(trip.personal[client], specs["personal"])
             done = self._done(worker, order, merged(parts))
             if done.failure:
                 failed[client] = done.failure
                 continue
-            upload = transported(done.upload, trip.spec)
+            sent = transported(done.upload, trip.spec)
             trip.check_report(client, order, done.report)  # honest clients are not refused
+            upload = trip.restored(sent)
             trip.check_upload(client, upload)
             down = sum(b.num_bytes() for b in parts.values())
-            found[client] = Answer(upload, done.report, upload.num_bytes(), down)
+            found[client] = Answer(upload, done.report, sent.num_bytes(), down)
         if failed:
             client, reason = next(iter(failed.items()))
             raise ClientFailed(client, trip.sample.round, "order", reason)
