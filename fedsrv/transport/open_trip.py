@@ -37,7 +37,7 @@ class OpenTrip:
     def of(cls, trip: Trip, kept_bytes: int) -> Self:
         """Encode a trip's payload; uploads of more than ``kept_bytes`` in all may be folded."""
         folding = Folding(trip.orders, trip.count, kept_bytes)
-        return cls(trip, encode(trip.common), _encoded_once(trip.personal), folding)
+        return cls(trip, encode(trip.sent), _encoded_once(trip.personal), folding)
 
     def answered(self, client: ClientId) -> bool:
         """Tell whether a client has sent a result or failed."""
