@@ -11,6 +11,7 @@ from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -324,7 +325,8 @@ class Worker:
         ctx.view = view
         masks = self.experiment.evaluate.class_masks and self.client != EVALUATOR
         seen = self._seen(order) if masks else None
-        found = score(self.method, ctx, payload, state, dict(self._sets(order, view)), seen)
+        sets = dict(self._sets(order, view))
+        found = score(self.method, ctx, payload, state, sets, seen, order.confusion)
         for (rule, name), c in found.items():
             report.counts.append(
                 rpc.Counts(
@@ -337,6 +339,10 @@ class Worker:
                     correct=c.correct,
                 )
             )
+        own = [c.confusion for (_, name), c in found.items() if name.startswith("task/")]
+        if counted := [cells for cells in own if cells is not None]:
+            cells = np.sum(counted, axis=0)
+            report.confusions.append(rpc.Confusion(view=view, counts=cells.ravel()))
 
     def _seen(self, order: rpc.Order) -> Tensor:
         """Return which classes the client has met (K,): had training examples of by now."""

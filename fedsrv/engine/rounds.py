@@ -40,6 +40,8 @@ from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
 
+MOST_CONFUSED = 100
+"""Classes of a problem up to which the last scores tell what each class was taken for."""
 STAGE, ROUND = 1, 2
 """Numbers of the evaluation trips of one interaction."""
 
@@ -287,21 +289,18 @@ class Engine:
         tasks_seen: int,
         trip: int = 0,
     ) -> dict[ClientId, rpc.Order]:
-        return {
-            client: rpc.Order(
-                kind=kind,
-                client_id=str(client),
-                interaction=ctx.interaction,
-                round=ctx.round,
-                task=ctx.task,
-                views=views,
-                tasks_seen=tasks_seen,
-                trip=trip,
+        is_last = ctx.interaction == len(self.steps) - 1
+        confusion = is_last and self.run_facts.problem.num_classes <= MOST_CONFUSED
+        orders: dict[ClientId, rpc.Order] = {}
+        for client in clients:
+            orders[client] = rpc.Order(
+                kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,
+                task=ctx.task, views=views, tasks_seen=tasks_seen, trip=trip,
                 global_test=self.experiment.evaluate.generalization,
+                confusion=confusion and bool(views) and client != EVALUATOR,
                 base=self.last_trained.get(client, -1) if isinstance(client, int) else -1,
-            )
-            for client in clients
-        }
+            )  # fmt: skip
+        return orders
 
     def _advance_watermark(self, record: Record, syncer: Syncer) -> None:
         committed = record["interaction"]
@@ -360,6 +359,8 @@ class Engine:
             record["metrics"] |= found
         for client, row in client_rows(scores, self._tasks_seen(step)).items():
             record["clients"].setdefault(client, {}).update(row)
+        if scores.confusions:
+            record["confusions"] = scores.confusions
         self.events.tell(
             "scores", interaction=step.interaction, round=step.round, metrics=record["metrics"]
         )
