@@ -97,8 +97,9 @@ class InProcessCohort:
     def exchange(self, trip: Trip) -> Answers:
         return self._answers({c: self._answer(c, trip) for c in self._arrivals(trip.orders)})
 
-    def send(self, trip: Trip) -> None:
-        self._lasting |= dict.fromkeys(self._arrivals(trip.orders), trip)
+    def send(self, *trips: Trip) -> None:
+        for trip in trips:
+            self._lasting |= dict.fromkeys(self._arrivals(trip.orders), trip)
 
     def take(self, flush: Flush) -> Answers:
         """Let clients work in the order of their orders; others work in a later flush."""

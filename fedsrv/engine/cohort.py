@@ -138,8 +138,8 @@ class Cohort(Protocol):
         """Give the orders, wait for the results, and return them."""
         ...
 
-    def send(self, trip: Trip) -> None:
-        """Give the orders of a lasting trip, and wait for none of them."""
+    def send(self, *trips: Trip) -> None:
+        """Give the orders of lasting trips, and wait for none of them."""
         ...
 
     def take(self, flush: Flush) -> Answers:

@@ -158,8 +158,8 @@ class Engine:
             self.store, self.cohort, self.events, self._lost, stateful=self.stateful
         )
         self._lost = None
-        self._take_up(target)
         self.cohort.commit(target, -1)
+        self._take_up(target)
         if self.stateful:
             self.cohort.require(self._holds_state, self.last_trained, self.store.watermark)
 
