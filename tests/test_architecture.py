@@ -65,15 +65,15 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 """What a package never imports; a name stands for all that is below it as well."""
 
-FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors")
+FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors", "fedmodels.data_description")
 ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
         "trial", "case", "testing",
     ),
     "fedmodels": (
-        "errors", "printable", "log_lines", "files", "own_code", "tensors", "numerics", "config",
-        "nets",
+        "errors", "printable", "log_lines", "files", "own_code", "tensors", "data_description",
+        "numerics", "config", "nets",
         "training", "techniques", "methods", "resolution",
     ),
     "fedpb": (

@@ -35,6 +35,7 @@ TABLES = {
     "training": tables.Training,
     "evaluate": tables.Evaluate,
     "server": tables.Server,
+    "compression": tables.Compression,
     "tracking": tables.Tracking,
 }
 KINDS = get_args(get_args(scenarios.Scenario)[0])

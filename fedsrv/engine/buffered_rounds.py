@@ -31,7 +31,7 @@ from fedmodels.training.method import (
     ServerData,
     ServerState,
 )
-from fedsrv.engine.cohort import Answers, Cohort, Flush
+from fedsrv.engine.cohort import Answers, Cohort, Flush, Trip
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.rows import trained_in
 from fedsrv.engine.schedule import Step, draw_cohort
@@ -79,20 +79,24 @@ class BufferedEngine(Engine):
         self._begun: dict[int, Weights] = {}
         """Everybody's weights at the start of each interaction that orders under way are of."""
         self.cohort.recall()
-        if interaction + 1 < len(self.steps):
-            for begun in sorted({*self.under_way.values()}):
-                clients = [c for c, number in self.under_way.items() if number == begun]
-                self._send(self.steps[begun], self._state_after(begun - 1), clients)
+        if self.under_way and interaction + 1 < len(self.steps):
+            versions = sorted({*self.under_way.values()})
+            self.cohort.send(*(self._trip_again(begun) for begun in versions))
 
-    def _send(self, step: Step, state: ServerState, clients: Iterable[int]) -> None:
-        """Give clients the orders of a step.
+    def _trip_again(self, begun: int) -> Trip:
+        """Return the orders of an earlier interaction that are under way."""
+        clients = [c for c, number in self.under_way.items() if number == begun]
+        return self._trip_of(self.steps[begun], self._state_after(begun - 1), clients)
+
+    def _trip_of(self, step: Step, state: ServerState, clients: Iterable[int]) -> Trip:
+        """Return the orders of a step for these clients.
 
         An order cannot know whether the interaction that will count it is scored. So its client
         scores what it trained in any case, unless only the last round is scored.
         """
         ctx = self._context(step, tuple(sorted(clients)))
         self._begun[step.interaction] = state.common.weights
-        self.cohort.send(self._trip(ctx, state, self.experiment.evaluate.every > 0))
+        return self._trip(ctx, state, self.experiment.evaluate.every > 0)
 
     # --- one interaction --------------------------------------------------------------------------
 
@@ -102,7 +106,7 @@ class BufferedEngine(Engine):
         followed = self.store.record(step.interaction) or self._followed.get(step.interaction)
         begin = _begun_in(followed) if followed else self._draw(step, ctx.cohort)
         if begin:
-            self._send(step, self.state, begin)
+            self.cohort.send(self._trip_of(step, self.state, begin))
         self.under_way |= dict.fromkeys(begin, step.interaction)
         found = self.cohort.take(self._flush(step, followed))
         self.under_way = found.under_way

@@ -137,6 +137,8 @@ def read_run(path: Path) -> RunRecord:
     Raises:
         ArchiveError: it is not one, or one of its files is damaged.
     """
+    if path.exists() and not path.is_dir():
+        raise ArchiveError(f"{path} is a file; name the run directory, which --out made")
     if not path.is_dir():
         raise ArchiveError(f"{path} is not a run directory: there is no such directory")
     names = ("config.toml", "summary.json", "rounds.jsonl")

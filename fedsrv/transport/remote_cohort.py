@@ -149,9 +149,10 @@ class RemoteCohort:
                 raise StateLost(lost, self._sessions[lost].versions)
         return open_trip.end()
 
-    def send(self, trip: Trip) -> None:
+    def send(self, *trips: Trip) -> None:
+        encoded = [OpenTrip.of(trip, self.spool.budget) for trip in trips]
         with self._changed:
-            self._trips.add_lasting(OpenTrip.of(trip, self.spool.budget))
+            self._trips.add_lasting(encoded)
             self.wake()
 
     def take(self, flush: Flush) -> Answers:
@@ -337,7 +338,7 @@ class RemoteCohort:
     def is_superseded(self, interaction: int) -> bool:
         """Tell whether nobody wants the result of an interaction's order to train any more."""
         with self._changed:
-            return 0 <= interaction <= self.committed and not self._trips.is_lasting(interaction)
+            return 0 <= interaction <= self.committed and self._trips.are_done_with(interaction)
 
     def count_down(self, trip: OpenTrip, num_bytes: int) -> None:
         """Count bytes that were sent to a client."""

@@ -458,10 +458,24 @@ def test_damage_is_one_line_that_names_the_file(
     assert "\n" not in str(caught.value)
 
 
+def test_one_run_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, damaged = write_run(tmp_path / "run"), write_run(tmp_path / "damaged")
+    (damaged / "summary.json").write_text("{")
+    with pytest.raises(ArchiveError, match=r"summary\.json is damaged.*; .*nowhere is not a run"):
+        report.report_command([run, damaged, tmp_path / "nowhere"], tmp_path / "page.html")
+    assert "a_loc" in capsys.readouterr().out
+    assert (tmp_path / "page.html").exists()
+
+
 def test_what_is_no_run_directory_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(ArchiveError, match="is not a run directory"):
             report.report_command([path], None)
+    (file := tmp_path / "page.html").touch()
+    with pytest.raises(ArchiveError, match=r"page\.html is a file; name the run directory"):
+        report.report_command([file], None)
     with pytest.raises(ConfigError, match="at least one"):
         report.report_command([], None)
     run = write_run(tmp_path / "run")
