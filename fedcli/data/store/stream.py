@@ -63,7 +63,7 @@ class TaskStream:
         self.num_seen = max(self.num_seen, task + 1)
 
     def meet(self, tasks: int) -> None:
-        """Let test data of the first ``tasks`` tasks be scored on, whatever was trained on."""
+        """Allow scoring on the test data of the first ``tasks`` tasks, trained on or not."""
         self.num_seen = max(self.num_seen, min(tasks, self.data.num_tasks))
 
     def close(self) -> None:

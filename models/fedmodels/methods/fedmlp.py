@@ -18,7 +18,7 @@ page; Eq. 6, whose index stands outside of its sum, is a mean over the minority 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -31,10 +31,8 @@ from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.methods.bases.round_heads import RoundHeads, is_head
 from fedmodels.methods.readings.fedmlp import FedMLPReading
 from fedmodels.nets.split import weights_of
-from fedmodels.numerics.algebra import class_means, cluster, nearest
-from fedmodels.numerics.clustering import finch
+from fedmodels.numerics.algebra import class_means, nearest
 from fedmodels.numerics.distances import divergence, smooth_l1
-from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import (
     ByClass,
     moved,
@@ -45,8 +43,10 @@ from fedmodels.techniques import evaluation_heads
 from fedmodels.techniques.levels import (
     CLUSTER,
     class_counts,
+    clustered,
     levels_of,
     levels_spec,
+    minority_by_counts,
     minority_of,
     with_latest,
 )
@@ -184,24 +184,16 @@ class FedMLP(RoundHeads, ReleasedPrototypes):
         common = Bundle({**state.common.weights, **levels}, prototypes)
         return replace(state, common=common), {"known_share": len(g.labels) / classes}
 
-    def _minority(self, ctx: ServerContext, state: ServerState) -> list[int]:
+    def _minority(self, ctx: ServerContext, state: ServerState) -> Sequence[int]:
         """Return J: the lower half of the known classes; every (client, task) counts once."""
         if self.reading.minority == "oracle":
-            return list(ctx.minority)
+            return ctx.minority
         tables = [c for k, c in state.own.weights.items() if k.startswith("counts/")]
-        totals = torch.stack(tables).sum(0) if tables else torch.zeros(0, dtype=torch.int64)
-        balanced = len(set(totals[totals > 0].tolist())) <= 1
-        return (
-            minority_classes(totals) if self.reading.minority_when_balanced or not balanced else []
-        )
+        return minority_by_counts(tables, when_balanced=self.reading.minority_when_balanced)
 
     def _clustered(self, points: Tensor, size: int, run: RunFacts) -> tuple[Tensor, Tensor]:
         """Return up to ``size`` centres (v, d) of points (n, d), and the centre of each (n,)."""
-        if len(points) == 0:
-            return points, torch.zeros(0, dtype=torch.int64)
-        if self.reading.clustering == "finch":
-            return finch(points)
-        return cluster(points, min(size, len(points)), seed=run.experiment.seed)
+        return clustered(points, size, self.reading.clustering, run.experiment.seed)
 
     # --- client half ---------------------------------------------------------------------------
 
