@@ -46,7 +46,15 @@ Sets = Annotated[
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
-Level = Annotated[LogLevel, typer.Option("--log-level", help="What is said at least.")]
+Level = Annotated[
+    LogLevel,
+    typer.Option(
+        "--log-level",
+        parser=LogLevel.named,
+        metavar=f"[{'|'.join(LogLevel)}]",
+        help="What is said at least.",
+    ),
+]
 MetricsPort = Annotated[
     str | None,
     typer.Option(metavar="PORT", help="Metrics for Prometheus; loopback unless HOST:PORT."),
@@ -56,6 +64,24 @@ Dashboard = Annotated[
     typer.Option(metavar="PORT", help="A live page of the run; loopback unless HOST:PORT."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
+Place = Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")]
+RunDirectory = Annotated[Path, typer.Option(help="The run directory.")]
+Certificate = Annotated[Path | None, typer.Option(help="The server's certificate.")]
+Key = Annotated[Path | None, typer.Option(help="Its key.")]
+ClientAuthority = Annotated[
+    Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
+]
+Insecure = Annotated[bool, typer.Option(help="Allow a reachable address without TLS.")]
+AwaitsEvaluator = Annotated[
+    bool, typer.Option(help="Wait for the evaluator before the first round.")
+]
+OwnExamples = Annotated[
+    Path | None,
+    typer.Option(help="Examples of the server's own, for methods that train on them."),
+]
+PrintsEvents = Annotated[
+    bool, typer.Option(hidden=True, help="Print events; end with standard input.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 
@@ -133,26 +159,17 @@ def init(
 @app.command()
 def serve(
     config: Config,
-    listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")] = "127.0.0.1:0",
-    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("run"),
+    listen: Place = "127.0.0.1:0",
+    out: RunDirectory = Path("run"),
     resume: Resume = False,
     sets: Sets = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-    tls_client_ca: Annotated[
-        Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
-    ] = None,
-    insecure: Annotated[bool, typer.Option(help="Allow a reachable address without TLS.")] = False,
-    evaluator: Annotated[
-        bool, typer.Option(help="Wait for the evaluator before the first round.")
-    ] = False,
-    server_data: Annotated[
-        Path | None,
-        typer.Option(help="Examples of the server's own, for methods that train on them."),
-    ] = None,
-    events: Annotated[
-        bool, typer.Option(hidden=True, help="Print events; end with standard input.")
-    ] = False,
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+    tls_client_ca: ClientAuthority = None,
+    insecure: Insecure = False,
+    evaluator: AwaitsEvaluator = False,
+    server_data: OwnExamples = None,
+    events: PrintsEvents = False,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
@@ -173,15 +190,7 @@ def serve(
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    tellers = list[threading.Thread]()
-
-    def ready(address: str, log: EventLog) -> None:
-        if not as_json:
-            typer.echo(f"listening on {address}")
-            sys.stdout.flush()
-        tellers.append(threading.Thread(target=_tell, args=(log, events), daemon=True))
-        tellers[0].start()
-
+    telling = _Telling(names_address=not as_json, prints=events)
     summary = serve_run(
         experiment,
         out,
@@ -189,11 +198,11 @@ def serve(
         resume=resume,
         expects_evaluator=evaluator,
         server_data=server_data,
-        on_ready=ready,
+        on_ready=telling.begin,
         stop=stop,
         watchers=_watchers(metrics_port, dashboard, out),
     )
-    tellers[0].join(LAST_WORDS_S)
+    telling.end()
     if not (events or quiet or as_json):
         _show(out)
     logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
@@ -246,6 +255,26 @@ def _end_with_stdin() -> None:
     os._exit(130)
 
 
+class _Telling:
+    """Tells what happens in a run, once clients can join."""
+
+    def __init__(self, *, names_address: bool, prints: bool) -> None:
+        """Choose whether to print the address, and each event, for the launcher."""
+        self._names_address, self._prints = names_address, prints
+
+    def begin(self, address: str, events: EventLog) -> None:
+        """Tell events from now on, in a thread."""
+        if self._names_address:
+            typer.echo(f"listening on {address}")
+            sys.stdout.flush()
+        self._thread = threading.Thread(target=_tell, args=(events, self._prints), daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Wait until the last event is told."""
+        self._thread.join(LAST_WORDS_S)
+
+
 def _tell(log: EventLog, prints: bool = False) -> None:
     """Log what happens, as far as the log level lets it through; print it for the launcher."""
     from fedsrv.narration import Narrator, level_of
@@ -271,7 +300,7 @@ def _show(out: Path) -> None:
 @app.command()
 def launch(
     config: Config,
-    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("run"),
+    out: RunDirectory = Path("run"),
     sets: Sets = None,
     hosts: Annotated[
         int | None, typer.Option(min=1, help="Client host processes; chosen unless given.")
@@ -341,7 +370,7 @@ def report(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Option(help="The run directory.")],
+    run: RunDirectory,
     to: Annotated[str, typer.Option(help="safetensors, torch.export or onnx.")],
     client: Annotated[
         int | None, typer.Option(min=0, help="Whose model; everybody's unless given.")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmodels.numerics.metrics import Counts, iaa, mean_accuracy, mean_and_std
+from fedmodels.numerics.metrics import ClassCounts, iaa, mean_accuracy, mean_and_std
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.training.class_masks import ALL, SEEN
 from fedsrv.engine.client_profile import Profile
@@ -22,7 +22,7 @@ from fedsrv.engine.terms import GLOBAL_TEST
 class Scores:
     """The counts of one interaction: (client, view, rule) to counts by test set."""
 
-    counts: dict[tuple[ClientId, str, str], dict[str, Counts]] = field(default_factory=dict)
+    counts: dict[tuple[ClientId, str, str], dict[str, ClassCounts]] = field(default_factory=dict)
     confusions: dict[str, list[list[int]]] = field(default_factory=dict)
     """Examples by true class and predicted class (K, K), over all clients, by view."""
 
@@ -32,7 +32,7 @@ class Scores:
             for each in result.report.confusions:
                 self._add_confusion(each.view, np.array(each.counts))
             for c in result.report.counts:
-                found = Counts(
+                found = ClassCounts(
                     np.array(c.support), np.array(c.predicted), np.array(c.correct), c.loss_sum
                 )
                 self.counts.setdefault((client, c.view, c.rule), {})[c.test_set] = found
@@ -89,19 +89,19 @@ class Scores:
         found = {"counts": found, "confusions": {}} if isinstance(found, list) else found
         scores = cls(confusions=found["confusions"])
         for client, view, rule, name, support, predicted, correct, loss in found["counts"]:
-            found = Counts(np.array(support), np.array(predicted), np.array(correct), loss)
+            found = ClassCounts(np.array(support), np.array(predicted), np.array(correct), loss)
             scores.counts.setdefault((client, view, rule), {})[name] = found
         return scores
 
-    def of(self, view: str, rule: str | None = None) -> dict[int, dict[str, Counts]]:
+    def of(self, view: str, rule: str | None = None) -> dict[int, dict[str, ClassCounts]]:
         """Return the counts of every client by test set, for one view and rule."""
-        out: dict[int, dict[str, Counts]] = {}
+        out: dict[int, dict[str, ClassCounts]] = {}
         for (client, v, r), sets in self.counts.items():
             if isinstance(client, int) and v == view and rule in (None, r):
                 out.setdefault(client, sets)  # a method's own rule comes first
         return out
 
-    def of_everyone(self) -> Counts | None:
+    def of_everyone(self) -> ClassCounts | None:
         """Return the evaluator's counts of everyone's model on the global test set."""
         for (client, view, _), sets in self.counts.items():
             if client == EVALUATOR and view == "global" and GLOBAL_TEST in sets:
@@ -113,14 +113,14 @@ class Scores:
         return list(dict.fromkeys(rule for _, _, rule in self.counts))
 
 
-def own_test(sets: Mapping[str, Counts]) -> Counts | None:
+def own_test(sets: Mapping[str, ClassCounts]) -> ClassCounts | None:
     """Return the counts over a client's own test data of its tasks so far; None without any."""
     tasks = [counts for name, counts in sets.items() if name.startswith("task/")]
     total = sum(tasks[1:], tasks[0]) if tasks else None
     return total if total is not None and total.total() else None
 
 
-def accuracy_over(found: Iterable[Counts | None]) -> float | None:
+def accuracy_over(found: Iterable[ClassCounts | None]) -> float | None:
     """Return the unweighted mean of the clients' accuracies; None when nobody has test data."""
     counts = [c for c in found if c is not None and c.total()]
     return mean_accuracy(counts) if counts else None
@@ -174,7 +174,7 @@ def _local_views(scores: Scores, local_view: str) -> dict[str, str]:
 
 
 def _variants(
-    key: str, found: Sequence[Counts | None], groups: Mapping[str, Sequence[int]]
+    key: str, found: Sequence[ClassCounts | None], groups: Mapping[str, Sequence[int]]
 ) -> dict[str, float | None]:
     """Return a mean accuracy over clients, and the same over each group of classes."""
     known = [counts for counts in found if counts is not None]
@@ -232,5 +232,5 @@ def client_rows(scores: Scores, tasks_seen: int) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _accuracy(counts: Counts | None) -> float | None:
+def _accuracy(counts: ClassCounts | None) -> float | None:
     return counts.accuracy() if counts is not None and counts.total() else None

@@ -57,5 +57,10 @@ class Record(TypedDict):
     confusions: NotRequired[dict[str, list[list[int]]]]
     """Of the last interaction: clients' own test examples by true class (K rows) and predicted
     class (K columns), by the view that was scored."""
+    arrivals: NotRequired[list[tuple[int, int]]]
+    """Asynchronous: each client that answered, in the order of arrival, and the interaction of the
+    order that it answered."""
+    under_way: NotRequired[list[tuple[int, int]]]
+    """Asynchronous: the clients with an order that is not counted yet, and its interaction."""
     series: NotRequired[Mapping[str, Any]]
     """Nested lists for the reports, such as ``aggregation_weights``."""

@@ -18,7 +18,7 @@ from fedmodels.config.experiment import Training
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.embedding import embedded
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.metrics import Counts
+from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.class_masks import masked
@@ -277,7 +277,7 @@ def score(
     sets: TestSets,
     seen: Tensor | None = None,
     confusion: bool = False,
-) -> dict[tuple[str, str], Counts]:
+) -> dict[tuple[str, str], ClassCounts]:
     """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set).
 
     Args:
@@ -292,14 +292,14 @@ def score(
     classes = ctx.run.problem.num_classes
     size = ctx.run.experiment.evaluate.batch_size
     ctx.net.eval()
-    out: dict[tuple[str, str], Counts] = {}
+    out: dict[tuple[str, str], ClassCounts] = {}
     with seeded(ctx.seed("evaluate")):
         for name, (x, y) in sets.items():
             for xs, ys in zip(torch.split(x, size), torch.split(y, size), strict=True):
                 found = method.predict(ctx, payload, state, xs)
                 found = found if seen is None else masked(found, seen)
                 for place, (rule, scores) in enumerate(found.items()):
-                    counts = Counts.of(scores, ys, classes, confusion and place == 0)
+                    counts = ClassCounts.of(scores, ys, classes, confusion and place == 0)
                     before = out.get((rule, name))
                     out[rule, name] = counts if before is None else before + counts
     return out

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedmodels.errors import DataError
-from fedmodels.numerics.metrics import Counts
+from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
@@ -251,7 +251,7 @@ def test_a_loss_that_overflowed_is_no_number():
 
 
 def test_own_test_leaves_the_global_test_set_out():
-    sets = {"global-test": Counts.of(np.array([0, 1]), np.array([0, 1]), 2)}
+    sets = {"global-test": ClassCounts.of(np.array([0, 1]), np.array([0, 1]), 2)}
     assert own_test(sets) is None
 
 
