@@ -126,7 +126,7 @@ def _meanings(cls: type[Any]) -> dict[str, str]:
         body = ast.parse(inspect.getsource(part).lstrip()).body[0]
         assert isinstance(body, ast.ClassDef)
         for node, after in zip(body.body, body.body[1:], strict=False):
-            text = getattr(getattr(after, "value", None), "value", None)
+            text = getattr(after.value, "value", None) if isinstance(after, ast.Expr) else None
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 known = found.get(node.target.id, "")
                 found[node.target.id] = " ".join(text.split()) if isinstance(text, str) else known

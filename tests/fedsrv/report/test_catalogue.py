@@ -38,6 +38,7 @@ def test_every_hyper_parameter_has_default_and_meaning(name):
     for key, default, meaning in zip(keys, defaults, meanings, strict=True):
         assert default == repr(attrgetter(key)(make(name)))
         assert meaning, f"{name}.{key} is not explained"
+        assert meaning.endswith("."), f"{name}.{key} is explained by {meaning!r}"
     assert method_class(name).citation in str(table.title)
 
 
