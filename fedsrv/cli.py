@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from fedmodels.errors import ConfigError, FedtideError, RunStopped
+from fedmodels.errors import ConfigError, FedtideError, Interrupted, RunStopped
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedsrv.catalogue_commands import methods, metrics
 from fedsrv.certs_commands import certs_app
@@ -96,7 +96,18 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _interrupted()
+    except SystemExit as ended:
+        if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
+            _interrupted()
+        raise
+
+
+def _interrupted() -> NoReturn:
+    """Say that Ctrl-C ended the command; another one does not disturb its last steps."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    typer.echo("stopped", err=True)
+    sys.exit(130)
 
 
 def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
@@ -104,7 +115,7 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
     from fedmodels.resolution import parse_experiment
 
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -190,17 +201,22 @@ def serve(
         tellers.append(threading.Thread(target=_tell, args=(log, events), daemon=True))
         tellers[0].start()
 
-    summary = serve_run(
-        experiment,
-        out,
-        where,
-        resume=resume,
-        expects_evaluator=evaluator,
-        server_data=server_data,
-        on_ready=ready,
-        stop=stop,
-        watchers=_watchers(metrics_port, dashboard, out),
-    )
+    try:
+        summary = serve_run(
+            experiment,
+            out,
+            where,
+            resume=resume,
+            expects_evaluator=evaluator,
+            server_data=server_data,
+            on_ready=ready,
+            stop=stop,
+            watchers=_watchers(metrics_port, dashboard, out),
+        )
+    except KeyboardInterrupt:
+        if tellers:  # clients could join: what there is of the run is kept
+            raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
+        raise
     tellers[0].join(LAST_WORDS_S)
     if not (events or quiet or as_json):
         _show(out)
