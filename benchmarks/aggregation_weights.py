@@ -4,7 +4,7 @@ r"""Seconds to learn pFedGRP's aggregation weights, against autograd through the
 
 Both take the same steps on the same batches: Adam on the softmax parameters of n ResNet-20s. Ours
 mixes without gradient and gets dL/dw from one backward pass and one product
-(``fedmodels.parts.mixing``); the plain one builds sum_j w_j theta_j in the graph of
+(``fedmodels.techniques.mixing``); the plain one builds sum_j w_j theta_j in the graph of
 every step. The weights must agree to 1e-5.
 
 Prints a table and ends with one line of JSON. ``--growth`` adds further numbers of clients.
@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import generator, seeded
-from fedmodels.parts.mixing import Mixer
+from fedmodels.techniques.mixing import Mixer
 from fedmodels.tensors.bundle import Weights
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import tell
-from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.partition_store import open_client
 from fedcli.data.store.stream import TaskStream
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
@@ -29,8 +29,8 @@ from fedmodels.nets import SplitNet, make_net
 from fedmodels.nets.embedding import embeddings
 from fedmodels.numerics.frechet import fid
 from fedmodels.numerics.randomness import seeded
-from fedmodels.parts.generators import Painter
 from fedmodels.resolution import experiment_of
+from fedmodels.techniques.generators import Painter
 from fedmodels.tensors.archive import load
 from fedmodels.training.method import RunFacts
 
@@ -58,7 +58,7 @@ def _row(path: Path, count: int) -> dict[str, Any]:
     for client, (x, y) in real.items():
         newest = max((path / "clients" / str(client)).glob("state-*.safetensors"))
         state = load(newest)[0]
-        problem = ClientData(path / "data" / str(client)).problem
+        problem = open_client(path / "data", client).problem
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
         assert isinstance(method, GenerativeReplay), f"{path}: its clients replay nothing"
         family = method.class_replay(RunFacts(experiment, problem)).family
@@ -72,7 +72,7 @@ def _row(path: Path, count: int) -> dict[str, Any]:
 
 def _data(path: Path, client: int) -> tuple[Tensor, Tensor]:
     """Return all training data of a client."""
-    data = ClientData(path / "data" / str(client))
+    data = open_client(path / "data", client)
     stream = TaskStream(data, keep_history=True)
     stream.open(data.num_tasks - 1)
     return stream.train_up_to(data.num_tasks - 1)

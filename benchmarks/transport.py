@@ -36,7 +36,7 @@ import torch
 from zlib_ng import zlib_ng
 
 from benchmarks.measure import anonymous_bytes, tell
-from fedcli.runtime.link import Link, Member
+from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.tls import channel_credentials
 from fedcli.runtime.worker import Result
 from fedmodels.errors import RunFailed
@@ -268,7 +268,7 @@ class _Client:
     def __init__(
         self, client: int, address: str, bare: str, size: int, authority: Path | None
     ) -> None:
-        credentials = channel_credentials(authority / "ca.pem") if authority else None
+        credentials = channel_credentials(authority / "ca.pem" if authority else None)
         self.client, self.link = client, Link(address, credentials)
         self.channel = (
             grpc.secure_channel(bare, credentials, _OPTIONS)
@@ -285,7 +285,7 @@ class _Client:
         request = rpc.JoinRequest(
             client_id=str(client), description=description_of(FACTS), protocol=PROTOCOL
         )
-        self.member = Member(client, "run", self.link.join(request).token)
+        self.membership = Membership(client, "run", self.link.join(request).token)
         self.order = rpc.Order()
 
     def obey(self, commands: socket.socket) -> None:
@@ -310,11 +310,11 @@ class _Client:
         self.link.end_pull()
 
     def waiting(self) -> list[rpc.Waiting]:
-        token, issue = self.member.token, self.order.issue
+        token, issue = self.membership.token, self.order.issue
         return [rpc.Waiting(client_id=str(self.client), token=token, durable=-1, issue=issue)]
 
     def push(self) -> None:
-        self.link.push(self.member, Result(self.order, self.upload, rpc.Report()))
+        self.link.push(self.membership, Result(self.order, self.upload, rpc.Report()))
 
 
 _BUFFER = bytearray()

@@ -27,6 +27,40 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+ClientIds = Annotated[
+    str, typer.Option(help="An id, a range such as 0-24 or 0-24:2, or evaluator.")
+]
+Server = Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")]
+DataRoot = Annotated[Path, typer.Option(help="Partition root; DIR/<id> is opened, nothing else.")]
+StateDir = Annotated[
+    Path, typer.Option(help="Where private states and the session are kept, by id.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda:K.")]
+GiveUpAfter = Annotated[
+    float | None, typer.Option(help="Seconds without the server; never unless given.")
+]
+StartOver = Annotated[
+    bool,
+    typer.Option(
+        help="Go on from the initial private state where the run cannot go back to a lost one."
+    ),
+]
+OwnCode = Annotated[
+    list[Path] | None,
+    typer.Option(help="A file of one's own, method.py, that the run's config may name."),
+]
+Authority = Annotated[Path | None, typer.Option(help="Authority of the server.")]
+Certificate = Annotated[Path | None, typer.Option(help="This client's certificate.")]
+Key = Annotated[Path | None, typer.Option(help="Its key.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
+Level = Annotated[
+    LogLevel,
+    typer.Option(
+        parser=LogLevel.named, metavar=f"[{'|'.join(LogLevel)}]", help="What is said at least."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
+
 
 def _print_version(given: bool) -> None:
     if given:
@@ -70,43 +104,20 @@ def _interrupted() -> NoReturn:
 
 @app.command()
 def join(
-    client_id: Annotated[
-        str, typer.Option(help="An id, a range such as 0-24 or 0-24:2, or evaluator.")
-    ],
-    server: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
-    data: Annotated[Path, typer.Option(help="Partition root; DIR/<id> is opened, nothing else.")],
-    state_dir: Annotated[
-        Path, typer.Option(help="Where private states and the session are kept, by id.")
-    ] = Path("fedtide-state"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:K.")] = "auto",
-    give_up_after: Annotated[
-        float | None, typer.Option(help="Seconds without the server; never unless given.")
-    ] = None,
-    start_over: Annotated[
-        bool,
-        typer.Option(
-            help="Go on from the initial private state where the run cannot go back to a lost one."
-        ),
-    ] = False,
-    code: Annotated[
-        list[Path] | None,
-        typer.Option(help="A file of one's own, method.py, that the run's config may name."),
-    ] = None,
-    tls_ca: Annotated[Path | None, typer.Option(help="Authority of the server.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")] = False,
-    log_level: Annotated[
-        LogLevel,
-        typer.Option(
-            parser=LogLevel.named,
-            metavar=f"[{'|'.join(LogLevel)}]",
-            help="What is said at least.",
-        ),
-    ] = LogLevel.INFO,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Say it as one object a line, on stdout.")
-    ] = False,
+    client_id: ClientIds,
+    server: Server,
+    data: DataRoot,
+    state_dir: StateDir = Path("fedtide-state"),
+    device: Device = "auto",
+    give_up_after: GiveUpAfter = None,
+    start_over: StartOver = False,
+    code: OwnCode = None,
+    tls_ca: Authority = None,
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+    quiet: Quiet = False,
+    log_level: Level = LogLevel.INFO,
+    as_json: AsJson = False,
 ) -> None:
     """Take part in a run as one client, or as several hosted in this process."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -117,17 +128,12 @@ def join(
     keep_large_blocks()
     clients = clients_of(client_id)
     check_address(server, "--server")
-    if (tls_cert or tls_key) and not tls_ca:
-        raise ConfigError("--tls-cert and --tls-key need --tls-ca")
     from fedcli.runtime.host import Host
     from fedcli.runtime.link import Link
+    from fedcli.runtime.tls import channel_credentials
 
+    credentials = channel_credentials(tls_ca, tls_cert, tls_key)
     signal.signal(signal.SIGTERM, _end)
-    credentials = None
-    if tls_ca:
-        from fedcli.runtime.tls import channel_credentials
-
-        credentials = channel_credentials(tls_ca, tls_cert, tls_key)
     link = Link(server, credentials, give_up_after)
     where = _device(device)
     Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ()).run()
@@ -186,31 +192,59 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
 @app.command()
 def partition(
     config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
-    out: Annotated[Path, typer.Option(help="One directory per client goes here.")],
+    out: Annotated[Path, typer.Option(help="The clients' data go here.")],
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="directories: one per client; store: a few files for all clients, which more "
+            "than 200 get unless this is given."
+        ),
     ] = None,
     picture: Annotated[
         bool, typer.Option(help="Draw who holds what into OUT/partition.png as well.")
     ] = True,
 ) -> None:
-    """Cut a data set into one directory per client, and show who holds what."""
+    """Deal a data set out to clients, and show who holds what."""
     from fedcli.data.store.commands import run_partition
-    from fedmodels.config.origin import dealt
+    from fedcli.data.store.partition_writer import Layout
+    from fedmodels.config.origin import data_and_scenario
+
+    if layout not in (None, *Layout):
+        raise ConfigError(f"--layout {layout!r} is neither directories nor store")
 
     experiment = read_experiment(config, sets)
     method = experiment.method
     run_partition(
-        *dealt(experiment),
+        *data_and_scenario(experiment),
         experiment.schedule.clients,
         experiment.seed,
         out,
         gather=method.pools_data,
+        layout=Layout(layout) if layout else None,
     )
     if picture:
         from fedcli.data.store.picture import draw_partition
 
         typer.echo(f"picture: {draw_partition(out)}")
+
+
+@app.command("export-partition")
+def export(
+    root: Annotated[Path, typer.Argument(metavar="DIR", help="A partition with a store.")],
+    out: Annotated[Path, typer.Option(help="One directory per client goes here.")],
+    client_id: Annotated[
+        str | None, typer.Option(help="An id or a range such as 0-24; all clients unless given.")
+    ] = None,
+) -> None:
+    """Write clients of a store as directories, each of which can be carried to its machine."""
+    from fedcli.data.store.partition_export import export_partition
+
+    clients = clients_of(client_id) if client_id else None
+    count = export_partition(root, out, clients)
+    typer.echo(f"{count} client directories written to {out}")
 
 
 @app.command()
@@ -224,7 +258,7 @@ def pretrain(
     batch_size: Annotated[int, typer.Option(min=1, help="Windows of one step.")] = 128,
     lr: Annotated[float, typer.Option(min=1e-9, help="Learning rate of Adam.")] = 3e-4,
     mask: Annotated[float, typer.Option(help="Share of the tokens that are hidden.")] = 0.6,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:K.")] = "auto",
+    device: Device = "auto",
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
     ] = None,

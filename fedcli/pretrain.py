@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.origin import dealt
+from fedmodels.config.origin import data_and_scenario
 from fedmodels.errors import ConfigError
 from fedmodels.nets.alp import alp_layers
 from fedmodels.nets.hart import DIM, PATCH
@@ -157,7 +157,7 @@ def pretrain(
         ConfigError: net or data do not fit.
         DataError: a data set is missing.
     """
-    data, _ = dealt(experiment)
+    data, _ = data_and_scenario(experiment)
     wanted = list(names) or [data.name]
     tables = [data.model_copy(update={"name": name}) for name in wanted]
     x = torch.from_numpy(np.concatenate([windows_of(load(table)) for table in tables]))

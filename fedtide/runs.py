@@ -151,9 +151,9 @@ class Run:
         """
         import torch
 
-        from fedcli.data.store.client_data import ClientData
+        from fedcli.data.store.partition_store import open_client
 
-        x, _ = ClientData(self.path / "data" / str(client)).arrays(0, "test")
+        x, _ = open_client(self.path / "data", client).arrays(0, "test")
         return torch.from_numpy(x[:1].copy())
 
     def resume(self, backend: Backend = "processes") -> Run:

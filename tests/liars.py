@@ -115,7 +115,7 @@ class Stage:
             protocol=PROTOCOL, versions=worker.states.versions(),
         )  # fmt: skip
         token = self.service.join(request, Caller()).token
-        member, issue = self.cohort.member(client, token), 0
+        member, issue = self.cohort.session(client, token), 0
         while not ended.done():
             caller = self.cohort.caller({client: member}, {client: issue})
             found = self.cohort.next_order(caller, lambda: not ended.done())

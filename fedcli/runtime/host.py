@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.partition_store import PartitionStore
 from fedcli.runtime.diary import tell
 from fedcli.runtime.link import (
     Dismissed,
@@ -75,7 +76,8 @@ class Host:
             code: files of one's own whose code may run, if the server's experiment asks for it.
         """
         self.link, self.device, self.start_over, self.code = link, device, start_over, code
-        self.data: dict[ClientId, ClientData] = {c: open_data(data, c) for c in clients}
+        store = PartitionStore.find(data)
+        self.data: dict[ClientId, ClientData] = {c: open_data(data, c, store) for c in clients}
         self.states = {c: StateDirectory(states / str(c)) for c in clients}
         self.members: dict[ClientId, Membership] = {}
         self.workers: dict[ClientId, Worker] = {}

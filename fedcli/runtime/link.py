@@ -133,7 +133,7 @@ class Link:
             Superseded: the result is no longer wanted.
             RunOver: the run has ended.
         """
-        lost_since = told = None
+        lost_since = logged_at = None
         wait_s = 0.1
         while True:
             try:
@@ -149,7 +149,7 @@ class Link:
                 lost_since, wait_s = None, max(wait_s, again_s)
             else:
                 lost_since = lost_since or time.monotonic()
-                told = self._tell_lost(lost_since, told, reason)
+                logged_at = self._log_lost(lost_since, logged_at, reason)
             if self._closed.wait(wait_s * random.uniform(0.5, 1.0)):
                 raise LinkError(f"{what}: the link is closed")
             wait_s = min(2 * wait_s, max(2.0, again_s or 0.0))
@@ -164,7 +164,7 @@ class Link:
             pause_s = 0.0
         self._done[what] = time.monotonic(), pause_s
 
-    def _tell_lost(self, lost_since: float, told: float | None, reason: str) -> float:
+    def _log_lost(self, lost_since: float, logged_at: float | None, reason: str) -> float:
         """Say that the server is gone, once and then each minute; return when that was last said.
 
         Raises:
@@ -176,8 +176,8 @@ class Link:
                 f"gave up: the server at {self.address} was gone for "
                 f"{self._give_up_after_s:g} s: {reason}"
             )
-        if told is not None and now - told <= 60:
-            return told
+        if logged_at is not None and now - logged_at <= 60:
+            return logged_at
         log.warning("lost the server at %s, trying again: %s", self.address, reason)
         return now
 

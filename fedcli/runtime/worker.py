@@ -11,19 +11,23 @@ from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.data.store.client_data import ClientData, ClientFile, GlobalTest, Normaliser
+from fedcli.data.store.client_data import ClientData, GlobalTest
+from fedcli.data.store.partition_store import PartitionStore, open_client
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.diary import tell, tell_scored, tell_trained
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
+from fedmodels.data_description import ClientFile, Normaliser
 from fedmodels.errors import ArchiveError, DataError, FedtideError
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.nets.trained import ModelFacts, header_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
+from fedmodels.training.compression import Compression
 from fedmodels.training.loop import ClientHalf, score, train_locally
 from fedmodels.training.method import ClientContext, LocalResult, RunFacts
 from fedmodels.training.position import Position
@@ -97,7 +101,8 @@ class Worker:
         self.net = sibling.net if sibling else self.run.make_net().to(self.device).pack()
         self.nets = sibling.nets if sibling else [self.net]
         self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
-        self.stateful = self.method.keeps_state(self.run)
+        self.compression = Compression.of(self.method, self.run)
+        self.stateful = self.method.keeps_state(self.run) or self.compression.feedback
         self._held: Result | None = None
         self._committed = -1
         self._looked_at, self._peak = -math.inf, 0
@@ -106,7 +111,7 @@ class Worker:
     def payload_spec(self) -> Mapping[str, BundleSpec]:
         """What the parts of an order's payload must hold."""
         common, personal = self.method.payload_spec(self.run)
-        return {"common": common, "personal": personal}
+        return {"common": self.compression.payload_spec(common), "personal": personal}
 
     def execute(self, order: rpc.Order, payload: Bundle) -> Result | None:
         """Do what an order says; None when it was abandoned on the way.
@@ -156,6 +161,10 @@ class Worker:
         now.epoch, now.batch, now.loss = epoch, batch, loss
 
     def _state(self, order: rpc.Order) -> Bundle:
+        return self.compression.without_residual(self._stored(order))
+
+    def _stored(self, order: rpc.Order) -> Bundle:
+        """Return the private state to start from, with what the client still owes."""
         assert isinstance(self.client, int), "the evaluator has no private state"
         if not self.stateful:
             return self._fixed_state
@@ -191,7 +200,7 @@ class Worker:
             return Result(order, held.upload, held.report)
         while len(self.nets) <= place:
             self.nets.append(self.net.copy())
-        state = self._state(order)
+        payload, state = self.compression.received(payload), self._state(order)
         self.stream.open(order.task)
         return ClientHalf(self.method, self._context(order, self.nets[place]), payload, state)
 
@@ -207,13 +216,16 @@ class Worker:
         if "after_local" in order.views:
             self._add_counts(report, order, half.ctx, "after_local", half.payload, done.state)
             self._keep_scored(order, half.ctx.net)
+        stored = self._stored(order) if self.compression.feedback else done.state
+        upload, residual = self.compression.returned_by(done.upload, half.payload, stored)
         if self.stateful:
-            self.states.save(order.interaction, done.state)
+            after = self.compression.with_residual(done.state, residual)
+            self.states.save(order.interaction, after)
         report.durable = self.states.durable
         self.progress = Progress()
-        tell_trained(order, report, done.upload.num_bytes())
-        result = Result(order, done.upload, report)
-        self._held = result if done.upload.num_bytes() <= self.keep_bytes else None
+        tell_trained(order, report, upload.num_bytes())
+        result = Result(order, upload, report)
+        self._held = result if upload.num_bytes() <= self.keep_bytes else None
         return result
 
     def _peak_rss_bytes(self) -> int:
@@ -229,6 +241,7 @@ class Worker:
         self._forget(order)
         report = rpc.Report(durable=self.states.durable)
         ctx = self._context(order)
+        payload = self.compression.received(payload)
         state = Bundle() if self.client == EVALUATOR else self._state(order)
         if self.client != EVALUATOR:
             # A client may have restarted since it trained, and may have had its last task before.
@@ -249,7 +262,8 @@ class Worker:
         self._forget(order)
         if self.client == EVALUATOR:
             return Result(order, Bundle(), rpc.Report())
-        state, ctx = self._state(order), self._context(order)
+        payload, ctx = self.compression.received(payload), self._context(order)
+        state = self._state(order)
         ctx.view = "after_downlink"
         self.method.load(ctx, payload, state)
         held = Bundle(weights=weights_of(self.net)), header_of(self._facts(order, ctx.view))
@@ -261,7 +275,7 @@ class Worker:
                 self._draw(ctx, payload, state)
             except (OSError, RuntimeError, ValueError) as error:  # no reason to lose a run
                 log.warning("client %s drew no picture: %s", self.client, error)
-        digest = state_digest([("client", state)])
+        digest = state_digest([("client", self._stored(order))])
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
 
     def _keep_scored(self, order: rpc.Order, net: SplitNet) -> None:
@@ -274,7 +288,7 @@ class Worker:
         how = self.experiment.schedule
         per_task = how.order != "rounds_outer"
         last = how.rounds * (self.data.num_tasks if per_task else 1) - 1
-        if self.experiment.cohort_size < how.clients or order.round == last:
+        if how.selects or how.is_asynchronous or order.round == last:
             description = header_of(self._facts(order, "after_local"))
             weights = Bundle(weights=weights_of(net))
             self.states.keep_scored(order.interaction, order.base, weights, description)
@@ -323,7 +337,8 @@ class Worker:
         ctx.view = view
         masks = self.experiment.evaluate.class_masks and self.client != EVALUATOR
         seen = self._seen(order) if masks else None
-        found = score(self.method, ctx, payload, state, dict(self._sets(order, view)), seen)
+        sets = dict(self._sets(order, view))
+        found = score(self.method, ctx, payload, state, sets, seen, order.confusion)
         for (rule, name), c in found.items():
             report.counts.append(
                 rpc.Counts(
@@ -336,6 +351,10 @@ class Worker:
                     correct=c.correct,
                 )
             )
+        own = [c.confusion for (_, name), c in found.items() if name.startswith("task/")]
+        if counted := [cells for cells in own if cells is not None]:
+            cells = np.sum(counted, axis=0)
+            report.confusions.append(rpc.Confusion(view=view, counts=cells.ravel()))
 
     def _seen(self, order: rpc.Order) -> Tensor:
         """Return which classes the client has met (K,): had training examples of by now."""
@@ -375,6 +394,6 @@ class EvaluatorData(ClientData):
         self.normaliser = Normaliser.of(self.file)
 
 
-def open_data(root: Path, client: ClientId) -> ClientData:
-    """Open a client's directory under a partition root; the evaluator's is the global test set."""
-    return EvaluatorData(root) if client == EVALUATOR else ClientData(root / str(client))
+def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
+    """Open a client's data under a partition root; the evaluator's are the global test set."""
+    return open_client(root, client, store) if isinstance(client, int) else EvaluatorData(root)

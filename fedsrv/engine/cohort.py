@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.memory_blocks import lease
+from fedmodels.training.compression import Compression
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
@@ -18,7 +21,7 @@ class Trip:
     common: Bundle
     personal: Mapping[ClientId, Bundle] = field(default_factory=dict)
     spec: BundleSpec = field(default_factory=BundleSpec)
-    """The specification of an upload."""
+    """The specification of an upload as it travels."""
     needed: int | None = None
     """Results that suffice after the deadline or after failures; all unless given."""
     count: Callable[[Bundle], float] | None = None
@@ -27,11 +30,38 @@ class Trip:
     """Raises PayloadError for a report with impossible numbers, or beyond its order."""
     check_upload: Callable[[ClientId, Bundle], None] = lambda *_: None
     """Raises PayloadError for an upload with impossible values."""
+    compression: Compression = field(default_factory=Compression)
+
+    @cached_property
+    def sent(self) -> Bundle:
+        """Return the common part as it travels."""
+        return self.compression.sent(self.common)
+
+    def restored(self, sent: Bundle, allocate: Callable[[int], memoryview] = lease) -> Bundle:
+        """Return an upload as the method gets it; raise PayloadError for impossible values."""
+        if not self.spec.required:  # an evaluation
+            return sent
+        return self.compression.restored(sent, self.common, allocate)
 
     @property
     def sample(self) -> rpc.Order:
         """Return one of the orders; orders of a trip differ in the client only."""
         return next(iter(self.orders.values()))
+
+
+@dataclass(frozen=True)
+class Flush:
+    """The results of lasting trips that end one asynchronous interaction."""
+
+    interaction: int
+    round: int
+    size: int
+    """Results that are enough at once."""
+    needed: int
+    """Results that suffice after the deadline or after failures."""
+    wanted: Mapping[int, int] = field(default_factory=dict)
+    """The clients whose results are wanted, and the interaction of each one's order; empty for
+    whoever comes first."""
 
 
 @dataclass
@@ -55,6 +85,10 @@ class Answers:
     wire_up: int = 0
     mean: Weights | None = None
     """The mean of the uploads' weights, if it was computed on arrival; uploads are without them."""
+    arrivals: dict[int, int] = field(default_factory=dict)
+    """Of a flush: the interaction of each client's order, in the order of arrival."""
+    under_way: dict[int, int] = field(default_factory=dict)
+    """Of a flush: the interaction of each client's order that is not answered yet."""
 
 
 class StateLost(Exception):
@@ -104,6 +138,22 @@ class Cohort(Protocol):
         """Give the orders, wait for the results, and return them."""
         ...
 
+    def send(self, *trips: Trip) -> None:
+        """Give the orders of lasting trips, and wait for none of them."""
+        ...
+
+    def take(self, flush: Flush) -> Answers:
+        """Wait for results of lasting trips, take them out of the trips, and return them.
+
+        Failures of lasting trips since the last flush come with them. A client has one order of
+        lasting trips at a time.
+        """
+        ...
+
+    def recall(self) -> None:
+        """End all lasting trips; nobody wants their results any more."""
+        ...
+
     def commit(self, interaction: int, watermark: int) -> None:
         """Remember the last commit and the watermark; orders carry both to the clients."""
         ...
@@ -111,3 +161,17 @@ class Cohort(Protocol):
     def durable(self) -> int | None:
         """Return the interaction up to which every client's state is safe; None: all are safe."""
         ...
+
+
+def stamped(order: rpc.Order, committed: int, watermark: int) -> rpc.Order:
+    """Return a copy of an order that says what is committed and what is safe.
+
+    To an order to train, nothing counts as committed from its own interaction on: its client keeps
+    the result until a later order says that the interaction is committed.
+    """
+    found = rpc.Order()
+    found.CopyFrom(order)
+    trains = order.kind == rpc.ORDER_KIND_TRAIN
+    found.committed = min(committed, order.interaction - 1) if trains else committed
+    found.durable = watermark
+    return found

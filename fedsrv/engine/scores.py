@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmodels.numerics.metrics import Counts, iaa, mean_accuracy, mean_and_std
+from fedmodels.numerics.metrics import ClassCounts, iaa, mean_accuracy, mean_and_std
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.training.class_masks import ALL, SEEN
 from fedsrv.engine.client_profile import Profile
@@ -22,16 +22,26 @@ from fedsrv.engine.terms import GLOBAL_TEST
 class Scores:
     """The counts of one interaction: (client, view, rule) to counts by test set."""
 
-    counts: dict[tuple[ClientId, str, str], dict[str, Counts]] = field(default_factory=dict)
+    counts: dict[tuple[ClientId, str, str], dict[str, ClassCounts]] = field(default_factory=dict)
+    confusions: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Examples by true class and predicted class (K, K), over all clients, by view."""
 
     def add(self, results: Mapping[ClientId, Answer]) -> None:
         """Add the counts of a trip's reports."""
         for client, result in results.items():
+            for each in result.report.confusions:
+                self._add_confusion(each.view, np.array(each.counts))
             for c in result.report.counts:
-                found = Counts(
+                found = ClassCounts(
                     np.array(c.support), np.array(c.predicted), np.array(c.correct), c.loss_sum
                 )
                 self.counts.setdefault((client, c.view, c.rule), {})[c.test_set] = found
+
+    def _add_confusion(self, view: str, cells: np.ndarray[Any, Any]) -> None:
+        """Add one client's examples by true class and predicted class (K * K)."""
+        classes = math.isqrt(len(cells))
+        before = self.confusions.get(view, 0)
+        self.confusions[view] = (cells.reshape(classes, classes) + before).tolist()
 
     def settle_global_test(self) -> list[ClientId]:
         """Drop scores on a global test set other than the most frequent one; return their clients.
@@ -70,26 +80,28 @@ class Scores:
             for (client, view, rule), sets in self.counts.items()
             for name, c in sets.items()
         ]
-        return json.dumps(rows)
+        return json.dumps({"counts": rows, "confusions": self.confusions})
 
     @classmethod
     def from_json(cls, text: str) -> Scores:
-        """Rebuild what :meth:`to_json` wrote."""
-        scores = cls()
-        for client, view, rule, name, support, predicted, correct, loss in json.loads(text):
-            found = Counts(np.array(support), np.array(predicted), np.array(correct), loss)
+        """Rebuild what :meth:`to_json` wrote; earlier versions wrote a list, the counts alone."""
+        found = json.loads(text)
+        found = {"counts": found, "confusions": {}} if isinstance(found, list) else found
+        scores = cls(confusions=found["confusions"])
+        for client, view, rule, name, support, predicted, correct, loss in found["counts"]:
+            found = ClassCounts(np.array(support), np.array(predicted), np.array(correct), loss)
             scores.counts.setdefault((client, view, rule), {})[name] = found
         return scores
 
-    def of(self, view: str, rule: str | None = None) -> dict[int, dict[str, Counts]]:
+    def of(self, view: str, rule: str | None = None) -> dict[int, dict[str, ClassCounts]]:
         """Return the counts of every client by test set, for one view and rule."""
-        out: dict[int, dict[str, Counts]] = {}
+        out: dict[int, dict[str, ClassCounts]] = {}
         for (client, v, r), sets in self.counts.items():
             if isinstance(client, int) and v == view and rule in (None, r):
                 out.setdefault(client, sets)  # a method's own rule comes first
         return out
 
-    def of_everyone(self) -> Counts | None:
+    def of_everyone(self) -> ClassCounts | None:
         """Return the evaluator's counts of everyone's model on the global test set."""
         for (client, view, _), sets in self.counts.items():
             if client == EVALUATOR and view == "global" and GLOBAL_TEST in sets:
@@ -101,14 +113,14 @@ class Scores:
         return list(dict.fromkeys(rule for _, _, rule in self.counts))
 
 
-def own_test(sets: Mapping[str, Counts]) -> Counts | None:
+def own_test(sets: Mapping[str, ClassCounts]) -> ClassCounts | None:
     """Return the counts over a client's own test data of its tasks so far; None without any."""
     tasks = [counts for name, counts in sets.items() if name.startswith("task/")]
     total = sum(tasks[1:], tasks[0]) if tasks else None
     return total if total is not None and total.total() else None
 
 
-def accuracy_over(found: Iterable[Counts | None]) -> float | None:
+def accuracy_over(found: Iterable[ClassCounts | None]) -> float | None:
     """Return the unweighted mean of the clients' accuracies; None when nobody has test data."""
     counts = [c for c in found if c is not None and c.total()]
     return mean_accuracy(counts) if counts else None
@@ -162,7 +174,7 @@ def _local_views(scores: Scores, local_view: str) -> dict[str, str]:
 
 
 def _variants(
-    key: str, found: Sequence[Counts | None], groups: Mapping[str, Sequence[int]]
+    key: str, found: Sequence[ClassCounts | None], groups: Mapping[str, Sequence[int]]
 ) -> dict[str, float | None]:
     """Return a mean accuracy over clients, and the same over each group of classes."""
     known = [counts for counts in found if counts is not None]
@@ -200,12 +212,13 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
 def client_rows(scores: Scores, tasks_seen: int) -> dict[str, dict[str, Any]]:
     """Return every client's accuracies by view: overall, per task and per class.
 
-    A row covers the tasks seen so far and no more.
+    A row covers the tasks seen so far and no more. A view by its own name is scored by the method's
+    own rule, which clients report first; ``view:rule`` by another one.
     """
     out: dict[str, dict[str, Any]] = {}
     for (client, view, rule), sets in scores.counts.items():
         views = out.setdefault(str(client), {}).setdefault("views", {})
-        name = view if view not in views or rule == "classifier" else f"{view}:{rule}"
+        name = view if view not in views else f"{view}:{rule}"
         total = own_test(sets) or sets.get(GLOBAL_TEST)
         if total is None:
             continue
@@ -219,5 +232,5 @@ def client_rows(scores: Scores, tasks_seen: int) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _accuracy(counts: Counts | None) -> float | None:
+def _accuracy(counts: ClassCounts | None) -> float | None:
     return counts.accuracy() if counts is not None and counts.total() else None

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.origin import check_origin, dealt
+from fedmodels.config.origin import check_origin, data_and_scenario
+from fedmodels.data_description import ClientFile, ProblemFile, read_file
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
-from fedmodels.tensors.bundle import Problem
 from fedmodels.training.run import RunFacts
 
 TABLE = "partition.json"
+STORE = "store"
+"""Directory of a partition whose clients have none of their own."""
 
 
 def check_given_data(experiment: Experiment, root: Path | None) -> None:
@@ -26,14 +28,14 @@ def check_given_data(experiment: Experiment, root: Path | None) -> None:
 
     Raises:
         ConfigError: names what differs.
-        DataError: there is no client's directory, or the partition's description is damaged.
+        DataError: there are no clients' data, or the partition's description is damaged.
     """
     if root is None:
-        dealt(experiment)
+        data_and_scenario(experiment)
         return
-    if not (root / "0").is_dir():
+    if not ((root / "0").is_dir() or (root / STORE).is_dir()):
         raise DataError(
-            f"--data {root} holds no client directory 0; "
+            f"--data {root} holds no client directory 0 and no store; "
             "make one with: fedcli partition CONFIG --out DIR"
         )
     table = root / TABLE
@@ -41,10 +43,11 @@ def check_given_data(experiment: Experiment, root: Path | None) -> None:
     if isinstance(origin, dict):
         check_origin(experiment, origin, f"--data {root}")
     wanted = experiment.schedule.clients
-    missing = [str(i) for i in range(wanted) if not (root / str(i)).is_dir()]
+    stored = len(_read(table).get("clients", ())) if (root / STORE).is_dir() else 0
+    missing = [str(i) for i in range(stored, wanted) if not (root / str(i)).is_dir()]
     if missing:
         raise ConfigError(
-            f"--data {root} holds no directory of client {', '.join(missing[:3])}, and the config "
+            f"--data {root} holds no data of client {', '.join(missing[:3])}, and the config "
             f"has [schedule] clients = {wanted}: at most {missing[0]} fit these data"
         )
 
@@ -60,22 +63,29 @@ def check_net(experiment: Experiment, root: Path) -> None:
         ConfigError: the net cannot be built, or does not fit the inputs.
     """
     try:
-        said = _read(root / "0" / "client.json")
-        problem = Problem(tuple(map(int, said["input_shape"])), int(said["num_classes"]))
-    except (DataError, KeyError, TypeError, ValueError):
+        said = _description(root)
+    except DataError:
         return
-    RunFacts(experiment, problem).make_net()
+    RunFacts(experiment, said.problem).make_net()
 
 
 def name_of(experiment: Experiment, root: Path | None) -> str:
     """Return what is trained on: by the clients' own account where their data are given."""
     if root is not None:
         try:
-            said = _read(root / "0" / "client.json").get("dataset", "own")
+            said = _description(root).dataset
         except DataError:  # the client itself says what is wrong
             said = "own"
-        return printable(str(said), 60)
+        return printable(said, 60)
     return experiment.data.name if experiment.data else "own"
+
+
+def _description(root: Path) -> ProblemFile:
+    """Return how client 0 describes its data, or what all clients of a store share."""
+    own = root / "0" / "client.json"
+    if own.parent.is_dir():
+        return read_file(own, ClientFile)
+    return read_file(root / STORE / "problem.json", ProblemFile)
 
 
 def _read(path: Path) -> Mapping[str, Any]:

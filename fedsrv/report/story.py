@@ -28,8 +28,8 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     if not values:
         return
     what = metric(name)
-    told = {k: f"{100 * v:.1f} %" if what.unit else f"{v:.4g}" for k, v in values.items()}
-    yield f"{_capital(what.title)}: {_each(told)}."
+    texts = {k: f"{100 * v:.1f} %" if what.unit else f"{v:.4g}" for k, v in values.items()}
+    yield f"{_capital(what.title)}: {_each(texts)}."
     if len(values) < 2 or not what.better:
         return
     first = winner(groups, name)
@@ -44,12 +44,12 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
 def _on_rare_classes(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     rare, every = _of(groups, f"{name}_minority"), _of(groups, name)
     if rare:
-        told = {
+        texts = {
             label: f"{100 * value:.1f} % ({_points(value - every[label])} than on all classes)"
             for label, value in rare.items()
             if label in every
         }
-        yield f"On the rare classes: {_each(told)}."
+        yield f"On the rare classes: {_each(texts)}."
 
 
 def _on_old_tasks(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
@@ -65,11 +65,11 @@ def _on_old_tasks(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     lost = {g.label: g.merge(partial(q.lost_by_task, view=view)).values() for g in groups}
     means = {label: fmean(s.mean for s in found) for label, found in lost.items() if found}
     if means:
-        told = {
+        texts = {
             label: f"{'lost' if value > 0 else 'gained'} {100 * abs(value):.1f} points"
             for label, value in means.items()
         }
-        yield f"Since each earlier task was known best ({when}): {_each(told)}."
+        yield f"Since each earlier task was known best ({when}): {_each(texts)}."
 
 
 def _who_helped(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
@@ -91,15 +91,15 @@ def _who_helped(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
 
 
 def _at_what_cost(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
-    told = {}
+    texts = {}
     for group in groups:
         moved = group.merge(partial(RunRecord.totals, part="bytes"))
         spent = group.merge(partial(RunRecord.totals, part="seconds"))
         if "up" in moved and "wall" in spent:
             sent, took = moved["up"].mean, spent["wall"].mean
-            told[group.label] = f"{cost_text('bytes', sent)} in {took:.1f} s"
-    if told:
-        yield f"Clients sent: {_each(told)}."
+            texts[group.label] = f"{cost_text('bytes', sent)} in {took:.1f} s"
+    if texts:
+        yield f"Clients sent: {_each(texts)}."
 
 
 def _of(groups: Sequence[SeedGroup], name: str) -> dict[str, float]:
@@ -107,11 +107,11 @@ def _of(groups: Sequence[SeedGroup], name: str) -> dict[str, float]:
     return {label: spread.mean for label, spread in merged.items() if spread is not None}
 
 
-def _each(told: Mapping[str, str]) -> str:
-    """Return what is told of each group; one alone needs no name."""
-    if len(told) == 1:
-        return next(iter(told.values()))
-    return ", ".join(f"{label} {text}" for label, text in told.items())
+def _each(texts: Mapping[str, str]) -> str:
+    """Return the text of each group; one alone needs no name."""
+    if len(texts) == 1:
+        return next(iter(texts.values()))
+    return ", ".join(f"{label} {text}" for label, text in texts.items())
 
 
 def _points(gap: float) -> str:

@@ -28,7 +28,7 @@ Manifest = dict[str, str]
 """The file of each part: ``clients/3`` without its generators, ``clients/3/4`` a generator."""
 
 
-class Parts:
+class ClientParts:
     """The files of the parts in a directory of states."""
 
     def __init__(self, directory: Path) -> None:
@@ -100,7 +100,7 @@ def _check(manifest: Manifest) -> None:
     """Check that a manifest names files of this directory, and clients before their generators.
 
     Raises:
-        ArchiveError: it was not written by :meth:`Parts.save`.
+        ArchiveError: it was not written by :meth:`ClientParts.save`.
     """
     for part, file in manifest.items():
         match = _PART.fullmatch(part)

@@ -18,7 +18,7 @@ from fedmodels.errors import ArchiveError
 from fedmodels.files import sync_path
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.archive import load_named
-from fedsrv.state.client_parts import Parts
+from fedsrv.state.client_parts import ClientParts
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record
 from fedsrv.state.run_directory import lock, state_numbers, writing
@@ -127,7 +127,7 @@ def _newest(states: Path, last: int) -> tuple[int, str, list[str]]:
             continue
         try:
             _, header = load_named(states / f"state-{number:08d}.safetensors")
-            Parts(states).load(dict(header.get("parts", {})))
+            ClientParts(states).load(dict(header.get("parts", {})))
             return number, str(header["run"]), reasons
         except (ArchiveError, KeyError, TypeError, ValueError) as error:
             reasons.append(str(error))

@@ -11,7 +11,7 @@ from fedmodels.files import sync_path
 from fedmodels.tensors.archive import load_named, save_named
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.method import ServerState
-from fedsrv.state.client_parts import Manifest, Parts
+from fedsrv.state.client_parts import ClientParts, Manifest
 from fedsrv.state.run_directory import state_numbers
 
 
@@ -29,7 +29,7 @@ class StateFiles:
         self.directory, self.run_id, self.strict = directory, run_id, strict
         self.kept = state_numbers(directory)
         """Interactions after which the state is kept."""
-        self._parts = Parts(directory)
+        self._parts = ClientParts(directory)
         self._manifests: dict[int, Manifest] = {}
         self._synced: set[str] = set()
         """Part files that are safe on the disk; written by the syncing thread alone."""
@@ -51,7 +51,7 @@ class StateFiles:
         named, header = load_named(self.path(interaction))
         if header.get("run") != self.run_id:
             raise ArchiveError(f"{self.path(interaction)} belongs to another run")
-        parts = Parts(self.directory) if aside else self._parts
+        parts = ClientParts(self.directory) if aside else self._parts
         clients = parts.load(self._manifest(interaction))
         return ServerState(named.get("common", Bundle()), named.get("own", Bundle()), clients)
 

@@ -123,12 +123,12 @@ def values_of(path: str, runs: Iterable[Figures]) -> Values:
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    """Return a run's summary, with what its clients told in the last round averaged."""
+    """Return a run's summary, with the figures of its clients in the last round averaged."""
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     *_, last = rounds_of(run)
-    told = [row for client, row in last["clients"].items() if client.isdigit()]
-    numbers = {key for row in told for key, value in row.items() if isinstance(value, int | float)}
-    summary["clients"] = {key: fmean(row[key] for row in told if key in row) for key in numbers}
+    rows = [row for client, row in last["clients"].items() if client.isdigit()]
+    numbers = {key for row in rows for key, value in row.items() if isinstance(value, int | float)}
+    summary["clients"] = {key: fmean(row[key] for row in rows if key in row) for key in numbers}
     return summary
 
 

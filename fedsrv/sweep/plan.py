@@ -252,14 +252,20 @@ def config_for(preset: Mapping[str, Any], method: str, overrides: Iterable[str])
 
     Args:
         preset: its tables.
-        method: its name and switches; a switch with a dot belongs to the table that it names.
+        method: its name and switches; a switch with a dot belongs to the table that it names, and
+            ``reading.KEY`` to ``[method.reading]``.
         overrides: ``KEY=VALUE``, as ``--set`` takes them.
     """
     name, *switches = method.split()
     tables = deepcopy(dict(preset))
     if tables["method"]["name"] != name:
         tables["method"] = {"name": name}
-    switches = [s if "." in s.partition("=")[0] else f"method.{s}" for s in switches]
-    for item in (*overrides, *switches):
+    for item in (*overrides, *map(_in_its_table, switches)):
         override(tables, item)
     return tomli_w.dumps(tables)
+
+
+def _in_its_table(switch: str) -> str:
+    """Return a switch of a row as ``--set`` takes it."""
+    table, dot, _ = switch.partition("=")[0].partition(".")
+    return switch if dot and table != "reading" else f"method.{switch}"

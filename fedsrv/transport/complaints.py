@@ -19,8 +19,8 @@ _GRPC = ("grpc._common", "grpc._server")
 class _Kind:
     """Complaints of one kind since the last line about it."""
 
-    told: float
-    untold: int = 0
+    logged_at: float
+    unlogged: int = 0
 
 
 class Complaints(logging.Filter):
@@ -39,23 +39,23 @@ class Complaints(logging.Filter):
 
     def tell(self, kind: str, line: str) -> None:
         """Complain about one call; ``kind`` is one of a few words, such as a status code."""
-        untold = self._due(kind)
-        if untold is not None:
-            self._log.warning("%s: %s%s", kind, printable(line), _and_more(untold))
+        unlogged = self._due(kind)
+        if unlogged is not None:
+            self._log.warning("%s: %s%s", kind, printable(line), _and_more(unlogged))
 
     def _due(self, kind: str) -> int | None:
-        """Return the number of untold complaints of this kind, if it is time for a line.
+        """Return the number of unlogged complaints of this kind, if it is time for a line.
 
         ``None`` means that the last line is less than a minute old; the complaint is counted.
         """
         now = self._clock()
         with self._lock:
             known = self._kinds.get(kind)
-            if known is not None and now - known.told < EVERY_S:
-                known.untold += 1
+            if known is not None and now - known.logged_at < EVERY_S:
+                known.unlogged += 1
                 return None
             self._kinds[kind] = _Kind(now)
-            return known.untold if known else 0
+            return known.unlogged if known else 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Handle a record of gRPC's loggers; tell whether it may pass unchanged."""
@@ -77,11 +77,13 @@ class Complaints(logging.Filter):
         for name in _GRPC:
             logging.getLogger(name).removeFilter(self)
         with self._lock:
-            untold = {kind: found.untold for kind, found in self._kinds.items() if found.untold}
+            unlogged = {
+                kind: found.unlogged for kind, found in self._kinds.items() if found.unlogged
+            }
             self._kinds.clear()
-        for kind, count in untold.items():
+        for kind, count in unlogged.items():
             self._log.warning("%s: %d more such calls", kind, count)
 
 
-def _and_more(untold: int) -> str:
-    return f" (and {untold} more such calls since the last line)" if untold else ""
+def _and_more(unlogged: int) -> str:
+    return f" (and {unlogged} more such calls since the last line)" if unlogged else ""

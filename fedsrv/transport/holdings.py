@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from fedmodels.tensors.bundle import ClientId
 from fedsrv.engine.cohort import HoldsState
 from fedsrv.state.history import LossTooLarge
-from fedsrv.transport.sessions import Member
+from fedsrv.transport.sessions import ClientSession
 
 MOST_LOSSES = 5
 """A client that loses its state more often while no new interaction is committed is refused."""
@@ -17,8 +17,8 @@ MOST_LOSSES = 5
 class Holdings:
     """The private states of the cohort's clients; used while the cohort holds its lock."""
 
-    def __init__(self, members: dict[ClientId, Member]) -> None:
-        self._members = members
+    def __init__(self, sessions: dict[ClientId, ClientSession]) -> None:
+        self._sessions = sessions
         self._required: HoldsState = lambda client, versions: True
         self._stateful = False
         self._last_trained: Mapping[ClientId, int] = {}
@@ -33,12 +33,12 @@ class Holdings:
         """Set the required states; a client that lost too much has to join again."""
         self._required, self._stateful, self._safe = holds, True, safe
         self._last_trained = dict(last_trained.items())
-        for client, member in list(self._members.items()):
-            member.trained = self.trained(client)
+        for client, session in list(self._sessions.items()):
+            session.trained = self.trained(client)
             try:
-                self.lacks(client, member.versions, member.start_over)
+                self.lacks(client, session.versions, session.start_over)
             except LossTooLarge:  # the client learns the reason when it joins again
-                del self._members[client]
+                del self._sessions[client]
 
     def trained(self, client: ClientId) -> int:
         """Return the last committed interaction that a client trained in; -1 for none."""
@@ -100,7 +100,7 @@ class Holdings:
     def versions(self) -> Mapping[int, Sequence[int]]:
         """Return the private states that each client says it holds; clear the lost client."""
         self.lost = None
-        return {c: m.versions for c, m in self._members.items() if isinstance(c, int)}
+        return {c: s.versions for c, s in self._sessions.items() if isinstance(c, int)}
 
     def durable(self, committed: int) -> int | None:
         """Return the interaction up to which every client's state is safe; None: all are safe.
@@ -110,11 +110,11 @@ class Holdings:
         if not self._stateful:
             return None
         late = [
-            m.durable
-            for c, m in self._members.items()
-            if isinstance(c, int) and m.durable < min(m.trained, committed)
+            s.durable
+            for c, s in self._sessions.items()
+            if isinstance(c, int) and s.durable < min(s.trained, committed)
         ]
-        absent = self._last_trained.keys() - self._members.keys()
+        absent = self._last_trained.keys() - self._sessions.keys()
         if any(min(self.trained(client), committed) > self._safe for client in absent):
             late.append(self._safe)
         return min(late, default=None)

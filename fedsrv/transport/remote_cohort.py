@@ -16,17 +16,18 @@ from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, Answers, HoldsState, StateLost, Trip
+from fedsrv.engine.cohort import Answer, Answers, Flush, HoldsState, StateLost, Trip, stamped
 from fedsrv.events import EventLog
 from fedsrv.transport.holdings import Holdings
-from fedsrv.transport.open_trip import OpenTrip, answers, by_id, what_for, why_failed
+from fedsrv.transport.open_trip import OpenTrip, OpenTrips, check_enough, what_for
 from fedsrv.transport.sessions import (
     AlreadyConnected,
     Caller,
-    Member,
+    ClientSession,
     NotReady,
     RunHasFailed,
     RunOver,
+    Sessions,
     Superseded,
     UnknownSession,
 )
@@ -64,8 +65,7 @@ class RemoteCohort:
         self.spool, self.events = spool, events
         self.admission = admission
         self._min_clients = min_clients or num_clients
-        self._clock = clock
-        self._begun = clock()
+        self._clock, self._begun = clock, clock()
         self._expected: list[ClientId] = [*range(num_clients)]
         if expects_evaluator:
             self._expected.append(EVALUATOR)
@@ -73,12 +73,10 @@ class RemoteCohort:
         self._changed = threading.Condition(self._lock)
         """Wakes the engine. Each Pull has a condition of its own, or a result would wake all."""
         self._callers: set[Caller] = set()
-        self._members: dict[ClientId, Member] = {}
-        self._open: OpenTrip | None = None
-        self._has_opened = False
-        """Whether this process has opened a trip yet."""
+        self._sessions: dict[ClientId, ClientSession] = {}
+        self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
-        self._holdings = Holdings(self._members)
+        self._holdings = Holdings(self._sessions)
         there, may_come = self._is_there, self._may_come
         self._patience = Patience(self._changed, there, may_come, deadline_s, clock)
         self._gathering = Notice("gathering the run's clients", events, clock)
@@ -103,23 +101,23 @@ class RemoteCohort:
             return self._descriptions()
 
     def _wait_to_join(self) -> None:
-        joined, needed = self._members, self._min_clients
+        joined, needed = self._sessions, self._min_clients
         self._patience.wait_to_join(self._gathering, self._expected, joined, needed)
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
         notice = Notice("gathering a round's clients", self.events, self._clock)
         with self._changed:
-            joined = self._members
+            joined = self._sessions
             self._patience.wait_to_join(notice, clients, joined, needed, enough_will_do=True)
             return self._descriptions()
 
     def _descriptions(self) -> Mapping[int, str]:
-        found = {c: m.client_json for c, m in self._members.items() if isinstance(c, int)}
+        found = {c: s.client_json for c, s in self._sessions.items() if isinstance(c, int)}
         return dict(sorted(found.items()))
 
     def has_evaluator(self) -> bool:
         with self._changed:
-            return EVALUATOR in self._members
+            return EVALUATOR in self._sessions
 
     def versions(self) -> Mapping[int, Sequence[int]]:
         with self._changed:
@@ -133,41 +131,60 @@ class RemoteCohort:
             StateLost: a client came back without its required state.
         """
         open_trip = OpenTrip.of(trip, self.spool.budget)
-        needed = open_trip.needed
         with self._changed:
             if trip.sample.kind == rpc.ORDER_KIND_TRAIN:
                 self._patience.check_begin()
-            self._open, self._has_opened = open_trip, True
+            self._trips.open(open_trip)
             self.wake()
             self._patience.wait(
                 Notice(what_for(trip), self.events, self._clock),
-                lambda: [c for c in trip.orders if not open_trip.answered(c)],
-                lambda: (
-                    open_trip.is_complete()
-                    or len(trip.orders) - len(open_trip.failed) < needed
-                    or self._holdings.lost is not None
-                ),
-                lambda: len(open_trip.results) >= needed,
+                open_trip.missing,
+                lambda: open_trip.is_decided() or self._holdings.lost is not None,
+                lambda: len(open_trip.results) >= open_trip.needed,
                 for_the_living=True,
             )
-            self._open = None
+            self._trips.current = None
             lost = self._holdings.lost
             if lost is not None:
-                raise StateLost(lost, self._members[lost].versions)
-            results = dict(sorted(open_trip.results.items(), key=by_id))
-            failed = dict(sorted(open_trip.failed.items(), key=by_id))
-        if len(results) < needed:
-            raise RunFailed(why_failed(trip, failed))
-        mean = open_trip.folding.finish(open_trip.results)
-        wire_up = sum(r.wire_up for r in results.values())
-        return Answers(results, failed, open_trip.wire_down, wire_up, mean)
+                raise StateLost(lost, self._sessions[lost].versions)
+        return open_trip.end()
+
+    def send(self, *trips: Trip) -> None:
+        encoded = [OpenTrip.of(trip, self.spool.budget) for trip in trips]
+        with self._changed:
+            self._trips.add_lasting(encoded)
+            self.wake()
+
+    def take(self, flush: Flush) -> Answers:
+        """Wait until results fill the buffer, or as few as needed when others fail or are late.
+
+        Raises:
+            RunFailed: too few clients can answer; names those that failed.
+        """
+        trips = self._trips
+        with self._changed:
+            self._patience.check_begin()
+            self._patience.wait(
+                Notice(f"training, interaction {flush.interaction}", self.events, self._clock),
+                trips.at_work,
+                lambda: trips.is_decided(flush),
+                lambda: len(trips.ready(flush)) >= flush.needed,
+                for_the_living=True,
+            )
+            found = trips.take(flush)
+        check_enough(found, flush.needed, flush.round)
+        return found
+
+    def recall(self) -> None:
+        with self._changed:
+            self._trips.recall()
 
     def _is_there(self, client: ClientId) -> bool:
-        return client in self._members and self._is_connected(self._members[client])
+        return client in self._sessions and self._is_connected(self._sessions[client])
 
     def _may_come(self, client: ClientId) -> bool:
         """Tell whether a missing client still has time to join: a lease from the start."""
-        return client not in self._members and self._clock() - self._begun < self.LEASE_S
+        return client not in self._sessions and self._clock() - self._begun < self.LEASE_S
 
     def commit(self, interaction: int, watermark: int) -> None:
         with self._changed:
@@ -181,7 +198,7 @@ class RemoteCohort:
     def stop(self, reason: str, kind: type[FedtideError] = RunFailed, grace_s: float = 0.0) -> None:
         """End the run with an error; a trip under way may still end within ``grace_s``."""
         with self._changed:
-            self._patience.stop(kind(reason), grace_s if self._open else 0.0)
+            self._patience.stop(kind(reason), grace_s if self._trips.has_any() else 0.0)
 
     def end(self, failure: str = "", *, returning: bool = False) -> None:
         """Tell every client that the run is over; wait until all left, for a lease at most.
@@ -197,8 +214,8 @@ class RemoteCohort:
 
     def _is_expected(self, returning: bool) -> bool:
         """Tell whether a client still has to learn that the run is over."""
-        missing = returning and any(c not in self._members for c in self._expected)
-        return missing or any(map(self._is_connected, self._members.values()))
+        missing = returning and any(c not in self._sessions for c in self._expected)
+        return missing or any(map(self._is_connected, self._sessions.values()))
 
     # --- for the service --------------------------------------------------------------------------
 
@@ -221,33 +238,29 @@ class RemoteCohort:
             raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
         self.admission.check(client, client_json)
         with self._changed:
-            known = self._members.get(client)
+            known = self._sessions.get(client)
             takes_over = known is not None and secrets.compare_digest(token, known.token)
             if known and not takes_over and self._is_connected(known):
                 raise AlreadyConnected(f"client {client} is connected already")
             trained = known.trained if known else self._holdings.trained(client)
             if self._holdings.lacks(client, versions, start_over, trained):
                 self._holdings.lose(client)
-            member = Member(
-                token or secrets.token_bytes(16),
-                client_json,
-                tuple(versions),
-                self._clock(),
-                trained=trained,
-                start_over=start_over,
-            )
-            self._members[client] = member
+            session = ClientSession(
+                token or secrets.token_bytes(16), client_json, tuple(versions), self._clock(),
+                trained=trained, start_over=start_over,
+            )  # fmt: skip
+            self._sessions[client] = session
             self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
             if known:
                 self.wake()  # ends the Pull of the client's former session
         self.events.tell("joined", client)
-        return member.token
+        return session.token
 
     def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
         """End the sessions of clients with another problem; they cannot join again."""
         for client in clients:
-            self._members.pop(client, None)
+            self._sessions.pop(client, None)
             if self._holdings.lost == client:
                 self._holdings.lost = None  # whose states do not matter any more
             reason = "turned away: most clients describe another problem"
@@ -256,22 +269,22 @@ class RemoteCohort:
             self.wake()
         return clients
 
-    def _is_connected(self, member: Member) -> bool:
-        return member.waiting > 0 or self._clock() - member.seen < self.LEASE_S
+    def _is_connected(self, session: ClientSession) -> bool:
+        return session.waiting > 0 or self._clock() - session.seen < self.LEASE_S
 
-    def member(self, client: ClientId, token: bytes) -> Member:
+    def session(self, client: ClientId, token: bytes) -> ClientSession:
         """Return the session a token belongs to.
 
         Raises:
             UnknownSession: there is none.
         """
-        member = self._members.get(client)
-        if member is None or not secrets.compare_digest(member.token, token):
+        session = self._sessions.get(client)
+        if session is None or not secrets.compare_digest(session.token, token):
             raise UnknownSession(f"client {client} has no session with this token; join again")
-        member.seen = self._clock()
-        return member
+        session.seen = self._clock()
+        return session
 
-    def caller(self, clients: Mapping[ClientId, Member], issues: Mapping[ClientId, int]) -> Caller:
+    def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
         """Return a Pull for these clients; it replaces their earlier Pulls.
 
         Args:
@@ -280,10 +293,10 @@ class RemoteCohort:
         """
         with self._lock:
             caller = Caller(clients, threading.Condition(self._lock))
-            for client, member in clients.items():
-                if member.caller is not None:
-                    member.caller.told.notify()
-                member.caller, member.issue = caller, issues[client]
+            for client, session in clients.items():
+                if session.caller is not None:
+                    session.caller.changed.notify()
+                session.caller, session.issue = caller, issues[client]
         return caller
 
     def next_order(
@@ -292,46 +305,40 @@ class RemoteCohort:
         """Wait for an order of a caller's clients; None when the caller is gone, or replaced."""
         with self._lock:
             self._callers.add(caller)
-            for member in caller.clients.values():
-                member.waiting += 1
+            for session in caller.clients.values():
+                session.waiting += 1
             try:
-                while is_active() and all(m.caller is caller for m in caller.clients.values()):
+                while is_active() and all(s.caller is caller for s in caller.clients.values()):
                     found = self._order_for(caller)
                     if found is not None:
                         return found
-                    caller.told.wait()
+                    caller.changed.wait()
                 return None
             finally:
                 self._callers.discard(caller)
-                for member in caller.clients.values():
-                    member.waiting -= 1
-                    member.seen = self._clock()
+                for session in caller.clients.values():
+                    session.waiting -= 1
+                    session.seen = self._clock()
 
     def _order_for(self, caller: Caller) -> tuple[rpc.Order, OpenTrip] | None:
-        trip = self._open
-        for client, member in caller.clients.items():
-            if self._members.get(client) is not member:
+        for client, session in caller.clients.items():
+            if self._sessions.get(client) is not session:
                 raise UnknownSession(f"another session took over client {client}")
         if self._over:
             raise self._over
-        if trip is None:
+        found = self._trips.next_for(caller, self._most_ahead)
+        if found is None:
             return None
-        due = [c for c in caller.clients if c in trip.trip.orders and not trip.answered(c)]
-        fresh = [c for c in due if caller.clients[c].issue != trip.issue]
-        caller.is_full = len(due) - len(fresh) >= self._most_ahead
-        if caller.is_full or not fresh:
-            return None
-        order = rpc.Order()
-        order.CopyFrom(trip.trip.orders[fresh[0]])
-        order.issue = caller.clients[fresh[0]].issue = trip.issue
-        order.committed, order.durable = self.committed, self.watermark
-        order.following = len(fresh) - 1
+        client, trip, following = found
+        order = stamped(trip.trip.orders[client], self.committed, self.watermark)
+        order.issue = caller.clients[client].issue = trip.issue
+        order.following = following
         return order, trip
 
     def is_superseded(self, interaction: int) -> bool:
-        """Tell whether an interaction is committed, so that training for it is useless."""
+        """Tell whether nobody wants the result of an interaction's order to train any more."""
         with self._changed:
-            return 0 <= interaction <= self.committed
+            return 0 <= interaction <= self.committed and self._trips.are_done_with(interaction)
 
     def count_down(self, trip: OpenTrip, num_bytes: int) -> None:
         """Count bytes that were sent to a client."""
@@ -342,7 +349,7 @@ class RemoteCohort:
         """Wake one caller, or all callers, to look for orders again."""
         with self._lock:
             for waiting in [caller] if caller else self._callers:
-                waiting.told.notify()
+                waiting.changed.notify()
 
     def begin_result(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
         """Return the trip of a result; None when the result had arrived before.
@@ -354,47 +361,40 @@ class RemoteCohort:
         with self._changed:
             if self._over:
                 return None
-            trip = self._open
-            if not self._has_opened:
+            if not self._trips.has_opened:
                 raise NotReady("the run is being taken up; bring the result again")
-            order = trip.trip.orders.get(client) if trip else None
-            if trip is None or order is None or not answers(header, order):
-                counted = min(self.committed, self._members[client].trained)
+            trip = self._trips.answered_by(client, header)
+            if trip is None:
+                counted = min(self.committed, self._sessions[client].trained)
                 if header.kind == rpc.ORDER_KIND_TRAIN and header.interaction <= counted:
                     return None
                 raise Superseded(f"interaction {header.interaction} is no longer wanted")
-            if trip.answered(client):
-                return None
-            return trip
+            return None if trip.answered(client) else trip
 
     def end_result(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:
         """Store a result, or the reason of a failure; False when another answer came first."""
         with self._changed:
-            first = not trip.answered(client) and self._open is trip
-            if first and isinstance(result, str):
-                trip.failed[client] = result
-            elif first and isinstance(result, Answer):
-                trip.keep(client, result)
-                if trip.trip.sample.kind == rpc.ORDER_KIND_TRAIN:
-                    self._members[client].add_version(trip.trip.sample.interaction)
-            if len(trip.results) >= trip.needed or isinstance(result, str):
+            sample = trip.trip.sample
+            first = self._trips.keep(client, trip, result)
+            if first and isinstance(result, Answer) and sample.kind == rpc.ORDER_KIND_TRAIN:
+                self._sessions[client].add_version(sample.interaction)
+            is_current = trip is self._trips.current
+            if not is_current or len(trip.results) >= trip.needed or isinstance(result, str):
                 self._changed.notify_all()
-            if (caller := self._members[client].caller) and caller.is_full:
-                caller.told.notify()
+            if (caller := self._sessions[client].caller) and caller.is_full:
+                caller.changed.notify()
         if first:
             kind = "failed" if isinstance(result, str) else "upload"
-            facts = {"reason": result} if isinstance(result, str) else {}
-            sample = trip.trip.sample
-            self.events.tell(
-                kind, client, interaction=sample.interaction, round=sample.round, **facts
-            )
+            facts = {"interaction": sample.interaction, "round": sample.round}
+            why = {"reason": result} if isinstance(result, str) else {}
+            self.events.tell(kind, client, **facts, **why)
         return first
 
     def leave(self, client: ClientId, reason: str) -> None:
         """End a session; another process may take the id at once."""
         with self._changed:
-            member = self._members.get(client)
-            if member is not None:
-                member.seen = -math.inf
+            session = self._sessions.get(client)
+            if session is not None:
+                session.seen = -math.inf
             self._changed.notify_all()
         self.events.tell("left", client, reason=reason)

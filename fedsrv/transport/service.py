@@ -37,7 +37,7 @@ from fedsrv.transport.open_trip import OpenTrip
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import (
     AlreadyConnected,
-    Member,
+    ClientSession,
     NotReady,
     RunHasFailed,
     RunOver,
@@ -138,9 +138,9 @@ class Service:
 
     def _session(
         self, text: str, token: bytes, context: grpc.ServicerContext
-    ) -> tuple[ClientId, Member]:
+    ) -> tuple[ClientId, ClientSession]:
         client = self._client(text, context)
-        return client, self.cohort.member(client, token)
+        return client, self.cohort.session(client, token)
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -170,12 +170,12 @@ class Service:
     def pull(self, request: rpc.PullRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Stream the orders of the caller's clients for as long as the caller listens."""
         try:
-            waiting: dict[ClientId, Member] = {}
+            waiting: dict[ClientId, ClientSession] = {}
             issues: dict[ClientId, int] = {}
             for one in request.waiting:
-                client, member = self._session(one.client_id, one.token, context)
-                member.durable = one.durable
-                waiting[client], issues[client] = member, one.issue
+                client, session = self._session(one.client_id, one.token, context)
+                session.durable = one.durable
+                waiting[client], issues[client] = session, one.issue
             if not waiting:
                 raise PayloadError("a Pull must name at least one client")
             caller = self.cohort.caller(waiting, issues)
@@ -218,8 +218,8 @@ class Service:
             header, frame = read_chunk(data, rpc.PushHeader)
             if header is None:
                 raise PayloadError("a Push must begin with its header")
-            client, member = self._session(header.client_id, header.token, context)
-            member.durable = max(member.durable, header.report.durable)
+            client, session = self._session(header.client_id, header.token, context)
+            session.durable = max(session.durable, header.report.durable)
             trip = self.cohort.begin_result(client, header)
             if trip is not None:
                 size = min(header.bundle.payload_bytes, trip.trip.spec.max_bytes)
@@ -259,9 +259,10 @@ class Service:
                 if not receiver.is_complete:
                     at = f"{receiver.received} of {header.bundle.payload_bytes} bytes"
                     raise NotReady(f"the stream ended after {at}; bring the upload again")
-                upload = receiver.finish()
+                sent = receiver.finish()
+                upload = trip.trip.restored(sent, self.cohort.spool.allocate)
                 trip.trip.check_upload(client, upload)
-                outcome = Answer(upload, header.report, upload.num_bytes(), 0, wire)
+                outcome = Answer(upload, header.report, sent.num_bytes(), 0, wire)
             except PayloadError as error:
                 self.cohort.end_result(client, trip, printable(f"its upload was refused: {error}"))
                 raise
@@ -272,9 +273,9 @@ class Service:
     @_coded
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:
         """Record a client's progress as a sign of life."""
-        client, member = self._session(request.client_id, request.token, context)
-        member.durable = max(member.durable, request.durable)
-        if request.epoch >= 0 and member.is_news(time.monotonic()):
+        client, session = self._session(request.client_id, request.token, context)
+        session.durable = max(session.durable, request.durable)
+        if request.epoch >= 0 and session.is_news(time.monotonic()):
             facts = {"epoch": request.epoch, "batch": request.batch, "loss": request.loss}
             self.events.tell("beat", client, interaction=request.interaction, **facts)
         return rpc.BeatResponse(superseded=self.cohort.is_superseded(request.interaction))

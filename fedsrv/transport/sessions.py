@@ -40,7 +40,7 @@ class NotReady(Exception):
 
 
 @dataclass
-class Member:
+class ClientSession:
     """A client that has joined."""
 
     token: bytes
@@ -58,15 +58,15 @@ class Member:
     """Interaction of the client's last upload."""
     start_over: bool = False
     """Whether the client agrees to go on from its initial private state."""
-    told: float = -math.inf
+    last_news: float = -math.inf
     """Time of the last beat that became an event."""
     caller: Caller | None = None
     """The newest Pull that waits for the client; earlier ones get no more orders."""
 
     def is_news(self, now: float) -> bool:
         """Tell whether it is time for another progress event."""
-        due = now - self.told >= NEWS_EVERY_S
-        self.told = now if due else self.told
+        due = now - self.last_news >= NEWS_EVERY_S
+        self.last_news = now if due else self.last_news
         return due
 
     def add_version(self, interaction: int) -> None:
@@ -75,12 +75,16 @@ class Member:
         self.versions = (*self.versions, interaction)
 
 
+Sessions = Mapping[ClientId, ClientSession]
+"""The sessions of some clients."""
+
+
 @dataclass(eq=False)
 class Caller:
     """A Pull, and the condition that wakes this Pull alone."""
 
-    clients: Mapping[ClientId, Member]
-    told: threading.Condition
+    clients: Sessions
+    changed: threading.Condition
     is_full: bool = False
     """Whether the caller has as many unanswered orders as it may have."""
 

@@ -11,9 +11,9 @@ from fedmodels.errors import FedtideError
 from fedmodels.tensors.bundle import ClientId
 from fedsrv.events import EventLog
 
-AWAY_TOLD_S = 10.0
+AWAY_AFTER_S = 10.0
 """After this time a line names clients that are not connected."""
-TOLD_EVERY_S = 60.0
+LINE_EVERY_S = 60.0
 """After this time a line names clients at work as well; the line repeats at this interval."""
 LOOK_EVERY_S = 1.0
 """Interval of checks whether the missing clients are still connected."""
@@ -32,7 +32,7 @@ class Notice:
     def __post_init__(self) -> None:
         """Take the time at which the wait begins."""
         self.begun = self.clock()
-        self._told: float | None = None
+        self._last_line: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -47,10 +47,10 @@ class Notice:
             at_work: clients that are connected and have not answered.
             rest: the end of the line.
         """
-        since = self.seconds if self._told is None else self.clock() - self._told
-        if since < (AWAY_TOLD_S if away and self._told is None else TOLD_EVERY_S):
+        since = self.seconds if self._last_line is None else self.clock() - self._last_line
+        if since < (AWAY_AFTER_S if away and self._last_line is None else LINE_EVERY_S):
             return
-        self._told = self.clock()
+        self._last_line = self.clock()
         groups = [f"{_names(away)} (not connected)"] if away else []
         groups += [f"{_names(at_work)} (at work)"] if at_work else []
         line = f"{self.what}: waiting for {' and '.join(groups)} for {self.seconds:.0f} s; {rest}"

@@ -194,16 +194,16 @@ class Receiver:
         """Return the bundle whose tensors lie in the buffer, without copying them."""
         plan, block = self._plan, torch.from_numpy(self._bytes)
         views = plan.rest.views(block[plan.weights.size :])
-        flat = dict(zip(plan.others, views, strict=True))
-        flat |= {
+        tensors = dict(zip(plan.others, views, strict=True))
+        tensors |= {
             f"scalars/{name}": torch.tensor(value, dtype=torch.float64)
             for name, value in self.header.scalars.items()
         }
-        flat |= {
+        tensors |= {
             f"generators/{each.key}/version": torch.tensor(each.version)
             for each in self.header.generators
         }
-        bundle = Bundle.from_keys(flat)
+        bundle = Bundle.from_keys(tensors)
         if not plan.names:
             return bundle
         return replace(
@@ -239,8 +239,8 @@ def merged(parts: Mapping[str, Bundle]) -> Bundle:
     """Return one payload of the common and the personal part; the personal one wins."""
     if len(parts) == 1:
         return next(iter(parts.values()))
-    flat: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for role in ("common", "personal"):
         if role in parts:
-            flat |= parts[role].by_key()
-    return Bundle.from_keys(flat)
+            tensors |= parts[role].by_key()
+    return Bundle.from_keys(tensors)

@@ -162,8 +162,8 @@ def checked_places(header: pb.BundleHeader, spec: BundleSpec) -> list[Place]:
         if label_spec is not None and label_spec.shape == (0,):
             continue  # rows known by their position alone: the spec has fixed how many there are
         count_spec = spec.required.get(f"prototypes/{rows.level}/counts")
-        told = count_spec is None or count_spec.shape != (0,)
-        if sizes[0] != sizes[1] or (told and sizes[0] != sizes[2]):
+        has_counts = count_spec is None or count_spec.shape != (0,)
+        if sizes[0] != sizes[1] or (has_counts and sizes[0] != sizes[2]):
             raise PayloadError(f"prototypes {rows.level!r} have unequal rows: {sizes}")
     return places
 

@@ -45,7 +45,7 @@ def cohort(tmp_path: Path) -> RemoteCohort:
 
 def test_ten_idle_minutes_cost_a_waiting_client_nothing(cohort: RemoteCohort) -> None:
     tokens = [cohort.join(c, PROFILE, bytes([c + 1]) * 16, ()) for c in (0, 1)]
-    members = [cohort.member(c, tokens[c]) for c in (0, 1)]
+    members = [cohort.session(c, tokens[c]) for c in (0, 1)]
     stop = threading.Event()
     waits = threading.Thread(
         target=cohort.next_order,
@@ -59,7 +59,7 @@ def test_ten_idle_minutes_cost_a_waiting_client_nothing(cohort: RemoteCohort) ->
     with pytest.raises(AlreadyConnected):  # it waits: its link is kept alive, its id is taken
         cohort.join(0, PROFILE, b"another's", ())
     cohort.join(1, PROFILE, b"another's", ())  # this one does not even wait: it is gone
-    assert cohort._members[0] is members[0]
+    assert cohort._sessions[0] is members[0]
     stop.set()
     cohort.wake()
     waits.join(10)
@@ -138,7 +138,7 @@ def test_a_link_that_fell_silent_is_noticed_and_made_anew(
 
     thread = threading.Thread(target=pull)
     thread.start()
-    while not cohort.member(0, member.token).waiting:
+    while not cohort.session(0, member.token).waiting:
         told.wait(0.01)
     proxy.silent.set()
     assert told.wait(30)

@@ -54,7 +54,7 @@ def test_a_client_that_died_before_the_answer_came_joins_again_at_once(
 ) -> None:
     with pytest.raises(LinkError):
         host(cohort, digits, tmp_path / "states", lost=1)._join(0)
-    token = cohort._members[0].token
+    token = cohort._sessions[0].token
     again = host(cohort, digits, tmp_path / "states", lost=0)
     again._join(0)
     assert again.members[0].token == token == again.states[0].session().token

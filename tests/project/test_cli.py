@@ -26,7 +26,8 @@ FEDCLI = {
         "--client-id", "--server", "--data", "--state-dir", "--device", "--give-up-after",
         "--tls-ca", "--tls-cert", "--tls-key",
     },
-    "partition": {"CONFIG", "--out", "--set"},
+    "partition": {"CONFIG", "--out", "--set", "--layout"},
+    "export-partition": {"--out", "--client-id"},
     "data": set(),
 }  # fmt: skip
 """What users rely on: commands and options may be added, never renamed or removed."""

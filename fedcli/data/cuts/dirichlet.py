@@ -89,7 +89,7 @@ def moved_from_largest(counts: IntArray, min_size: int) -> IntArray:
     return counts
 
 
-def dealt(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> list[IntArray]:
+def hand_out(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> list[IntArray]:
     """Hand the shuffled examples of each class out by the counts (O, K).
 
     Returns:
@@ -141,7 +141,7 @@ def dirichlet(
             return dirichlet_counts(sizes, num_owners, alpha, rng)
         return counts_of(balanced_proportions(sizes, num_owners, alpha, rng), sizes)
 
-    return dealt(labels, drawn_until(draw, min_size), rng)
+    return hand_out(labels, drawn_until(draw, min_size), rng)
 
 
 def counts_of(proportions: np.ndarray, class_sizes: IntArray) -> IntArray:

@@ -21,12 +21,13 @@ from fedcli.data.cuts.cut_input import (
     class_table,
     held_tests,
 )
+from fedcli.data.cuts.decks import class_rows, drawn_hands
 from fedcli.data.cuts.dirichlet import (
     balanced_proportions,
     counts_of,
-    dealt,
     dirichlet,
     drawn_until,
+    hand_out,
     multinomial_counts,
     pachinko_counts,
 )
@@ -44,6 +45,7 @@ from fedcli.data.cuts.shards import label_shards, per_class_shards
 from fedmodels.config.scenario import (
     Dirichlet,
     DirichletPooled,
+    Drawn,
     Iid,
     LabelShards,
     Natural,
@@ -141,6 +143,8 @@ def _cut(scenario: ScenarioTable, given: CutInput) -> Partition:
             return _replay(scenario, given)
         case DirichletPooled():
             return _dirichlet_pooled(scenario, given)
+        case Drawn():
+            return _drawn(scenario, given)
     raise ConfigError(f"[scenario] kind {scenario.name!r} has no partition")
 
 
@@ -184,6 +188,16 @@ def _per_class_shards(scenario: PerClassShards, given: CutInput) -> Partition:
         given.train, *shape, given.rng("shards"), distinct_labels=distinct
     )
     test, _ = per_class_shards(given.test, *shape, given.rng("test"), rows=rows)
+    return given.by_client(train, test)
+
+
+def _drawn(scenario: Drawn, given: CutInput) -> Partition:
+    width = scenario.classes or min(given.num_classes, scenario.examples)
+    if width > given.num_classes:
+        raise ConfigError(f"[scenario] classes = {width} exceeds the {given.num_classes} classes")
+    rows = class_rows(given.num_classes, given.num_pairs, width, given.rng("shards"))
+    train = drawn_hands(given.train, rows, scenario.examples, given.rng("clients"))
+    test = drawn_hands(given.test, rows, scenario.test_examples, given.rng("test"))
     return given.by_client(train, test)
 
 
@@ -243,7 +257,9 @@ def _dirichlet_pooled(scenario: DirichletPooled, given: CutInput) -> Partition:
         counts = drawn_until(
             lambda: multinomial_counts(sizes, owners, scenario.alpha, rng), scenario.min_size
         )
-    owned = [given.rng("tasks", i).permutation(o) for i, o in enumerate(dealt(labels, counts, rng))]
+    owned = [
+        given.rng("tasks", i).permutation(o) for i, o in enumerate(hand_out(labels, counts, rng))
+    ]
     cuts = [int(scenario.split * len(indices)) for indices in owned]
     train = chunks([o[:cut] for o, cut in zip(owned, cuts, strict=True)], given.tasks)
     tests = [o[cut:] for o, cut in zip(owned, cuts, strict=True)]
@@ -263,8 +279,8 @@ def _same_props(scenario: DirichletPooled, given: CutInput) -> Partition:
         return counts_of(p, sizes)
 
     counts = drawn_until(draw, scenario.min_size)
-    owned = dealt(given.train, counts, rng)
-    tests = dealt(given.test, counts_of(p, test_sizes), given.rng("test"))
+    owned = hand_out(given.train, counts, rng)
+    tests = hand_out(given.test, counts_of(p, test_sizes), given.rng("test"))
     owned = [given.rng("tasks", i).permutation(indices) for i, indices in enumerate(owned)]
     tests = [given.rng("test", i).permutation(indices) for i, indices in enumerate(tests)]
     return given.by_client(chunks(owned, given.tasks), chunks(tests, given.tasks))

@@ -18,7 +18,7 @@ from fedcli.data.cuts.partition import partition
 from fedcli.data.cuts.seeds import rng_of
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import DATASETS, load, names, source_of
-from fedcli.data.store.partition_writer import TABLE, write_partition
+from fedcli.data.store.partition_writer import TABLE, Layout, write_partition
 from fedcli.data.store.picture import draw_partition
 from fedcli.data.store.reserve import Reserve, set_apart
 from fedcli.data.store.union import gathered
@@ -40,8 +40,9 @@ def run_partition(
     console: Console | None = None,
     *,
     gather: bool = False,
+    layout: Layout | None = None,
 ) -> str:
-    """Deal a data set out into one directory for each client, and print who holds what.
+    """Deal a data set out to clients, and print who holds what.
 
     Args:
         experiment_data: ``[data]``.
@@ -51,6 +52,7 @@ def run_partition(
         out: the partition's root; reused if it holds the same partition already.
         console: where to print; standard output by default.
         gather: put all training data into client 0's directory (Centralized on pooled data).
+        layout: how clients' data lie in ``out``; a store for many clients unless given.
 
     Returns:
         The path of the root.
@@ -87,7 +89,7 @@ def run_partition(
     if gather:
         dataset, made = gathered(dataset, made)
         config["gathered"] = True
-    written = write_partition(out, dataset, made, config, reserve)
+    written = write_partition(out, dataset, made, config, reserve, layout)
     if written:
         draw_partition(out)
     _show(console, out, reserve, written=written)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest
+from fedcli.data.store.partition_store import PartitionStore
 from fedmodels.errors import DataError
 
 HUGE = 100.0
@@ -109,12 +111,12 @@ def inspect(root: Path, console: Console) -> bool:
     """
     wrong: list[str] = []
     holdings: list[Holding] = []
-    for place in _places(root):
+    for name, open_one in _clients(root):
         try:
-            holding = Holding(place.name, ClientData(place))
+            holding = Holding(name, open_one())
             holding.read()
         except DataError as error:
-            wrong.append(f"client {place.name}: {error}")
+            wrong.append(f"client {name}: {error}")
             continue
         holding.find()
         holdings.append(holding)
@@ -131,6 +133,14 @@ def inspect(root: Path, console: Console) -> bool:
     if not wrong:
         console.print(f"nothing wrong with {len(holdings)} client directories")
     return not wrong
+
+
+def _clients(root: Path) -> list[tuple[str, Callable[[], ClientData]]]:
+    """Return every client of a partition, or of one directory, by name, and what opens it."""
+    store = PartitionStore.find(root)
+    if store is not None:
+        return [(str(client), partial(store.client, client)) for client in range(len(store))]
+    return [(place.name, partial(ClientData, place)) for place in _places(root)]
 
 
 def _places(root: Path) -> list[Path]:

@@ -1,6 +1,7 @@
-"""Writing a partition: one directory for each client, the global test set, who holds what.
+"""Writing a partition: what clients hold, the global test set, and a table of who holds what.
 
-The layout is described in :mod:`fedcli.data.store.client_data`, which reads it.
+Clients get a directory each, as :mod:`fedcli.data.store.client_data` reads it, or are parts of one
+store, which :mod:`fedcli.data.store.partition_store` describes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +22,39 @@ import numpy as np
 from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset, Inputs
-from fedcli.data.sets.directory import channel_moments
-from fedcli.data.store.client_data import (
+from fedcli.data.sets.directory import Labelled, channel_moments
+from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest, Part
+from fedcli.data.store.partition_store import STORE, write_store
+from fedcli.data.store.reserve import Reserve
+from fedmodels.data_description import (
     FORMAT,
-    ClientData,
     ClientFile,
-    GlobalTest,
     Normaliser,
     ProblemFile,
     TaskCounts,
 )
-from fedcli.data.store.reserve import Reserve
 from fedmodels.errors import DataError
 
 __all__ = ["ClientData", "GlobalTest", "digest_of", "same_partition", "write_partition"]
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 TABLE = "partition.json"
+MOST_DIRECTORIES = 200
+"""Clients beyond which a partition is a store, unless the layout is given."""
+
+
+class Layout(StrEnum):
+    """How clients' data lie on the disk."""
+
+    DIRECTORIES = "directories"
+    """A directory for each client, which can be carried to its machine."""
+    STORE = "store"
+    """A few files for all clients."""
+
+    @classmethod
+    def of(cls, root: Path) -> Layout:
+        """Return the layout of a partition that is there."""
+        return cls.STORE if (root / STORE).is_dir() else cls.DIRECTORIES
 
 
 def digest_of(config: Mapping[str, Any]) -> str:
@@ -83,6 +102,7 @@ def write_partition(
     partition: Partition,
     config: Mapping[str, Any],
     reserve: Reserve | None = None,
+    layout: Layout | None = None,
 ) -> bool:
     """Write ``out`` as a whole or not at all.
 
@@ -92,6 +112,7 @@ def write_partition(
         partition: who gets what.
         config: everything the partition follows from, as JSON values.
         reserve: what the server gets, in ``out/server``.
+        layout: how clients' data lie there; a store for many clients unless given.
 
     Returns:
         Whether it was written; False where the same partition was there already.
@@ -100,18 +121,16 @@ def write_partition(
         DataError: ``out`` holds something else, or cannot be written.
     """
     if same_partition(out, config):
+        _check_layout(out, layout)
         return False
+    if layout is None:
+        many = len(partition.clients) > MOST_DIRECTORIES
+        layout = Layout.STORE if many else Layout.DIRECTORIES
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-        try:
-            _write_all(place, dataset, partition, config)
+        with written_whole(out) as place:
+            _write_all(place, dataset, partition, config, layout)
             if reserve is not None:
                 _write_server(place / "server", dataset, reserve, config)
-            place.chmod(0o755)
-            os.rename(place, out)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
     except OSError as error:
         if out.is_dir() and any(out.iterdir()) and same_partition(out, config):
             return False  # another process wrote it meanwhile
@@ -119,22 +138,55 @@ def write_partition(
     return True
 
 
+def _check_layout(out: Path, layout: Layout | None) -> None:
+    """Check that a partition that is there has the layout that is asked for, if one is.
+
+    Raises:
+        DataError: it has the other one.
+    """
+    found = Layout.of(out)
+    if layout not in (None, found):
+        raise DataError(
+            f"{out} holds this partition with the layout {found.value!r}: choose another directory"
+        )
+
+
+@contextmanager
+def written_whole(out: Path) -> Iterator[Path]:
+    """Give a temporary directory that becomes ``out`` at the end; an error leaves nothing.
+
+    Raises:
+        OSError: it cannot be written, or ``out`` holds something.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        yield place
+        place.chmod(0o755)
+        os.rename(place, out)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def _write_all(
-    place: Path, dataset: Dataset, partition: Partition, config: Mapping[str, Any]
+    place: Path, dataset: Dataset, partition: Partition, config: Mapping[str, Any], layout: Layout
 ) -> None:
     """Write every file of a partition into an empty directory."""
     moments, counts = client_moments(dataset, partition), task_counts(dataset, partition)
-    for i, tasks in enumerate(partition.clients):
-        for m, task in enumerate(tasks):
-            folder = place / str(i) / f"task-{m}"
-            folder.mkdir(parents=True)
-            for part, indices in (("train", task.train), ("test", task.test)):
-                x, y = examples_of(dataset, partition, indices, part)
-                np.save(folder / f"{part}_x.npy", x, allow_pickle=False)
-                np.save(folder / f"{part}_y.npy", y, allow_pickle=False)
-        file = ClientFile(**description_of(dataset, moments[i]), tasks=tuple(counts[i]))
-        file = file.model_copy(update={"partition": config})
-        (place / str(i) / "client.json").write_text(file.model_dump_json(indent=1) + "\n")
+    if layout is Layout.STORE:
+        shared = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
+        shared = shared.model_copy(update={"partition": config})
+        write_store(place / STORE, dataset, partition, shared, moments)
+    else:
+        for i, tasks in enumerate(partition.clients):
+            file = ClientFile(**description_of(dataset, moments[i]), tasks=tuple(counts[i]))
+            file = file.model_copy(update={"partition": config})
+            held = (
+                (m, part, examples_of(dataset, partition, getattr(task, part), part))
+                for m, task in enumerate(tasks)
+                for part in PARTS
+            )
+            write_client(place / str(i), file, held)
     _write_global_test(place / "global-test", dataset, partition, moments, config)
     content = {
         "format": FORMAT,
@@ -146,6 +198,22 @@ def _write_all(
         "clients": [[task.model_dump(mode="json") for task in tasks] for tasks in counts],
     }
     (place / TABLE).write_text(json.dumps(content) + "\n")
+
+
+def write_client(place: Path, file: ClientFile, held: Iterable[tuple[int, Part, Labelled]]) -> None:
+    """Write one client's directory.
+
+    Args:
+        place: the directory to make.
+        file: its ``client.json``.
+        held: inputs and labels of each task and part.
+    """
+    for task, part, (x, y) in held:
+        folder = place / f"task-{task}"
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{part}_x.npy", x, allow_pickle=False)
+        np.save(folder / f"{part}_y.npy", y, allow_pickle=False)
+    (place / "client.json").write_text(file.model_dump_json(indent=1) + "\n")
 
 
 def description_of(

@@ -11,6 +11,8 @@ from fedcli.data.store.partition_writer import TABLE
 
 MAX_LABELS = 40
 """Ticks an axis can carry legibly."""
+MAX_LINES = 200
+"""Clients between which a line can be seen."""
 
 
 def draw_partition(root: Path) -> Path:
@@ -41,7 +43,7 @@ def draw_partition(root: Path) -> Path:
         cmap="viridis",
         norm=LogNorm(vmin=1, vmax=max(counts.max(), 2)),
     )
-    for start in starts[1:-1]:
+    for start in starts[1:-1] if len(clients) <= MAX_LINES else ():
         axes.axvline(start - 0.5, color="black", linewidth=0.5)
     step = -(-len(clients) // MAX_LABELS)
     middles = (starts[:-1] + starts[1:] - 1) / 2

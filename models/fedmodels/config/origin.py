@@ -17,7 +17,7 @@ MOST_LETTERS = 60
 """Of a value in that line: it may have come from a stranger."""
 
 
-def dealt(experiment: Experiment) -> tuple[Data, ScenarioTable]:
+def data_and_scenario(experiment: Experiment) -> tuple[Data, ScenarioTable]:
     """Return what says how data are dealt out.
 
     Raises:

@@ -13,6 +13,7 @@ a scenario receives its own examples; pairs are numbered client by client, task 
     replay_circulating      the same classes come back again and again                pFedGRP
     replay_heterogeneous    every class comes once                                    pFedGRP
     dirichlet_pooled        training and test data dealt out together                 FedAli, FedTP
+    drawn                   a number of examples each, for any number of clients
 """
 
 from __future__ import annotations
@@ -330,6 +331,27 @@ class DirichletPooled(ScenarioTable):
         return self
 
 
+class Drawn(ScenarioTable):
+    """Every pair draws so many; an example comes again once all of its class were dealt."""
+
+    kind: Literal["drawn"]
+    examples: Positive = 20
+    """Training examples of each pair (client, task)."""
+    test_examples: Annotated[int, Field(ge=0)] = 10
+    """Test examples of each pair, of the same classes."""
+    classes: Positive | None = None
+    """Classes of each pair; as many as there are, and no more than ``examples``, unless given."""
+
+    @model_validator(mode="after")
+    def _check_enough(self) -> Drawn:
+        if self.classes is not None and self.classes > self.examples:
+            raise ConfigError(
+                f"[scenario] classes = {self.classes} exceeds examples = {self.examples}: every "
+                "class of a client needs an example"
+            )
+        return self
+
+
 Scenario = Annotated[
     Iid
     | Dirichlet
@@ -339,7 +361,8 @@ Scenario = Annotated[
     | ReplayGradual
     | ReplayCirculating
     | ReplayHeterogeneous
-    | DirichletPooled,
+    | DirichletPooled
+    | Drawn,
     Field(discriminator="kind"),
 ]
 """Any scenario, told apart by its ``kind``."""

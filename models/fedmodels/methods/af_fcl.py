@@ -37,8 +37,8 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
-from fedmodels.parts.continual import ClassMasks, announced, mask_of, masks_spec, remembered
-from fedmodels.parts.moments import load_moments, moments_of
+from fedmodels.techniques.continual import ClassMasks, announced, mask_of, masks_spec, remembered
+from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights, scalar_spec
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Uploads

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.parts.twins import Twin, begin_twin, restored, stored
+from fedmodels.techniques.twins import Twin, begin_twin, restored, stored
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.training.method import Batch, ClientContext, RunFacts
 

@@ -36,9 +36,9 @@ from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
-from fedmodels.parts.acgan import Acgan, Maker, Pool, labels_from
-from fedmodels.parts.continual import ClassMasks, announced, mask_of, masks_spec, remembered
-from fedmodels.parts.moments import load_moments, moments_of
+from fedmodels.techniques.acgan import Acgan, Maker, Pool, labels_from
+from fedmodels.techniques.continual import ClassMasks, announced, mask_of, masks_spec, remembered
+from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
@@ -56,7 +56,7 @@ ROLES = ("source", "generator")
 """What the ACGAN has beside the run's net."""
 NOW, LAST = "now", "last"
 """A client's generator after its last upload, and at the end of its previous task."""
-TOLD = 10
+REPORTS = 10
 """Times that consolidation tells how far it is."""
 
 
@@ -241,7 +241,7 @@ class FedCIL(FedAvg):
         source.load_state_dict(dict(part_of(state.own.weights, "source")))
         maker = self._maker(run, part_of(state.own.weights, "generator"), ctx.limits, device)
         model = self._model(net, source.to(device), maker)
-        every = -(-self.md_iter // TOLD)
+        every = -(-self.md_iter // REPORTS)
         for step in range(1, self.md_iter + 1):
             parts = [pool.batch(self.md_batch, draw) for pool in pools]
             labels = [y for _, y in parts]

@@ -35,8 +35,8 @@ from fedmodels.methods.bases.remembering import Remembering, RememberingReferenc
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
-from fedmodels.parts.continual import masked_cross_entropy
-from fedmodels.parts.datafree import LayerMoments, descend, is_told, watched
+from fedmodels.techniques.continual import masked_cross_entropy
+from fedmodels.techniques.datafree import LayerMoments, descend, is_reported, watched
 from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, TensorSpec
 from fedmodels.tensors.roles import tensors_of
 from fedmodels.training.loop import run_phases
@@ -132,7 +132,7 @@ class MFCL(Remembering):
                 x = generator(z.to(known.device))
                 logits = old(x)[:, known]
                 loss = descend(self._generator_loss(x, logits, watch.layers()), adam)
-                if is_told(step, self.generator_steps):
+                if is_reported(step, self.generator_steps):
                     ctx.tell("generator", step, self.generator_steps, loss)
         version = held.version + 1 if held else 1
         memory = Bundle(generators={ANY: GeneratorState(version, tensors_of(generator))})

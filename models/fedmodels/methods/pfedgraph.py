@@ -5,7 +5,8 @@ ICML 2023, Algorithm 1. https://proceedings.mlr.press/v202/ye23b.html
     theta_i     clients[i].weights                  w_ij        own.weights["aggregation_weights"]
     u_i         clients[i].weights "neighbours/…"   alpha, lam  alpha, lam
 
-The graph itself is :mod:`fedmodels.parts.collaboration`. Deviations: docs/methods/pfedgraph.md.
+The graph itself is :mod:`fedmodels.techniques.collaboration`.
+Deviations: docs/methods/pfedgraph.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from fedmodels.methods import register
 from fedmodels.methods.bases.collaborating import Collaborating
-from fedmodels.parts.collaboration import reference_in
+from fedmodels.techniques.collaboration import reference_in
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.training.method import Batch, ClientContext, Output
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from fedmodels.methods import register
 from fedmodels.methods.bases.collaborating import Collaborating
 from fedmodels.methods.bases.replay import GenerativeReplay
-from fedmodels.parts.class_replay import Rehearsal
-from fedmodels.parts.collaboration import reference_in
+from fedmodels.techniques.class_replay import Rehearsal
+from fedmodels.techniques.collaboration import reference_in
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.training.method import Batch, ClientContext, Output
 

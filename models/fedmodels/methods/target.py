@@ -43,8 +43,8 @@ from fedmodels.methods.bases.remembering import (
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
-from fedmodels.parts.continual import masked_cross_entropy
-from fedmodels.parts.datafree import (
+from fedmodels.techniques.continual import masked_cross_entropy
+from fedmodels.techniques.datafree import (
     LayerMoments,
     Watch,
     as_inputs,

@@ -1,8 +1,8 @@
 """The scores of a run.
 
-A client reports mergeable :class:`Counts`, never predictions; every score is made from them. Scores
-are fractions in 0…1. K is the number of classes, T of tasks; means over clients are unweighted
-unless said otherwise.
+A client reports mergeable :class:`ClassCounts`, never predictions; every score is made from them.
+Scores are fractions in 0…1. K is the number of classes, T of tasks; means over clients are
+unweighted unless said otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedmodels.errors import DataError
 from fedmodels.numerics.frechet import fid, frechet_distance
 
 __all__ = [
-    "Counts",
+    "ClassCounts",
     "average_forgetting_measure",
     "best_round",
     "fid",
@@ -40,29 +40,35 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Counts:
+class ClassCounts:
     """The sufficient statistics of a classifier on a test set; they add up over parts of it."""
 
     support: Ints  # (K,) examples of each class
     predicted: Ints  # (K,) how often each class was predicted
     correct: Ints  # (K,) how often it was predicted rightly
     loss_sum: float = 0.0  # sum of the examples' losses
+    confusion: Ints | None = None  # (K, K) examples by true class and predicted class, if counted
 
     @classmethod
-    def zeros(cls, num_classes: int) -> Counts:
+    def zeros(cls, num_classes: int) -> ClassCounts:
         """Return the counts of an empty test set."""
         return cls(*np.zeros((3, num_classes), dtype=np.int64))
 
     @classmethod
     def of(
-        cls, outputs: Tensor | ArrayLike, labels: Tensor | ArrayLike, num_classes: int
-    ) -> Counts:
+        cls,
+        outputs: Tensor | ArrayLike,
+        labels: Tensor | ArrayLike,
+        num_classes: int,
+        confusion: bool = False,
+    ) -> ClassCounts:
         """Count a batch.
 
         Args:
             outputs: logits (n, K), whose cross-entropy is summed too, or predicted classes (n,).
             labels: (n,) true classes.
             num_classes: K.
+            confusion: count what each class was taken for as well.
 
         Raises:
             DataError: a class is out of range, or the lengths differ.
@@ -83,15 +89,18 @@ class Counts:
         support, predicted, correct = (
             np.bincount(c, minlength=num_classes).astype(np.int64) for c in (truth, guess, right)
         )
-        return cls(support, predicted, correct, loss)
+        cells = _confusion(truth, guess, num_classes) if confusion else None
+        return cls(support, predicted, correct, loss, cells)
 
-    def __add__(self, other: Counts) -> Counts:
-        """Return the counts of both test sets together."""
-        return Counts(
+    def __add__(self, other: ClassCounts) -> ClassCounts:
+        """Return the counts of both test sets together; the confusion, if both have it."""
+        one, two = self.confusion, other.confusion
+        return ClassCounts(
             self.support + other.support,
             self.predicted + other.predicted,
             self.correct + other.correct,
             self.loss_sum + other.loss_sum,
+            None if one is None or two is None else one + two,
         )
 
     def total(self) -> int:
@@ -111,7 +120,7 @@ class Counts:
         share = self.correct / np.maximum(self.support, 1)
         return np.where(self.support > 0, share, np.nan)
 
-    def subset(self, classes: Iterable[int]) -> Counts:
+    def subset(self, classes: Iterable[int]) -> ClassCounts:
         """Return the counts of the examples of these classes alone, as for minority accuracies.
 
         What other classes' examples were predicted as is not known per class: ``predicted`` keeps
@@ -119,7 +128,7 @@ class Counts:
         """
         keep = np.zeros(len(self.support), dtype=bool)
         keep[list(classes)] = True
-        return Counts(self.support * keep, self.predicted * keep, self.correct * keep)
+        return ClassCounts(self.support * keep, self.predicted * keep, self.correct * keep)
 
     def macro_f1(self) -> float:
         """Return the mean F1 over classes that occur or are predicted (scikit-learn's rule)."""
@@ -133,6 +142,12 @@ class Counts:
 def _tensor(values: Tensor | ArrayLike) -> Tensor:
     """Return a tensor; arrays are copied, since they may be read-only."""
     return values.detach() if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+
+
+def _confusion(truth: Ints, guess: Ints, num_classes: int) -> Ints:
+    """Return how many examples of each class were taken for each (K, K)."""
+    cells = np.bincount(truth * num_classes + guess, minlength=num_classes**2)
+    return cells.astype(np.int64).reshape(num_classes, num_classes)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -149,7 +164,7 @@ def macro_f1(y_true: Tensor | ArrayLike, y_pred: Tensor | ArrayLike) -> float:
     true, pred = (_tensor(y).cpu().numpy() for y in (y_true, y_pred))
     classes, codes = np.unique(np.concatenate([true, pred]), return_inverse=True)
     codes = codes.reshape(-1)
-    return Counts.of(codes[len(true) :], codes[: len(true)], len(classes)).macro_f1()
+    return ClassCounts.of(codes[len(true) :], codes[: len(true)], len(classes)).macro_f1()
 
 
 # --- over tasks: accuracy[t, k] is the accuracy on task k after learning task t -------------------
@@ -225,7 +240,7 @@ def mean_and_std(scores: Iterable[float]) -> tuple[float, float]:
     return (float(values.mean()), float(values.std())) if values.size else (0.0, 0.0)
 
 
-def mean_accuracy(counts: Iterable[Counts], classes: Iterable[int] | None = None) -> float:
+def mean_accuracy(counts: Iterable[ClassCounts], classes: Iterable[int] | None = None) -> float:
     """Return the unweighted mean over clients of their accuracies: A_glo, A_loc and A_sel.
 
     Args:

@@ -109,11 +109,11 @@ def load_named(
         raise ArchiveError(f"{source} is missing")
     try:
         facts, tensors = _read(source)
-        parts: dict[str, dict[str, Tensor]] = {}
+        by_name: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             name, flat_key = _split(key)
-            parts.setdefault(name, {})[flat_key] = tensor
-        bundles = {name: Bundle.from_keys(flat) for name, flat in parts.items()}
+            by_name.setdefault(name, {})[flat_key] = tensor
+        bundles = {name: Bundle.from_keys(own) for name, own in by_name.items()}
     except _UNUSABLE as error:
         raise ArchiveError(f"{source} is damaged, or no archive: {_line(error)}") from None
     if facts["format"] != FORMAT:

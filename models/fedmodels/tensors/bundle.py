@@ -146,7 +146,7 @@ class Bundle:
         return dict(sorted(out.items()))
 
     @classmethod
-    def from_keys(cls, flat: Mapping[str, Tensor]) -> Bundle:
+    def from_keys(cls, tensors: Mapping[str, Tensor]) -> Bundle:
         """Rebuild a bundle from its tensors by key.
 
         Raises:
@@ -157,7 +157,7 @@ class Bundle:
         generators: dict[str, dict[str, Tensor]] = {}
         histogram: dict[str, Tensor] = {}
         scalars: dict[str, float] = {}
-        for key, tensor in flat.items():
+        for key, tensor in tensors.items():
             field_name, _, rest = key.partition("/")
             if field_name == "weights" and rest:
                 weights[rest] = tensor

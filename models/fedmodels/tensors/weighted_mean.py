@@ -101,16 +101,16 @@ class RunningMean:
             self._form = *names_and_layout(dict(packed[0])), dtype
         names, layout, dtype = self._form
         blocks = [_block(upload, names, layout) for upload in packed]
-        flats = [block.view(dtype) for block in blocks]
+        vectors = [block.view(dtype) for block in blocks]
         if fresh:
-            self._sum = torch.empty(len(flats[0]), dtype=torch.float64)
-        work = partial(_add_range, self._sum, flats, [p for _, p in pairs], fresh)
-        _in_ranges(work, len(self._sum), len(flats))
+            self._sum = torch.empty(len(vectors[0]), dtype=torch.float64)
+        work = partial(_add_range, self._sum, vectors, [p for _, p in pairs], fresh)
+        _in_ranges(work, len(self._sum), len(vectors))
         self.total += sum(p for _, p in pairs)
         for other in layout.dtypes - {dtype}:
             parts = [block.view(other)[layout.elements(other)] for block in blocks]
             parts += [] if fresh else [self._largest[other]]
-            self._largest[other] = _mean_of_flat(parts, [])
+            self._largest[other] = _mean_of_vectors(parts, [])
 
     def mean(self) -> Weights | None:
         """Return the mean of the added uploads; None if there are no uploads."""
@@ -155,10 +155,10 @@ def _mean_of_blocks(
         return None
     blocks = [upload.block.cpu() for upload in packed]
     mean = layout.empty()
-    _mean_of_flat([block.view(dtype) for block in blocks], shares, total, mean.view(dtype))
+    _mean_of_vectors([block.view(dtype) for block in blocks], shares, total, mean.view(dtype))
     for other in layout.dtypes - {dtype}:
         places = layout.elements(other)
-        mean.view(other)[places] = _mean_of_flat([b.view(other)[places] for b in blocks], shares)
+        mean.view(other)[places] = _mean_of_vectors([b.view(other)[places] for b in blocks], shares)
     return PackedWeights(names, layout, layout.clear(mean))
 
 
@@ -181,7 +181,7 @@ def _mean(
     """Return the weighted mean of tensors of one dtype over the uploads."""
     first = [uploads[0][key] for key in keys]
     shapes = [t.shape for t in first]
-    flats = []
+    vectors = []
     for upload in uploads:
         tensors = [upload[key] for key in keys]
         if [t.shape for t in tensors] != shapes or any(t.dtype != first[0].dtype for t in tensors):
@@ -189,25 +189,25 @@ def _mean(
             key = next(k for k, t, f in pairs if (t.shape, t.dtype) != (f.shape, f.dtype))
             raise PayloadError(f"tensor {key!r} differs in shape or dtype between uploads")
         alone = len(tensors) == 1
-        flats.append(tensors[0].detach().cpu().reshape(-1) if alone else joined(tensors))
-    result = _mean_of_flat(flats, shares, total)
+        vectors.append(tensors[0].detach().cpu().reshape(-1) if alone else joined(tensors))
+    result = _mean_of_vectors(vectors, shares, total)
     return dict(zip(keys, separated(result, first), strict=True))
 
 
-def _mean_of_flat(
-    flats: list[Tensor], shares: list[float], total: float = 1.0, out: Tensor | None = None
+def _mean_of_vectors(
+    vectors: list[Tensor], shares: list[float], total: float = 1.0, out: Tensor | None = None
 ) -> Tensor:
     """Return the weighted mean of equally long vectors, in ``out`` if given.
 
     For integers the result is the maximum, and shares are unused.
     """
-    if not flats[0].is_floating_point():
-        result = flats[0].clone()
-        for flat in flats[1:]:
-            torch.maximum(result, flat, out=result)
+    if not vectors[0].is_floating_point():
+        result = vectors[0].clone()
+        for vector in vectors[1:]:
+            torch.maximum(result, vector, out=result)
         return result
-    result = torch.empty_like(flats[0]) if out is None else out
-    _in_ranges(partial(_fill, result, flats, shares, total), len(result), len(flats))
+    result = torch.empty_like(vectors[0]) if out is None else out
+    _in_ranges(partial(_fill, result, vectors, shares, total), len(result), len(vectors))
     return result
 
 
@@ -230,23 +230,23 @@ def _ranges(length: int, count: int) -> list[range]:
 
 
 def _fill(
-    result: Tensor, flats: list[Tensor], shares: list[float], total: float, where: range
+    result: Tensor, vectors: list[Tensor], shares: list[float], total: float, where: range
 ) -> None:
     """Put the weighted mean of a range of the vectors into the result."""
     scratch, sums = torch.empty(2, min(CHUNK, len(where)), dtype=torch.float64).unbind()
     for chunk in _chunks(where):
         mean = sums[: chunk.stop - chunk.start]
-        _add(mean, scratch, [flat[chunk] for flat in flats], shares, is_fresh=True)
+        _add(mean, scratch, [vector[chunk] for vector in vectors], shares, is_fresh=True)
         result[chunk] = mean if total == 1.0 else mean.div_(total)
 
 
 def _add_range(
-    sums: Tensor, flats: list[Tensor], shares: list[float], is_fresh: bool, where: range
+    sums: Tensor, vectors: list[Tensor], shares: list[float], is_fresh: bool, where: range
 ) -> None:
     """Add a range of weighted vectors to float64 sums."""
     scratch = torch.empty(min(CHUNK, len(where)), dtype=torch.float64)
     for chunk in _chunks(where):
-        _add(sums[chunk], scratch, [flat[chunk] for flat in flats], shares, is_fresh=is_fresh)
+        _add(sums[chunk], scratch, [vector[chunk] for vector in vectors], shares, is_fresh=is_fresh)
 
 
 def _chunks(where: range) -> Iterator[slice]:
@@ -255,12 +255,12 @@ def _chunks(where: range) -> Iterator[slice]:
 
 
 def _add(
-    sums: Tensor, scratch: Tensor, flats: list[Tensor], shares: list[float], *, is_fresh: bool
+    sums: Tensor, scratch: Tensor, vectors: list[Tensor], shares: list[float], *, is_fresh: bool
 ) -> None:
     """Add weighted vectors to float64 sums; overwrite the sums if they are fresh."""
     x = scratch[: len(sums)]
-    for number, (flat, share) in enumerate(zip(flats, shares, strict=True)):
+    for number, (vector, share) in enumerate(zip(vectors, shares, strict=True)):
         if is_fresh and number == 0:
-            sums.copy_(flat).mul_(share)
+            sums.copy_(vector).mul_(share)
         else:
-            sums.add_(x.copy_(flat), alpha=share)
+            sums.add_(x.copy_(vector), alpha=share)

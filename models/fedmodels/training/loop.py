@@ -18,7 +18,7 @@ from fedmodels.config.experiment import Training
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.embedding import embedded
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.metrics import Counts
+from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.class_masks import masked
@@ -276,7 +276,8 @@ def score(
     state: Bundle,
     sets: TestSets,
     seen: Tensor | None = None,
-) -> dict[tuple[str, str], Counts]:
+    confusion: bool = False,
+) -> dict[tuple[str, str], ClassCounts]:
     """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set).
 
     Args:
@@ -286,16 +287,19 @@ def score(
         state: the client's private state.
         sets: inputs and labels by name.
         seen: (K,) bool, the classes a client has met, to score it among them too.
+        confusion: count what each class was taken for, by the method's first rule.
     """
     classes = ctx.run.problem.num_classes
     size = ctx.run.experiment.evaluate.batch_size
     ctx.net.eval()
-    out: dict[tuple[str, str], Counts] = {}
+    out: dict[tuple[str, str], ClassCounts] = {}
     with seeded(ctx.seed("evaluate")):
         for name, (x, y) in sets.items():
             for xs, ys in zip(torch.split(x, size), torch.split(y, size), strict=True):
                 found = method.predict(ctx, payload, state, xs)
-                for rule, scores in (found if seen is None else masked(found, seen)).items():
-                    counts = Counts.of(scores, ys, classes)
-                    out[rule, name] = out.get((rule, name), Counts.zeros(classes)) + counts
+                found = found if seen is None else masked(found, seen)
+                for place, (rule, scores) in enumerate(found.items()):
+                    counts = ClassCounts.of(scores, ys, classes, confusion and place == 0)
+                    before = out.get((rule, name))
+                    out[rule, name] = counts if before is None else before + counts
     return out

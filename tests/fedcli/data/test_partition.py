@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from fedcli.data.cuts.decks import Deck, drawn_hands
 from fedcli.data.cuts.dirichlet import (
     balanced_proportions,
     class_cuts,
@@ -63,6 +64,7 @@ ALL_KINDS = [
     {"kind": "dirichlet_pooled", "tasks": 2},
     {"kind": "dirichlet_pooled", "same_props": True, "min_size": 0},
     {"kind": "dirichlet_pooled", "pachinko": True},
+    {"kind": "drawn", "examples": 30, "classes": 3, "tasks": 2},
 ]
 
 
@@ -427,6 +429,51 @@ def test_pooled_split_is_80_20() -> None:
     for tasks in cut({"kind": "dirichlet_pooled"}).clients:
         held = len(tasks[0].train) + len(tasks[0].test)
         assert len(tasks[0].train) == int(0.8 * held)
+
+
+# --- any number of clients
+
+
+def test_drawn_hands_repeat_no_example_before_all_were_dealt() -> None:
+    """Two classes of 6 and 4; five pairs take 2 of each: class 1 is dealt anew after two pairs."""
+    labels = np.array([0, 1, 0, 1, 0, 1, 0, 1, 0, 0])
+    hands = drawn_hands(labels, np.tile([0, 1], (5, 1)), 4, rng_of(0, "clients"))
+    for hand in hands:
+        assert len(set(hand.tolist())) == 4
+        assert np.bincount(labels[hand]).tolist() == [2, 2]
+    dealt = np.concatenate(hands)
+    zeros, ones = dealt[labels[dealt] == 0].tolist(), dealt[labels[dealt] == 1].tolist()
+    assert sorted(zeros[:6]) == [0, 2, 4, 6, 8, 9]
+    assert sorted(ones[:4]) == sorted(ones[4:8]) == [1, 3, 5, 7]
+
+
+def test_a_hand_that_crosses_two_decks_holds_no_card_twice() -> None:
+    deck = Deck(np.arange(5), rng_of(0, "clients"))
+    hands = [deck.hand(3).tolist() for _ in range(10)]
+    assert all(len(set(hand)) == 3 for hand in hands)
+    assert np.bincount(np.concatenate(hands)).tolist() == [6] * 5
+    assert Deck(np.arange(2), rng_of(0, "clients")).hand(3).tolist() == [0, 1]
+
+
+def test_more_clients_than_examples_can_draw() -> None:
+    made = cut({"kind": "drawn", "examples": 7, "test_examples": 4, "classes": 2}, clients=1000)
+    labels = small_problem()["labels_train"]
+    assert [len(tasks[0].train) for tasks in made.clients] == [7] * 1000
+    held = [np.bincount(labels[tasks[0].train], minlength=10) for tasks in made.clients]  # type: ignore[index]
+    assert all(sorted(counts[counts > 0].tolist()) == [3, 4] for counts in held)
+    assert set(np.sum(np.array(held) > 0, axis=0).tolist()) == {200}  # clients of each class
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ({"classes": 11}, "classes = 11 exceeds the 10 classes"),
+        ({"classes": 5, "examples": 4}, "classes = 5 exceeds examples = 4"),
+    ],
+)
+def test_drawn_classes_must_exist(table: dict[str, object], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        cut({"kind": "drawn", **table})
 
 
 # --- what must hold for every kind

@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 from fedmodels.methods import make
 from fedmodels.methods.apfl import ApflReferences, mixed
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.parts.twins import begin_twin, restored, stored
+from fedmodels.techniques.twins import begin_twin, restored, stored
 from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.training.loop import train_locally

@@ -3,7 +3,7 @@ import torch
 
 from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
-from fedmodels.parts.twins import restored, stored
+from fedmodels.techniques.twins import restored, stored
 from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import Bundle, Problem, tensor_bytes
 from fedmodels.training.loop import train_locally

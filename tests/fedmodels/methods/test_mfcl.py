@@ -16,8 +16,8 @@ from fedmodels.methods.mfcl import balance, confidence, smoothness, statistics_d
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import seeded
-from fedmodels.parts.continual import mask_of, masked_cross_entropy
-from fedmodels.parts.datafree import LayerMoments, frozen, shuffled, watched
+from fedmodels.techniques.continual import mask_of, masked_cross_entropy
+from fedmodels.techniques.datafree import LayerMoments, frozen, shuffled, watched
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.roles import part_of
 from fedmodels.training.loop import run_phases

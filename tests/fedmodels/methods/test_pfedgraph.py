@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedmodels.nets.split import SplitNet
-from fedmodels.parts.collaboration import (
+from fedmodels.techniques.collaboration import (
     collaboration_graph,
     distances,
     likeness,

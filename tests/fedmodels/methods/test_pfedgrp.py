@@ -13,8 +13,8 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.pfedgrp import PERSONAL
-from fedmodels.parts.class_replay import Judge, Rehearsal, Replayed
-from fedmodels.parts.generators import public
+from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
+from fedmodels.techniques.generators import public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import Batch, Output, RunFacts, ServerContext
@@ -71,6 +71,11 @@ def refs_of(teacher, replayed=1, soft=None):
     return Rehearsal(
         judge, Histogram(none, none), (nothing[:1], torch.zeros(1)), rep, None, teacher
     )
+
+
+def on_gpu(method):
+    """Return the method with its search for weights on a GPU, where there is one."""
+    return replace(method, reading=replace(method.reading, w_device="auto"))
 
 
 def loss_of(refs, logits=((2.0, 0.0), (0.0, 1.0)), labels=(0, 1), **switches):
@@ -278,7 +283,9 @@ def test_a_gpu_finds_the_weights_a_cpu_finds(digits):
     method, run, results = trained(digits, replay_filter=False, w_init="self")
     uploads = {c: r.upload for c, r in results.items()}
     _, _, at_cpu = finished(method, run, uploads)
-    _, _, at_gpu = finished(replace(method, w_device="auto"), run, uploads)
+    _, _, at_gpu = finished(
+        replace(method, reading=replace(method.reading, w_device="auto")), run, uploads
+    )
     found = [torch.tensor(ctx.series["aggregation_weights"]) for ctx in (at_cpu, at_gpu)]
     torch.testing.assert_close(*found, atol=1e-3, rtol=0)
 
@@ -288,7 +295,9 @@ def test_without_a_gpu_weights_are_searched_on_the_cpu(digits, monkeypatch):
     method, run, results = trained(digits, replay_filter=False)
     uploads = {c: r.upload for c, r in results.items()}
     _, _, at_cpu = finished(method, run, uploads)
-    _, _, wherever = finished(replace(method, w_device="auto"), run, uploads)
+    _, _, wherever = finished(
+        replace(method, reading=replace(method.reading, w_device="auto")), run, uploads
+    )
     assert wherever.series["aggregation_weights"] == at_cpu.series["aggregation_weights"]
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fedmodels.methods import make
-from fedmodels.parts.class_replay import ALL, ClassReplay, Judge, Rehearsal, met
-from fedmodels.parts.generators import Family, Painter, public, to_images, to_inputs
+from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Rehearsal, met
+from fedmodels.techniques.generators import Family, Painter, public, to_images, to_inputs
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
 from fedmodels.training.loop import train_locally
 from fedtide.inprocess import run_in_process

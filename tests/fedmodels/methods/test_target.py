@@ -20,8 +20,8 @@ from fedmodels.methods.target import (
     statistics_distance,
 )
 from fedmodels.nets.split import weights_of
-from fedmodels.parts import datafree
-from fedmodels.parts.datafree import LayerMoments, Watch, as_inputs, frozen, quantised, watched
+from fedmodels.techniques import datafree
+from fedmodels.techniques.datafree import LayerMoments, Watch, as_inputs, frozen, quantised, watched
 from fedmodels.tensors.bundle import Bundle, BundleSpec, tensor_bytes
 from fedmodels.training.method import Batch, Output
 from fedtide.inprocess import transported

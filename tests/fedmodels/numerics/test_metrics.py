@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedmodels.errors import DataError
 from fedmodels.numerics.metrics import (
-    Counts,
+    ClassCounts,
     average_forgetting_measure,
     best_round,
     fid,
@@ -29,8 +29,8 @@ settings.load_profile("patient")
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)
 
 
-def counts(correct: int, total: int) -> Counts:
-    return Counts.of([0] * correct + [1] * (total - correct), [0] * total, 2)
+def counts(correct: int, total: int) -> ClassCounts:
+    return ClassCounts.of([0] * correct + [1] * (total - correct), [0] * total, 2)
 
 
 # --- counts --------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def counts(correct: int, total: int) -> Counts:
 
 def test_counts_of_logits():
     logits = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 3, 0]])
-    c = Counts.of(logits, torch.tensor([0, 1, 2]), 3)
+    c = ClassCounts.of(logits, torch.tensor([0, 1, 2]), 3)
     assert c.support.tolist() == [1, 1, 1]
     assert c.predicted.tolist() == [1, 2, 0]
     assert c.correct.tolist() == [1, 1, 0]
@@ -49,7 +49,11 @@ def test_counts_of_logits():
 
 
 def test_counts_of_nothing():
-    for empty in (Counts.zeros(3), Counts.of(torch.zeros(0, 3), [], 3), Counts.of([], [], 3)):
+    for empty in (
+        ClassCounts.zeros(3),
+        ClassCounts.of(torch.zeros(0, 3), [], 3),
+        ClassCounts.of([], [], 3),
+    ):
         assert empty.total() == 0
         assert empty.accuracy() == empty.loss() == empty.macro_f1() == 0
         assert np.isnan(empty.per_class()).all()
@@ -57,18 +61,18 @@ def test_counts_of_nothing():
 
 def test_counts_refuse_what_is_out_of_range():
     with pytest.raises(DataError, match="a label lies outside of 0…2"):
-        Counts.of([0], [3], 3)
+        ClassCounts.of([0], [3], 3)
     with pytest.raises(DataError, match="a prediction lies outside"):
-        Counts.of([-1], [0], 3)
+        ClassCounts.of([-1], [0], 3)
     with pytest.raises(DataError, match="2 predictions for 1"):
-        Counts.of([0, 1], [0], 3)
+        ClassCounts.of([0, 1], [0], 3)
 
 
 @given(PAIRS, st.integers(0, 30))
 def test_counts_add_up_over_parts(pairs, cut):
     true, pred = zip(*pairs, strict=True)
-    whole = Counts.of(pred, true, 6)
-    parts = Counts.of(pred[:cut], true[:cut], 6) + Counts.of(pred[cut:], true[cut:], 6)
+    whole = ClassCounts.of(pred, true, 6)
+    parts = ClassCounts.of(pred[:cut], true[:cut], 6) + ClassCounts.of(pred[cut:], true[cut:], 6)
     for name in ("support", "predicted", "correct"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name))
     # a subset and the rest recombine with their weights
@@ -78,21 +82,33 @@ def test_counts_add_up_over_parts(pairs, cut):
     assert few.total() + rest.total() == whole.total()
 
 
+def test_a_confusion_adds_up_over_parts_and_to_its_counts():
+    """Class 0 is taken for 0 and 1, class 1 for 1 twice, class 2 for 0."""
+    whole = ClassCounts.of([0, 1, 1, 1, 0], [0, 0, 1, 1, 2], 3, confusion=True)
+    assert whole.confusion.tolist() == [[1, 1, 0], [0, 2, 0], [1, 0, 0]]
+    first = ClassCounts.of([0, 1], [0, 0], 3, confusion=True)
+    rest = ClassCounts.of([1, 1, 0], [1, 1, 2], 3, confusion=True)
+    assert (first + rest).confusion.tolist() == whole.confusion.tolist()
+    assert whole.confusion.sum(1).tolist() == whole.support.tolist()
+    assert whole.confusion.sum(0).tolist() == whole.predicted.tolist()
+    assert (first + ClassCounts.of([1, 1, 0], [1, 1, 2], 3)).confusion is None
+
+
 def test_counts_per_class():
-    c = Counts.of([0, 1, 1, 1], [0, 0, 1, 1], 3)
+    c = ClassCounts.of([0, 1, 1, 1], [0, 0, 1, 1], 3)
     assert c.per_class()[:2].tolist() == [0.5, 1.0]
     assert np.isnan(c.per_class()[2])
     assert c.subset([0]).accuracy() == 0.5
 
 
 def test_a_constant_predictor_on_a_balanced_set():
-    assert Counts.of([2] * 40, list(range(4)) * 10, 4).accuracy() == 1 / 4
+    assert ClassCounts.of([2] * 40, list(range(4)) * 10, 4).accuracy() == 1 / 4
 
 
 def test_counts_read_frozen_arrays():
     labels = np.array([0, 1])
     labels.flags.writeable = False
-    assert Counts.of(labels, labels, 2).accuracy() == 1
+    assert ClassCounts.of(labels, labels, 2).accuracy() == 1
 
 
 # --- F1 ------------------------------------------------------------------------------------------
@@ -104,7 +120,7 @@ def test_counts_read_frozen_arrays():
 def test_macro_f1_anchors(true, pred, want):
     y_true, y_pred = ([int(c) for c in word] for word in (true, pred))
     assert macro_f1(y_true, y_pred) == pytest.approx(want, abs=1e-6)
-    assert Counts.of(y_pred, y_true, 9).macro_f1() == pytest.approx(want, abs=1e-6)
+    assert ClassCounts.of(y_pred, y_true, 9).macro_f1() == pytest.approx(want, abs=1e-6)
 
 
 @given(PAIRS)
@@ -116,7 +132,7 @@ def test_macro_f1_equals_scikit_learn(pairs):
         warnings.simplefilter("ignore")
         want = f1_score(true, pred, average="macro", zero_division=0)
     assert macro_f1(true, pred) == pytest.approx(want)
-    assert Counts.of(pred, true, 6).macro_f1() == pytest.approx(want)
+    assert ClassCounts.of(pred, true, 6).macro_f1() == pytest.approx(want)
     assert (macro_f1(torch.tensor(true), np.array(pred)) == 1) == (true == pred)
 
 
@@ -155,13 +171,13 @@ def test_mean_accuracy_is_unweighted():
     # GLDP: 30 of 40 and 45 of 50 -> 82.50, not 83.33
     clients = [counts(30, 40), counts(45, 50)]
     assert mean_accuracy(clients) == pytest.approx(0.825)
-    assert sum(clients, Counts.zeros(2)).accuracy() == pytest.approx(75 / 90)
+    assert sum(clients, ClassCounts.zeros(2)).accuracy() == pytest.approx(75 / 90)
     assert mean_accuracy([]) == 0
 
 
 def test_minority_accuracy_leaves_out_clients_without_examples():
-    one = Counts.of([0, 1, 1], [0, 0, 1], 3)
-    two = Counts.of([2, 0], [2, 2], 3)
+    one = ClassCounts.of([0, 1, 1], [0, 0, 1], 3)
+    two = ClassCounts.of([2, 0], [2, 2], 3)
     assert mean_accuracy([one, two], [0]) == 0.5
     assert mean_accuracy([one, two], [1, 2]) == pytest.approx((1 + 0.5) / 2)
 

@@ -12,7 +12,12 @@ from fedmodels.numerics.prototypes import (
     uncounted,
 )
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.parts.evaluation_heads import evaluation_part, received, trained_part, travelling
+from fedmodels.techniques.evaluation_heads import (
+    evaluation_part,
+    received,
+    trained_part,
+    travelling,
+)
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, prototype_spec
 from fedtide.inprocess import transported
 

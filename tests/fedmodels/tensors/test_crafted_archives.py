@@ -13,7 +13,7 @@ import torch
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.archive import load, load_named, save
 from fedmodels.tensors.bundle import Bundle
-from fedsrv.state.client_parts import Parts
+from fedsrv.state.client_parts import ClientParts
 
 
 def crafted(path: Path, facts: str, tensors: dict[str, tuple[str, list[int], int]]) -> Path:
@@ -105,7 +105,7 @@ def test_a_crafted_manifest_is_refused(tmp_path: Path, manifest: dict[str, Any])
     for place in (directory / "part-a.safetensors", tmp_path / "0.safetensors"):
         save(place, Bundle(scalars={"s": 1.0}), {})
     with pytest.raises(ArchiveError, match="manifest"):
-        Parts(directory).load(manifest)
+        ClientParts(directory).load(manifest)
 
 
 def test_a_file_of_torch_floats_is_read(tmp_path: Path) -> None:

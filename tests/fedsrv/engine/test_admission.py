@@ -148,11 +148,11 @@ def test_who_is_turned_away_has_no_session_any_more(tmp_path):
     events = EventLog()
     cohort = RemoteCohort(3, Spool(tmp_path, 1 << 20), events, admission=of())
     token = cohort.join(0, OTHER, b"", ())
-    cohort.member(0, token)
+    cohort.session(0, token)
     cohort.join(1, text(), b"", ())
     cohort.join(2, text(), b"", ())
     with pytest.raises(UnknownSession, match="join again"):
-        cohort.member(0, token)
+        cohort.session(0, token)
     with pytest.raises(PayloadError, match="client 0 has inputs"):
         cohort.join(0, OTHER, token, ())
     cohort.join(0, text(), b"", ())

@@ -109,7 +109,7 @@ def test_the_servers_examples_are_of_the_same_partition(tmp_path, digits):
 def test_more_clients_than_directories(tmp_path, digits):
     experiment = tiny_experiment(schedule={"clients": 5})
     own = _hand_made(digits, tmp_path)
-    with pytest.raises(ConfigError, match=r"no directory of client 3, 4.*clients = 5: at most 3"):
+    with pytest.raises(ConfigError, match=r"no data of client 3, 4.*clients = 5: at most 3"):
         check_given_data(experiment, own)
     with pytest.raises(DataError, match="holds no client directory 0"):
         check_given_data(experiment, tmp_path / "nowhere")

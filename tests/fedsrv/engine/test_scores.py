@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedmodels.errors import DataError
-from fedmodels.numerics.metrics import Counts
+from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
@@ -197,11 +197,23 @@ def test_scores_survive_as_text():
             EVALUATOR: [counts([1, 1], [5, 5], test_set="global-test")],
         }
     )
+    scores.confusions["global"] = [[1, 2], [0, 4]]
     again = Scores.from_json(scores.to_json())
+    assert again.confusions == scores.confusions
     assert again.counts.keys() == scores.counts.keys()
     assert metrics_of(again) == metrics_of(scores)
     assert client_rows(again, 3) == client_rows(scores, 3)
     assert again.to_json() == scores.to_json()
+    earlier = json.dumps(json.loads(scores.to_json())["counts"])  # as it was before confusions
+    assert client_rows(Scores.from_json(earlier), 3) == client_rows(scores, 3)
+
+
+def test_confusions_add_up_over_clients():
+    scores = Scores()
+    for client, cells in enumerate([[1, 1, 0, 1], [2, 0, 3, 0]]):
+        told = rpc.Report(confusions=[rpc.Confusion(view="global", counts=cells)])
+        scores.add({client: Answer(Bundle(), told)})
+    assert scores.confusions == {"global": [[3, 1], [3, 1]]}
 
 
 def test_rows_of_clients():
@@ -222,6 +234,16 @@ def test_rows_of_clients():
     json.dumps(rows, allow_nan=False)
 
 
+def test_a_view_by_its_own_name_is_scored_by_the_methods_own_rule():
+    """What a run forgets is read from there: of the model as the method predicts with it."""
+    own, head = counts([3, 1], [4, 4], rule="nearest"), counts([1, 0], [4, 4])
+    views = client_rows(scores_of({0: [own, head]}), 1)["0"]["views"]
+    assert {name: view["accuracy"] for name, view in views.items()} == {
+        "global": 0.5,
+        "global:classifier": 0.125,
+    }
+
+
 def test_a_loss_that_overflowed_is_no_number():
     given = counts([1, 1], [2, 2])
     given.loss_sum = float("inf")
@@ -229,7 +251,7 @@ def test_a_loss_that_overflowed_is_no_number():
 
 
 def test_own_test_leaves_the_global_test_set_out():
-    sets = {"global-test": Counts.of(np.array([0, 1]), np.array([0, 1]), 2)}
+    sets = {"global-test": ClassCounts.of(np.array([0, 1]), np.array([0, 1]), 2)}
     assert own_test(sets) is None
 
 

@@ -55,7 +55,7 @@ def lines(store):
 
 
 def files(store):
-    """Names of everything but the parts, which tests/fedsrv/state/test_parts.py looks at."""
+    """Names of everything but the parts, which test_client_parts.py looks at."""
     found = (p.name for p in store.states.glob("state-*"))
     return sorted(name for name in found if not name.startswith("part-"))
 

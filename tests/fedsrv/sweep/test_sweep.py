@@ -112,8 +112,8 @@ def test_there_are_studies() -> None:
 
 def test_switches_go_to_the_table_they_name() -> None:
     preset = {"method": {"name": "gldp", "t": 3}, "net": {"name": "mlp"}, "seed": 0}
-    own = tomllib.loads(config_for(preset, "gldp s=2", ["schedule.rounds=4"]))
-    assert own["method"] == {"name": "gldp", "t": 3, "s": 2}
+    own = tomllib.loads(config_for(preset, "gldp s=2 reading.bn=local", ["schedule.rounds=4"]))
+    assert own["method"] == {"name": "gldp", "t": 3, "s": 2, "reading": {"bn": "local"}}
     assert own["schedule"] == {"rounds": 4}
     other = tomllib.loads(config_for(preset, 'fedprox mu=0.5 net.name="cnn5"', []))
     assert other["method"] == {"name": "fedprox", "mu": 0.5}

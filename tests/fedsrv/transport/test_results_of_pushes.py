@@ -82,7 +82,7 @@ class World:
         self.order = rpc.Order(kind=kind, client_id="0", interaction=interaction)
         self.trip = Trip({0: self.order}, Bundle(), spec=BundleSpec.of(UPLOAD))
         self.done = self.engine.submit(self.cohort.exchange, self.trip)
-        while self.cohort._open is None:
+        while self.cohort._trips.current is None:
             pass
 
     def header(self, kind=rpc.ORDER_KIND_TRAIN, interaction=0):
@@ -153,7 +153,7 @@ def test_what_comes_between_trips_is_not_wanted(world):
 def test_the_end_is_told_to_everybody_and_waits_until_they_left(world):
     world.open()
     ended = ThreadPoolExecutor(1).submit(world.cohort.end)
-    caller = world.cohort.caller({0: world.cohort.member(0, world.token)}, {0: 0})
+    caller = world.cohort.caller({0: world.cohort.session(0, world.token)}, {0: 0})
     while not world.cohort._over:
         pass
     with pytest.raises(RunOver):

@@ -1,6 +1,6 @@
 """What pFedGraph and its variant with replay share: models weighted by a collaboration graph.
 
-Ye et al., ICML 2023. The graph itself is :mod:`fedmodels.parts.collaboration`.
+Ye et al., ICML 2023. The graph itself is :mod:`fedmodels.techniques.collaboration`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights
-from fedmodels.parts.collaboration import (
+from fedmodels.techniques.collaboration import (
     ROWS,
     collaborated,
     graph_metrics,

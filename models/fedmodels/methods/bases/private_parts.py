@@ -2,7 +2,7 @@
 
 The rest of a client's weights, such as its head, stays in its private state. Some papers score a
 global model of such methods with the mean of the private parts: these then travel for scores alone,
-as :mod:`fedmodels.parts.evaluation_heads` says.
+as :mod:`fedmodels.techniques.evaluation_heads` says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights
-from fedmodels.parts import evaluation_heads as heads
+from fedmodels.techniques import evaluation_heads as heads
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
 from fedmodels.training.method import ClientContext, RunFacts, ServerContext, ServerState
 

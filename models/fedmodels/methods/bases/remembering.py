@@ -28,8 +28,8 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.randomness import derive_seed, seeded
-from fedmodels.parts.continual import ClassMasks, announced, mask_of, masks_spec, remembered
-from fedmodels.parts.datafree import frozen
+from fedmodels.techniques.continual import ClassMasks, announced, mask_of, masks_spec, remembered
+from fedmodels.techniques.datafree import frozen
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, TensorSpec
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Uploads

@@ -1,7 +1,7 @@
 """What the methods with class replay share: FedAvg, and the private generators of its clients.
 
 Tan and Liu (pFedGRP), arXiv 2410.01502v2, section 4. The replay itself is
-:mod:`fedmodels.parts.class_replay`.
+:mod:`fedmodels.techniques.class_replay`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.parts.class_replay import METRICS, ClassReplay, Rehearsal
-from fedmodels.parts.generators import Arch, Family
+from fedmodels.techniques.class_replay import METRICS, ClassReplay, Rehearsal
+from fedmodels.techniques.generators import Arch, Family
 from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.training.method import ClientContext, RunFacts
 from fedmodels.training.pictures import Picture

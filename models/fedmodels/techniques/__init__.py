@@ -1,4 +1,4 @@
-"""What several methods are built of: prototypes, generators, replay, second nets, learned mixtures.
+"""Techniques that several methods use: prototypes, generators, replay, second nets, mixtures.
 
 May import everything of fedmodels but ``methods``; replay methods build on ``methods.fedavg``.
 """

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator, seeded
-from fedmodels.parts.mixing import (
+from fedmodels.techniques.mixing import (
     Mixer,
     Search,
     WeightSearch,

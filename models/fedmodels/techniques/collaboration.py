@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmodels.numerics.algebra import simplex_projection, weighted_mean
-from fedmodels.parts.mixing import entropy
+from fedmodels.techniques.mixing import entropy
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
 from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerState
 

@@ -12,8 +12,8 @@ from threading import Lock
 from fedmodels.errors import PayloadError
 from fedmodels.nets.split import load_weights
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.parts.class_replay import ALL, ClassReplay, Judge, Replayed
-from fedmodels.parts.mixing import Examples
+from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Replayed
+from fedmodels.techniques.mixing import Examples
 from fedmodels.tensors.announced import Announced, check_versions
 from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, Weights
 from fedmodels.training.method import Metrics, ServerContext

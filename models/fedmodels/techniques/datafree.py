@@ -22,7 +22,7 @@ from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.tensors.bundle import Weights
 from fedmodels.training.method import RunFacts
 
-TOLD = 10
+REPORTS = 10
 """Progress events of one training."""
 
 
@@ -98,9 +98,9 @@ def descend(loss: Tensor, *optimizers: torch.optim.Optimizer) -> float:
     return float(loss.detach())
 
 
-def is_told(step: int, of: int) -> bool:
+def is_reported(step: int, of: int) -> bool:
     """Tell whether a training reports its progress after this step, counted from 1."""
-    return step == of or step % max(1, of // TOLD) == 0
+    return step == of or step % max(1, of // REPORTS) == 0
 
 
 def shuffled(n: int, size: int, draw: torch.Generator) -> Iterator[Tensor]:

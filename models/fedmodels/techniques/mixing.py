@@ -266,19 +266,21 @@ def _stacked(models: Sequence[Weights], keys: Sequence[str], device: torch.devic
     """Return tensors of each model side by side, (n, total)."""
     names = [key.replace(".", "/", 1) for key in keys]
     rows = [
-        torch.cat([_flat(m[name].detach().float()) for name in names]) if names else torch.zeros(0)
+        torch.cat([_flattened(m[name].detach().float()) for name in names])
+        if names
+        else torch.zeros(0)
         for m in models
     ]
     return torch.stack(rows).to(device)
 
 
-def _flat(tensor: Tensor) -> Tensor:
+def _flattened(tensor: Tensor) -> Tensor:
     """Return all values, those of a convolution with its channels last."""
     return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
 
 
 def _shaped(flat: Tensor, like: Tensor) -> Tensor:
-    """Return a view of flat values in a tensor's shape: the inverse of :func:`_flat`."""
+    """Return a view of flat values in a tensor's shape: the inverse of :func:`_flattened`."""
     if like.dim() != 4:
         return flat.view_as(like)
     out, into, height, width = like.shape

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedmodels.errors import PayloadError
-from fedmodels.parts.continual import (
+from fedmodels.techniques.continual import (
     ClassMasks,
     announced,
     mask_of,
@@ -17,7 +17,7 @@ from fedmodels.parts.continual import (
     masks_spec,
     remembered,
 )
-from fedmodels.parts.moments import load_moments, moments_of
+from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.weighted_mean import weighted_mean

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedmodels.errors import ConfigError
 from fedmodels.nets.generative import ddpm, dpm_solver, gan
 from fedmodels.numerics.randomness import generator, seeded
-from fedmodels.parts.moments import load_moments, moments_of
+from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Weights
 
 Arch = Literal["wgan", "dcgan", "ddpm"]

@@ -1,0 +1,55 @@
+"""From a store to one directory for each client, the same as ``fedcli partition`` writes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedcli.data.sets.directory import Labelled
+from fedcli.data.store.client_data import PARTS, ClientData, Part
+from fedcli.data.store.partition_store import STORE, PartitionStore
+from fedcli.data.store.partition_writer import write_client, written_whole
+from fedmodels.errors import DataError
+from fedmodels.tensors.bundle import ClientId
+
+
+def export_partition(root: Path, out: Path, clients: Sequence[ClientId] | None = None) -> int:
+    """Write clients of a store as directories into ``out``, with all else that the root holds.
+
+    Args:
+        root: a partition with a store.
+        out: where directories go; must be absent or empty.
+        clients: who; everybody unless given.
+
+    Returns:
+        How many clients were written.
+
+    Raises:
+        DataError: there is no store, it holds no such client, or ``out`` cannot be written.
+    """
+    store = PartitionStore.find(root)
+    if store is None:
+        raise DataError(f"{root} holds no store: its clients have directories already, if any")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} holds something: choose another directory")
+    wanted = range(len(store)) if clients is None else clients
+    opened = [store.client(c) if isinstance(c, int) else _no_client(c) for c in wanted]
+    try:
+        with written_whole(out) as place:
+            shutil.copytree(root, place, ignore=shutil.ignore_patterns(STORE), dirs_exist_ok=True)
+            for client in opened:
+                write_client(place / client.directory.name, client.file, _held(client))
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error}") from None
+    return len(opened)
+
+
+def _held(client: ClientData) -> Iterator[tuple[int, Part, Labelled]]:
+    for task in range(client.num_tasks):
+        for part in PARTS:
+            yield task, part, client.arrays(task, part)
+
+
+def _no_client(client: ClientId) -> ClientData:
+    raise DataError(f"the {client} has no directory: its data lie in global-test")

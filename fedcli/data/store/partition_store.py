@@ -1,0 +1,210 @@
+"""A partition in a few files, however many clients it has: examples once, and who holds which.
+
+    DIR/store/problem.json    what all clients share of their descriptions: a :class:`ProblemFile`
+    DIR/store/{x,y}.npy       every example: those for training, then those for testing
+    DIR/store/indices.npy     (N,) which examples each (client, task) holds, one after the other
+    DIR/store/starts.npy      (U, 3) where a pair's training and test indices begin, and their end
+    DIR/store/pairs.npy       (C + 1,) the first pair of each client, and U
+    DIR/store/moments.npy     (C, 2, c) mean and deviation, where clients have their own
+
+A client of a store holds what its directory would hold, in the same order, and announces the same
+description. So a run has the same digest with either layout. The files are memory-mapped: whoever
+opens a client reads the examples of that client alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.arrays import IntArray, read_array
+from fedcli.data.cuts.cut_input import Partition
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.directory import Labelled
+from fedcli.data.store.client_data import PARTS, ClientData, Part, check_examples
+from fedmodels.data_description import ClientFile, Normaliser, ProblemFile, TaskCounts, read_file
+from fedmodels.errors import DataError
+
+STORE = "store"
+
+
+class PartitionStore:
+    """The store of one partition, opened."""
+
+    def __init__(self, root: Path) -> None:
+        """Open ``root/store`` and check that its files fit together.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        self.root, self.place = root, root / STORE
+        self.problem = read_file(self.place / "problem.json", ProblemFile)
+        self._x, self._y = self._array("x", mmap=True), self._array("y", mmap=True)
+        check_examples(self.place / "x.npy", self._x, self._y, self.problem)
+        self._indices = self._array("indices", mmap=True)
+        self._starts, self._pairs = self._array("starts"), self._array("pairs")
+        self._check_indices()
+
+    @classmethod
+    def find(cls, root: Path) -> Self | None:
+        """Open the store of a partition; None where there is none."""
+        return cls(root) if (root / STORE).is_dir() else None
+
+    def __len__(self) -> int:
+        """Return how many clients there are."""
+        return len(self._pairs) - 1
+
+    def client(self, client: int) -> StoredClient:
+        """Open one client.
+
+        Raises:
+            DataError: the partition has no such client.
+        """
+        if not 0 <= client < len(self):
+            raise DataError(f"{self.place} holds no client {client}: it has 0 to {len(self) - 1}")
+        return StoredClient(self, client)
+
+    def description(self, client: int) -> ClientFile:
+        """Return what a client announces: what all share, its own moments, its counts."""
+        shared = {name: getattr(self.problem, name) for name in self.problem.model_fields_set}
+        if self._moments is not None:
+            mean, std = self._moments[client].tolist()
+            shared |= {"mean": tuple(mean), "std": tuple(std)}
+        first, end = self._pairs[client], self._pairs[client + 1]
+        tasks = tuple(
+            TaskCounts(**{part: self._counts(pair, part) for part in PARTS})
+            for pair in range(first, end)
+        )
+        return ClientFile(**shared, tasks=tasks)
+
+    def examples(self, client: int, task: int, part: Part) -> Labelled:
+        """Return a copy of the raw inputs (n, *input_shape) and labels (n,) of a task."""
+        indices = self._held(int(self._pairs[client]) + task, part)
+        return self._x[indices], np.asarray(self._y[indices])
+
+    @cached_property
+    def _moments(self) -> NDArray[np.float64] | None:
+        return self._array("moments") if (self.place / "moments.npy").exists() else None
+
+    def _held(self, pair: int, part: Part) -> IntArray:
+        begin = PARTS.index(part)
+        return self._indices[self._starts[pair, begin] : self._starts[pair, begin + 1]]
+
+    def _counts(self, pair: int, part: Part) -> tuple[int, ...]:
+        labels = self._y[self._held(pair, part)]
+        return tuple(np.bincount(labels, minlength=self.problem.num_classes).tolist())
+
+    def _array(self, name: str, *, mmap: bool = False) -> NDArray[Any]:
+        return read_array(self.place / f"{name}.npy", mmap=mmap)
+
+    def _check_indices(self) -> None:
+        """Check that every client's part lies where there is something.
+
+        Raises:
+            DataError: names the first file that does not fit the others.
+        """
+        starts, pairs, indices = self._starts, self._pairs, self._indices
+        shapes_fit = starts.shape[1:] == (3,) and pairs.ndim == 1 and indices.ndim == 1
+        if not shapes_fit or {a.dtype for a in (starts, pairs, indices)} != {np.dtype(np.int64)}:
+            raise DataError(f"{self.place}: indices, starts and pairs are no store's")
+        if len(pairs) < 2 or not _rises(pairs, len(starts)):
+            raise DataError(f"{self.place / 'pairs.npy'} does not fit starts.npy")
+        if not _rises(starts.ravel(), len(indices)):
+            raise DataError(f"{self.place / 'starts.npy'} does not fit indices.npy")
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self._y):
+            raise DataError(f"{self.place / 'indices.npy'} names examples that are not in y.npy")
+
+
+class StoredClient(ClientData):
+    """One client of a store; it reads as its directory would."""
+
+    def __init__(self, store: PartitionStore, client: int) -> None:
+        """Count the client's examples, and open nothing else."""
+        self.store, self.client = store, client
+        self.directory = store.root / str(client)
+        self.file = store.description(client)
+        self.normaliser = Normaliser.of(self.file)
+
+    def _place(self, task: int, part: Part) -> Path:
+        return self.store.place / "indices.npy"
+
+    def _read(self, task: int, part: Part) -> Labelled:
+        return self.store.examples(self.client, task, part)
+
+
+def write_store(
+    place: Path,
+    dataset: Dataset,
+    partition: Partition,
+    problem: ProblemFile,
+    moments: Sequence[tuple[tuple[float, ...], tuple[float, ...]]],
+) -> None:
+    """Write a partition as a store.
+
+    Args:
+        place: the directory to make.
+        dataset: what is dealt out.
+        partition: who gets what.
+        problem: what all clients share.
+        moments: mean and deviation of each client; stored where they differ from the shared ones.
+    """
+    place.mkdir()
+    (place / "problem.json").write_text(problem.model_dump_json(indent=1) + "\n")
+    first = len(dataset.train_y)
+    x = np.lib.format.open_memmap(
+        place / "x.npy",
+        mode="w+",
+        dtype=dataset.train_x.dtype,
+        shape=(first + len(dataset.test_y), *dataset.input_shape),
+    )
+    x[:first], x[first:] = dataset.train_x, dataset.test_x
+    x.flush()
+    pieces = [
+        indices if partition.pooled or part == "train" else indices + first
+        for tasks in partition.clients
+        for task in tasks
+        for part, indices in (("train", task.train), ("test", task.test))
+    ]
+    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64).reshape(-1, 2)
+    begins = np.concatenate([[0], ends[:-1, 1]])
+    arrays = {
+        "y": np.concatenate([dataset.train_y, dataset.test_y]).astype(np.int64),
+        "indices": np.concatenate(pieces).astype(np.int64),
+        "starts": np.column_stack([begins, ends]),
+        "pairs": np.cumsum([0, *map(len, partition.clients)], dtype=np.int64),
+    }
+    if any(own != (problem.mean, problem.std) for own in moments):
+        arrays["moments"] = np.array(moments, dtype=np.float64)
+    for name, array in arrays.items():
+        np.save(place / f"{name}.npy", array, allow_pickle=False)
+
+
+def _rises(numbers: IntArray, end: int) -> bool:
+    """Tell whether numbers go from 0 to ``end`` without a step down."""
+    return (
+        len(numbers) > 0
+        and bool((np.diff(numbers) >= 0).all())
+        and (int(numbers[0]), int(numbers[-1])) == (0, end)
+    )
+
+
+def open_client(root: Path, client: int, store: PartitionStore | None = None) -> ClientData:
+    """Open one client of a partition: its directory, or else its part of the store.
+
+    Args:
+        root: the partition's root.
+        client: whose data.
+        store: the store of ``root``, if it is open already.
+
+    Raises:
+        DataError: there is neither, or what is there is damaged.
+    """
+    directory = root / str(client)
+    if not directory.is_dir() and (store := store or PartitionStore.find(root)) is not None:
+        return store.client(client)
+    return ClientData(directory)
