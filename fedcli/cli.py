@@ -9,7 +9,7 @@ import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -88,7 +88,18 @@ def main(arguments: list[str] | None = None) -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _interrupted()
+    except SystemExit as ended:
+        if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
+            _interrupted()
+        raise
+
+
+def _interrupted() -> NoReturn:
+    """Say that Ctrl-C ended the command; another one does not disturb its last steps."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    typer.echo("stopped", err=True)
+    sys.exit(130)
 
 
 @app.command()
@@ -170,7 +181,7 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
     from fedmodels.resolution import parse_experiment
 
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

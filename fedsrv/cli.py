@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from fedmodels.errors import ConfigError, FedtideError, RunStopped
+from fedmodels.errors import ConfigError, FedtideError, Interrupted, RunStopped
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedsrv.catalogue_commands import methods, metrics
 from fedsrv.certs_commands import certs_app
@@ -31,8 +31,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-LAST_WORDS_S = 5.0
-"""Time for what is left to say when a run has ended."""
 app.add_typer(certs_app, name="certs")
 app.command()(methods)
 app.command()(metrics)
@@ -114,7 +112,18 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _interrupted()
+    except SystemExit as ended:
+        if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
+            _interrupted()
+        raise
+
+
+def _interrupted() -> NoReturn:
+    """Say that Ctrl-C ended the command; another one does not disturb its last steps."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    typer.echo("stopped", err=True)
+    sys.exit(130)
 
 
 def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
@@ -122,7 +131,7 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
     from fedmodels.resolution import parse_experiment
 
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -180,6 +189,7 @@ def serve(
     set_up(LogLevel.WARNING if quiet else log_level, as_json=as_json)
     experiment = read_experiment(config, sets)
     from fedsrv.coordinator import serve as serve_run
+    from fedsrv.narration import Telling
     from fedsrv.state.run_directory import require_run
 
     if resume:
@@ -190,18 +200,23 @@ def serve(
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    telling = _Telling(names_address=not as_json, prints=events)
-    summary = serve_run(
-        experiment,
-        out,
-        where,
-        resume=resume,
-        expects_evaluator=evaluator,
-        server_data=server_data,
-        on_ready=telling.begin,
-        stop=stop,
-        watchers=_watchers(metrics_port, dashboard, out),
-    )
+    telling = Telling(names_address=not as_json, prints=events)
+    try:
+        summary = serve_run(
+            experiment,
+            out,
+            where,
+            resume=resume,
+            expects_evaluator=evaluator,
+            server_data=server_data,
+            on_ready=telling.begin,
+            stop=stop,
+            watchers=_watchers(metrics_port, dashboard, out),
+        )
+    except KeyboardInterrupt:
+        if telling.has_begun:  # clients could join: what there is of the run is kept
+            raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
+        raise
     telling.end()
     if not (events or quiet or as_json):
         _show(out)
@@ -253,39 +268,6 @@ def _end_with_stdin() -> None:
     while os.read(0, 4096):
         pass
     os._exit(130)
-
-
-class _Telling:
-    """Tells what happens in a run, once clients can join."""
-
-    def __init__(self, *, names_address: bool, prints: bool) -> None:
-        """Choose whether to print the address, and each event, for the launcher."""
-        self._names_address, self._prints = names_address, prints
-
-    def begin(self, address: str, events: EventLog) -> None:
-        """Tell events from now on, in a thread."""
-        if self._names_address:
-            typer.echo(f"listening on {address}")
-            sys.stdout.flush()
-        self._thread = threading.Thread(target=_tell, args=(events, self._prints), daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Wait until the last event is told."""
-        self._thread.join(LAST_WORDS_S)
-
-
-def _tell(log: EventLog, prints: bool = False) -> None:
-    """Log what happens, as far as the log level lets it through; print it for the launcher."""
-    from fedsrv.narration import Narrator, level_of
-
-    narrator = Narrator()
-    for event in log.listen(from_start=True):
-        if prints:
-            sys.stdout.write(event.to_json() + "\n")
-            sys.stdout.flush()
-        line, facts = narrator.line(event), {"event": event.__dict__}
-        logging.getLogger("fedsrv").log(level_of(event), "%s", line, extra=facts)
 
 
 def _show(out: Path) -> None:

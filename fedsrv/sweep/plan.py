@@ -83,7 +83,7 @@ class Sweep(BaseModel):
             ConfigError: it cannot be read, or says what it must not.
         """
         try:
-            table = tomllib.loads(path.read_text())
+            table = tomllib.loads(path.read_text("utf-8-sig"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"cannot read the sweep {path}: {error}") from None
         for key in sorted(table.keys() - cls.model_fields.keys()):
@@ -126,7 +126,7 @@ def _preset(given: Path, beside: Path) -> Path:
 def _tables(preset: Path) -> dict[str, Any]:
     """Return the tables of a preset, which is an experiment by itself."""
     try:
-        text = preset.read_text()
+        text = preset.read_text("utf-8-sig")
         parse_experiment(text, f"preset {preset}")
         return tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:

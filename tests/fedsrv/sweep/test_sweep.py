@@ -16,7 +16,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 import fedsrv.cli
-from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.errors import ConfigError, Interrupted, RunFailed
 from fedmodels.resolution import parse_experiment
 from fedsrv.sweep import execution
 from fedsrv.sweep.figures import difference
@@ -285,6 +285,30 @@ def test_what_failed_is_said_without_its_box(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("╭─ Error ─╮\n│ No such option: --hots │\n╰─────────╯\n\n")
     assert execution._last_line(log) == "No such option: --hots"
+
+
+def test_ctrl_c_ends_a_sweep_with_one_line(
+    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run under way ended with the status of Ctrl-C, which the sweep's process got too."""
+
+    def interrupted(command: list[str], **more: Any) -> SimpleNamespace:
+        launches.commands.append(command)
+        return SimpleNamespace(returncode=130)
+
+    class Waiting(list[Any]):
+        def __init__(self, done: Any) -> None:
+            super().__init__(done)
+            raise KeyboardInterrupt
+
+    said = list[str]()
+    monkeypatch.setattr(execution.subprocess, "run", interrupted)
+    monkeypatch.setattr(execution, "list", Waiting, raising=False)
+    monkeypatch.setattr(execution.signal, "signal", lambda *_: None)
+    with pytest.raises(Interrupted, match="stopped; the same command goes on with the sweep"):
+        run_sweep(sweep(), tmp_path / "out", seeds=[0], say=said.append)
+    assert said[1:] == ["fedavg-seed0 was stopped"]
+    assert len(launches.commands) == 1
 
 
 def test_the_command(sweep: Any, tmp_path: Path, launches: Launches) -> None:
