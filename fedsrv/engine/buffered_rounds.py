@@ -33,7 +33,6 @@ from fedmodels.training.method import (
 )
 from fedsrv.engine.cohort import Answers, Cohort, Flush, Trip
 from fedsrv.engine.rounds import Engine
-from fedsrv.engine.rows import trained_in
 from fedsrv.engine.schedule import Step, draw_cohort
 from fedsrv.events import EventLog
 from fedsrv.state.record import Record
@@ -71,8 +70,6 @@ class BufferedEngine(Engine):
     def _take_up(self, interaction: int) -> None:
         """Go on from a commit; give the orders again that were under way after it."""
         super()._take_up(interaction)
-        for record, _ in self.store.records():
-            self.last_trained |= trained_in(record)
         last = self.store.record(interaction)
         self.under_way: dict[int, int] = dict(last.get("under_way", ())) if last else {}
         """The interaction of each client's order that is not counted yet."""
@@ -135,7 +132,7 @@ class BufferedEngine(Engine):
                 )
         assert self.experiment.schedule.buffer is not None, "the config says so"
         size = len(wanted) or min(self.experiment.schedule.buffer, len(self.under_way))
-        needed = size if wanted else min(self.experiment.min_clients, size)
+        needed = size if self._followed else min(self.experiment.min_clients, size)
         return Flush(step.interaction, step.round, size, needed, wanted)
 
     def _reduce(
@@ -173,21 +170,22 @@ def check_asynchronous(method: Method, run: RunFacts) -> None:
     Raises:
         ConfigError: says what stands against it.
     """
-    everybodys = {f"weights/{key}" for key in method.init_server(run).common.weights}
-    sent = {key for key in method.upload_spec(run).required if key.startswith("weights/")}
+    upload, of_net = method.upload_spec(run), {f"weights/{name}" for name in run.forms}
+    everybodys = set(method.init_server(run).common.by_key())
+    sent = {k for k in (*upload.required, *upload.optional) if not k.startswith("scalars/")}
     if method.reduction != "mean":
         reason = "its server half reads single uploads"
-    elif method.keeps_state(run):
-        reason = "its clients keep a private state"
     elif method.payload_spec(run)[1] != BundleSpec():
         reason = "its server sends parts to single clients"
-    elif sent != everybodys:
-        reason = "its clients send other weights than they get"
+    elif not sent | everybodys <= of_net:
+        reason = "other tensors than weights of the net are shared"
+    elif not sent or sent != everybodys:
+        reason = "clients do not send the weights that they get"
     else:
         return
     raise ConfigError(
-        '[schedule] order = "asynchronous" is for methods that do nothing but average weights; '
-        f"{method.name} is none: {reason}"
+        '[schedule] order = "asynchronous" is for methods whose server averages weights and does '
+        f"nothing else; {method.name} is none: {reason}"
     )
 
 

@@ -29,7 +29,7 @@ from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip
 from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
-from fedsrv.engine.rows import commit_facts, record_of, trained_in
+from fedsrv.engine.rows import commit_facts, record_of
 from fedsrv.engine.schedule import Step, ends_task, is_scored, steps
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.engine.server_data import check_fits, check_given
@@ -37,7 +37,7 @@ from fedsrv.engine.summary import summarise
 from fedsrv.engine.terms import Terms
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, trained_in
 from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
 
@@ -309,8 +309,8 @@ class Engine:
         clients = self.cohort.durable()
         watermark = min(syncer.durable, committed if clients is None else clients)
         floor = self.store.advance(watermark)
-        self.history = self.history.after(committed, record["cohort"], floor)
-        self.cohort.commit(committed, floor)
+        self.history = self.history.after(committed, trained_in(record), floor)
+        self.cohort.commit(committed, self.store.oldest_begun(floor))
 
     # --- scoring ----------------------------------------------------------------------------------
 
