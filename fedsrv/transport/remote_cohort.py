@@ -61,7 +61,7 @@ class RemoteCohort:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_clients = num_clients
-        self._most_ahead = max(self.MOST_AHEAD, 2 * together)
+        self._together, self._most_ahead = together, max(self.MOST_AHEAD, 2 * together)
         self.spool, self.events = spool, events
         self.admission = admission
         self._min_clients = min_clients or num_clients
@@ -74,6 +74,8 @@ class RemoteCohort:
         """Wakes the engine. Each Pull has a condition of its own, or a result would wake all."""
         self._callers: set[Caller] = set()
         self._sessions: dict[ClientId, ClientSession] = {}
+        self._replaced = 0
+        """How often a session may have been replaced or removed."""
         self._open: OpenTrip | None = None
         self._has_opened = False
         """Whether this process has opened a trip yet."""
@@ -89,6 +91,7 @@ class RemoteCohort:
     def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
         with self._changed:
             self._holdings.require(holds, last_trained, safe)
+            self._replaced += 1
             self.wake()
 
     def starting_over(self) -> Sequence[int]:
@@ -237,6 +240,7 @@ class RemoteCohort:
                 start_over=start_over,
             )
             self._sessions[client] = session
+            self._replaced += known is not None
             self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
             if known:
@@ -253,11 +257,12 @@ class RemoteCohort:
             reason = "turned away: most clients describe another problem"
             self.events.tell("failed", client, reason=reason)
         if clients:
+            self._replaced += 1
             self.wake()
         return clients
 
     def _is_connected(self, session: ClientSession) -> bool:
-        return session.waiting > 0 or self._clock() - session.seen < self.LEASE_S
+        return session.is_waiting or self._clock() - session.heard < self.LEASE_S
 
     def session(self, client: ClientId, token: bytes) -> ClientSession:
         """Return the session a token belongs to.
@@ -281,8 +286,7 @@ class RemoteCohort:
         with self._lock:
             caller = Caller(clients, threading.Condition(self._lock))
             for client, session in clients.items():
-                if session.caller is not None:
-                    session.caller.changed.notify()
+                session.end_pull()
                 session.caller, session.issue = caller, issues[client]
         return caller
 
@@ -292,10 +296,9 @@ class RemoteCohort:
         """Wait for an order of a caller's clients; None when the caller is gone, or replaced."""
         with self._lock:
             self._callers.add(caller)
-            for session in caller.clients.values():
-                session.waiting += 1
+            caller.is_waiting = True
             try:
-                while is_active() and all(s.caller is caller for s in caller.clients.values()):
+                while is_active() and not caller.is_replaced:
                     found = self._order_for(caller)
                     if found is not None:
                         return found
@@ -303,29 +306,24 @@ class RemoteCohort:
                 return None
             finally:
                 self._callers.discard(caller)
-                for session in caller.clients.values():
-                    session.waiting -= 1
-                    session.seen = self._clock()
+                caller.is_waiting, caller.seen = False, self._clock()
 
     def _order_for(self, caller: Caller) -> tuple[rpc.Order, OpenTrip] | None:
         trip = self._open
-        for client, session in caller.clients.items():
-            if self._sessions.get(client) is not session:
-                raise UnknownSession(f"another session took over client {client}")
+        caller.check(self._sessions, self._replaced)
         if self._over:
             raise self._over
         if trip is None:
             return None
-        due = [c for c in caller.clients if c in trip.trip.orders and not trip.answered(c)]
-        fresh = [c for c in due if caller.clients[c].issue != trip.issue]
-        caller.is_full = len(due) - len(fresh) >= self._most_ahead
-        if caller.is_full or not fresh:
+        orders, answered = trip.trip.orders, trip.answered
+        client = caller.next_client(trip.issue, orders, answered, self._most_ahead)
+        if client is None:
             return None
         order = rpc.Order()
-        order.CopyFrom(trip.trip.orders[fresh[0]])
-        order.issue = caller.clients[fresh[0]].issue = trip.issue
-        order.committed, order.durable = self.committed, self.watermark
-        order.following = len(fresh) - 1
+        order.CopyFrom(orders[client])
+        order.committed, order.durable, order.issue = self.committed, self.watermark, trip.issue
+        if self._together > 1:
+            order.following = caller.following(answered)
         return order, trip
 
     def is_superseded(self, interaction: int) -> bool:
@@ -395,6 +393,7 @@ class RemoteCohort:
         with self._changed:
             session = self._sessions.get(client)
             if session is not None:
-                session.seen = -math.inf
+                session.end_pull()
+                session.caller, session.seen = None, -math.inf
             self._changed.notify_all()
         self.events.tell("left", client, reason=reason)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
 
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
@@ -49,8 +50,6 @@ class ClientSession:
     """Private states that the client holds; it may have pruned some below the watermark."""
     seen: float
     """Time of the client's last call, on the monotonic clock."""
-    waiting: int = 0
-    """Number of Pulls that wait for the client's orders now."""
     durable: int = -1
     issue: int = 0
     """Issue of the last order that the client got."""
@@ -62,6 +61,22 @@ class ClientSession:
     """Time of the last beat that became an event."""
     caller: Caller | None = None
     """The newest Pull that waits for the client; earlier ones get no more orders."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a Pull waits for the client's orders now."""
+        return self.caller is not None and self.caller.is_waiting
+
+    @property
+    def heard(self) -> float:
+        """Time of the client's last sign of life, on the monotonic clock."""
+        return self.seen if self.caller is None else max(self.seen, self.caller.seen)
+
+    def end_pull(self) -> None:
+        """End the Pull that waits for the client; its process makes another one for others."""
+        if self.caller is not None:
+            self.caller.is_replaced = True
+            self.caller.changed.notify()
 
     def is_news(self, now: float) -> bool:
         """Tell whether it is time for another progress event."""
@@ -81,12 +96,77 @@ Sessions = Mapping[ClientId, ClientSession]
 
 @dataclass(eq=False)
 class Caller:
-    """A Pull, and the condition that wakes this Pull alone."""
+    """A Pull, and the condition that wakes this Pull alone.
+
+    It keeps what is left of a trip, so that an order costs the same for two clients and thousands.
+    """
 
     clients: Sessions
     changed: threading.Condition
     is_full: bool = False
     """Whether the caller has as many unanswered orders as it may have."""
+    is_waiting: bool = False
+    """Whether the caller waits for an order now."""
+    is_replaced: bool = False
+    """Whether another Pull waits for one of the clients, or one has left."""
+    seen: float = -math.inf
+    """Time at which it last waited, on the monotonic clock."""
+    checked: int = -1
+    """How often sessions had been replaced when its own were last compared."""
+    _issue: int = 0
+    _fresh: deque[ClientId] = field(default_factory=deque)
+    _ahead: set[ClientId] = field(default_factory=set)
+
+    def check(self, sessions: Sessions, replaced: int) -> None:
+        """Check that no other session took over one of the caller's clients.
+
+        Args:
+            sessions: those that count.
+            replaced: how often one of them was replaced or removed.
+
+        Raises:
+            UnknownSession: names the client.
+        """
+        if self.checked != replaced:
+            for client, session in self.clients.items():
+                if sessions.get(client) is not session:
+                    raise UnknownSession(f"another session took over client {client}")
+            self.checked = replaced
+
+    def next_client(
+        self, issue: int, ordered: Container[ClientId], answered: Answered, most_ahead: int
+    ) -> ClientId | None:
+        """Return whose order of a trip comes next; None if there is none, or enough are unanswered.
+
+        Args:
+            issue: of the trip.
+            ordered: the clients that the trip has an order for.
+            answered: tells whether a client has answered.
+            most_ahead: how many orders may be unanswered.
+        """
+        if issue != self._issue:
+            due = [c for c in self.clients if c in ordered and not answered(c)]
+            self._fresh = deque(c for c in due if self.clients[c].issue != issue)
+            self._ahead = {c for c in due if self.clients[c].issue == issue}
+            self._issue = issue
+        self._ahead = {c for c in self._ahead if not answered(c)}
+        while self._fresh and answered(self._fresh[0]):
+            self._fresh.popleft()
+        self.is_full = len(self._ahead) >= most_ahead
+        if self.is_full or not self._fresh:
+            return None
+        client = self._fresh.popleft()
+        self._ahead.add(client)
+        self.clients[client].issue = issue
+        return client
+
+    def following(self, answered: Answered) -> int:
+        """Return how many orders of the trip are left."""
+        return sum(not answered(client) for client in self._fresh)
+
+
+Answered = Callable[[ClientId], bool]
+"""Tells whether a client has answered an order."""
 
 
 def client_id_of(text: str, num_clients: int) -> ClientId:
