@@ -85,7 +85,14 @@ def join(
     tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")] = False,
-    log_level: Annotated[LogLevel, typer.Option(help="What is said at least.")] = LogLevel.INFO,
+    log_level: Annotated[
+        LogLevel,
+        typer.Option(
+            parser=LogLevel.named,
+            metavar=f"[{'|'.join(LogLevel)}]",
+            help="What is said at least.",
+        ),
+    ] = LogLevel.INFO,
     as_json: Annotated[
         bool, typer.Option("--json", help="Say it as one object a line, on stdout.")
     ] = False,

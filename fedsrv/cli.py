@@ -46,7 +46,15 @@ Sets = Annotated[
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
-Level = Annotated[LogLevel, typer.Option("--log-level", help="What is said at least.")]
+Level = Annotated[
+    LogLevel,
+    typer.Option(
+        "--log-level",
+        parser=LogLevel.named,
+        metavar=f"[{'|'.join(LogLevel)}]",
+        help="What is said at least.",
+    ),
+]
 MetricsPort = Annotated[
     str | None,
     typer.Option(metavar="PORT", help="Metrics for Prometheus; loopback unless HOST:PORT."),

@@ -26,6 +26,7 @@ from fedmodels.files import write_atomically
 from fedmodels.printable import printable
 from fedmodels.training.initial_weights import pinned
 from fedsrv.engine.admission import Admission
+from fedsrv.engine.buffered_rounds import engine_for
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
@@ -135,7 +136,8 @@ def serve(
             begin_drain = partial(_drain, stop, service, out)
             threading.Thread(target=begin_drain, name="drain", daemon=True).start()
         on_ready(address, events)
-        return _run_to_the_end(Engine(experiment, cohort, store, events, held), cohort, store)
+        engine = engine_for(experiment, cohort, store, events, held)
+        return _run_to_the_end(engine, cohort, store)
 
 
 def _cohort_of(

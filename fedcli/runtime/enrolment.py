@@ -57,7 +57,7 @@ class Enrolment:
             reply = self.link.join(request)
             for one in request.clients:
                 self._joined(client_of(one.client_id), reply, one.token)
-        log.info("%d clients joined, in requests of %d bytes", len(wanted), sent)
+        log.info("%d clients joined, in %d bytes", len(wanted), sent)
         return reply
 
     def rejoin(self, gone: Mapping[ClientId, Membership]) -> None:

@@ -152,7 +152,17 @@ class Store:
 
     def has_state(self, interaction: int) -> bool:
         """Tell whether the state after an interaction can be taken up; -1 always can."""
-        return interaction == -1 or self._files.exists(interaction)
+        needed = [n for n in (interaction, *self._begun_from(interaction)) if n >= 0]
+        return all(map(self._files.exists, needed))
+
+    def record(self, interaction: int) -> Record | None:
+        """Return the record of an interaction, committed or undone; None if there is none."""
+        return self._ledger.record(interaction)
+
+    def _begun_from(self, interaction: int) -> set[int]:
+        """Return after which interactions the orders began that were under way after a commit."""
+        record = self.record(interaction)
+        return {begun - 1 for _, begun in record.get("under_way", ())} if record else set()
 
     def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
         """Commit an interaction; with ``counts``, its scores are still to come.
@@ -254,7 +264,8 @@ class Store:
     def prune(self, watermark: int) -> None:
         """Delete states that nothing can roll back to any more."""
         keep = min(watermark, self.committed)
-        self._files.drop(number for number in self._files.kept if number < keep)
+        needed = self._begun_from(keep)
+        self._files.drop(n for n in self._files.kept if n < keep and n not in needed)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -329,7 +340,7 @@ class Store:
             RunFailed: the run may not go back so far.
         """
         last, reasons = self.committed, dict[int, str]()
-        while last >= 0 and (reason := self._files.why_unusable(last)):
+        while last >= 0 and (reason := self._why_unusable(last)):
             reasons[last] = reason
             last -= 1
         if reasons and last < self.floor:
@@ -342,6 +353,11 @@ class Store:
         for reason in reasons.values():
             log.warning("%s; it is computed again", reason)
         return last, set(reasons)
+
+    def _why_unusable(self, interaction: int) -> str:
+        """Return why the run cannot go on from a commit; an empty text if it can."""
+        needed = (interaction, *sorted(self._begun_from(interaction) - {-1}))
+        return next(filter(None, map(self._files.why_unusable, needed)), "")
 
     def rewrite_lines(self) -> None:
         """Write ``rounds.jsonl`` anew from the committed records."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedmodels.errors import PayloadError
@@ -113,9 +112,8 @@ class Caller:
     """Time at which it last waited, on the monotonic clock."""
     checked: int = -1
     """How often sessions had been replaced when its own were last compared."""
-    _issue: int = 0
-    _fresh: deque[ClientId] = field(default_factory=deque)
-    _ahead: set[ClientId] = field(default_factory=set)
+    _left: dict[int, Left] = field(default_factory=dict)
+    """What is left of each trip under way, by its issue."""
 
     def check(self, sessions: Sessions, replaced: int) -> None:
         """Check that no other session took over one of the caller's clients.
@@ -133,40 +131,47 @@ class Caller:
                     raise UnknownSession(f"another session took over client {client}")
             self.checked = replaced
 
-    def next_client(
-        self, issue: int, ordered: Container[ClientId], answered: Answered, most_ahead: int
-    ) -> ClientId | None:
-        """Return whose order of a trip comes next; None if there is none, or enough are unanswered.
+    def left_of(self, trips: Mapping[int, Callable[[], Sequence[ClientId]]]) -> Mapping[int, Left]:
+        """Return what is left of trips, and forget all others.
 
         Args:
-            issue: of the trip.
-            ordered: the clients that the trip has an order for.
-            answered: tells whether a client has answered.
-            most_ahead: how many orders may be unanswered.
+            trips: by issue, what returns the clients that have not answered. It is called for a
+                trip that is new.
         """
-        if issue != self._issue:
-            due = [c for c in self.clients if c in ordered and not answered(c)]
-            self._fresh = deque(c for c in due if self.clients[c].issue != issue)
-            self._ahead = {c for c in due if self.clients[c].issue == issue}
-            self._issue = issue
-        self._ahead = {c for c in self._ahead if not answered(c)}
-        while self._fresh and answered(self._fresh[0]):
-            self._fresh.popleft()
-        self.is_full = len(self._ahead) >= most_ahead
-        if self.is_full or not self._fresh:
-            return None
-        client = self._fresh.popleft()
-        self._ahead.add(client)
+        for issue, missing in trips.items():
+            if issue not in self._left:
+                due = [c for c in missing() if c in self.clients]
+                fresh = dict.fromkeys(c for c in due if self.clients[c].issue != issue)
+                self._left[issue] = Left(fresh, set(due) - fresh.keys())
+        self._left = {issue: self._left[issue] for issue in trips}
+        return self._left
+
+    def take(self, issue: int) -> ClientId:
+        """Return whose order of a trip comes next, and note that it is sent."""
+        left = self._left[issue]
+        client = next(iter(left.fresh))
+        del left.fresh[client]
+        left.ahead.add(client)
         self.clients[client].issue = issue
         return client
 
-    def following(self, answered: Answered) -> int:
-        """Return how many orders of the trip are left."""
-        return sum(not answered(client) for client in self._fresh)
+    def answered(self, client: ClientId) -> None:
+        """Note that a client answered; wake the caller if it waited for that."""
+        for left in self._left.values():
+            left.fresh.pop(client, None)
+            left.ahead.discard(client)
+        if self.is_full:
+            self.changed.notify()
 
 
-Answered = Callable[[ClientId], bool]
-"""Tells whether a client has answered an order."""
+@dataclass
+class Left:
+    """The clients of a caller that have not answered their orders of a trip."""
+
+    fresh: dict[ClientId, None]
+    """Those that were not sent theirs, in the order of the trip."""
+    ahead: set[ClientId]
+    """Those that have it."""
 
 
 def client_id_of(text: str, num_clients: int) -> ClientId:

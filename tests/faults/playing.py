@@ -102,13 +102,16 @@ class Player:
     def _is_over(self) -> bool:
         """Tell whether those that are left wait for nobody: it is a trouble but for late clients.
 
+        A client ends when the run is over, so a coordinator that still waits a while later hangs.
+
         A client that was killed when the coordinator had all from it finds nobody any more.
         """
         left = set(self.family.running)
         if time.monotonic() - max(self._done.values(), default=math.inf) < LINGERS_S:
             return False
-        if left == {COORDINATOR}:
-            self.played.troubles.append("hang: the coordinator waits, and all clients have ended")
+        if COORDINATOR in left:
+            ended = ", ".join(sorted(self._done))
+            self.played.troubles.append(f"hang: the coordinator waits, and {ended} ended")
         elif COORDINATOR in self._done and left <= self._again:
             self.played.left_waiting = len(left)
         else:

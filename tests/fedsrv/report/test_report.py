@@ -418,6 +418,7 @@ def test_odd_values_are_left_out(tmp_path: Path) -> None:
         {"clients": {"1": {"views": {"global": {"accuracy": None, "tasks": None}}}, "2": None}},
         {"series": {"aggregation_weights": [[], 1, None]}},
         {"series": {"aggregation_weights": []}, "seconds": {"wall": float("inf")}},
+        {"confusions": {"global": [3, [None, "x"]], "after_local": 7}},
     ]
     run = hand_written(tmp_path / "run", *rows)
     assert run.metrics() == {}
@@ -520,7 +521,23 @@ def test_the_answer_stands_before_the_folds(tmp_path: Path) -> None:
     assert titles == ["How good", *questions]
     assert page.count("<details") == page.count("</details>") == 8
     assert "prefers-color-scheme: dark" in page
-    assert "A matrix of confusions is missing" in page
+
+
+def test_what_a_class_was_taken_for_is_the_end_of_the_run(tmp_path: Path) -> None:
+    """Class 0 was taken for class 1 by a quarter; class 2 has no test example."""
+    end = {"global": [[3, 1, 0], [0, 4, 0], [0, 0, 0]]}
+    row = {"clients": {"0": {"views": {"global": {"accuracy": 0.9, "classes": [0.75, 1.0]}}}}}
+    last = {**at(0, 1, task=0), **row, "confusions": end}
+    hand_written(tmp_path / "run", {**at(0, 0, task=0), **row}, last)
+    page = page_of(tmp_path, tmp_path / "run")
+    (file,) = re.findall(
+        r'download="confusion-matrix-global-model.csv" href="data:text/csv;charset=utf-8,(.*?)"',
+        page,
+    )
+    heads, *cells = csv.reader(io.StringIO(unquote(html.unescape(file))))
+    assert heads == ["true class", "predicted class", "examples", "share of the true class"]
+    assert cells[:2] == [["0", "0", "3.0", "0.75"], ["0", "1", "1.0", "0.25"]]
+    assert {true for true, *_ in cells} == {"0", "1"}
 
 
 def test_the_numbers_of_a_figure_come_with_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, StateLost, Trip
+from fedsrv.engine.cohort import Answer, Flush, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -51,7 +51,7 @@ class World:
     def exchange(self, trip):
         """Begin an exchange; wait until clients can see it."""
         future = self.engine.submit(self.cohort.exchange, trip)
-        until(lambda: self.cohort._open is not None or future.done())
+        until(lambda: self.cohort._trips.current is not None or future.done())
         return future
 
     def pull(self, *clients, wait_s=5.0):
@@ -169,7 +169,7 @@ def test_a_new_call_takes_the_place_of_the_old_one(world):
     old = world.cohort.caller(members, {0: 0})
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(world.cohort.next_order, old, lambda: True)
-        until(lambda: members[0].waiting)
+        until(lambda: members[0].is_waiting)
         new = world.cohort.caller(members, {0: 0})
         assert waits.result(5) is None
     world.exchange(trip_to(0))
@@ -180,7 +180,7 @@ def test_a_new_call_takes_the_place_of_the_old_one(world):
 def test_clients_that_wait_are_told_at_once(world):
     with ThreadPoolExecutor(3) as pool:
         pulls = [pool.submit(world.pull, c) for c in (0, 1, 2)]
-        until(lambda: all(world.cohort._sessions[c].waiting for c in (0, 1, 2)))
+        until(lambda: all(world.cohort._sessions[c].is_waiting for c in (0, 1, 2)))
         begun = time.monotonic()
         future = world.exchange(trip_to(0, 1, 2))
         orders = [p.result(5) for p in pulls]
@@ -200,7 +200,7 @@ def test_a_result_wakes_no_client_that_waits(world, monkeypatch):
     monkeypatch.setattr(world.cohort, "_order_for", lambda c: looks.append(c) or looked(c))
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(world.pull, 2)
-        until(lambda: world.cohort._sessions[2].waiting)
+        until(lambda: world.cohort._sessions[2].is_waiting)
         before = len(looks)
         assert world.push(0, order) is True
         assert world.push(1, order_of(1), failure="no")
@@ -265,7 +265,7 @@ def test_an_id_is_connected_once(world):
 def test_the_token_takes_over(world):
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(world.pull, 0)
-        until(lambda: world.cohort._sessions[0].waiting)
+        until(lambda: world.cohort._sessions[0].is_waiting)
         assert world.join(0, world.tokens[0]) == world.tokens[0]
         with pytest.raises(UnknownSession, match="took over client 0"):
             old.result(5)
@@ -288,7 +288,7 @@ def test_a_waiting_client_needs_no_other_sign_of_life(world, monkeypatch):
     monkeypatch.setattr(RemoteCohort, "LEASE_S", 0.05)
     with ThreadPoolExecutor(1) as pool:
         pull = pool.submit(world.pull, 0, wait_s=0.5)
-        until(lambda: world.cohort._sessions[0].waiting)
+        until(lambda: world.cohort._sessions[0].is_waiting)
         time.sleep(0.1)
         with pytest.raises(AlreadyConnected):
             world.join(0)
@@ -639,3 +639,118 @@ def test_what_a_client_lost_does_not_matter_once_it_was_turned_away(tmp_path):
     cohort.stop("the test is over")
     with pytest.raises(RunFailed, match="the test is over"):
         cohort.exchange(trip_to(1, 2))
+
+
+# --- lasting trips --------------------------------------------------------------------------------
+
+
+def flush(size, interaction=1, needed=None, wanted=None):
+    return Flush(interaction, interaction, size, needed or size, wanted or {})
+
+
+def taking(world, *args, **facts):
+    return world.engine.submit(world.cohort.take, flush(*args, **facts))
+
+
+def test_a_flush_takes_the_first_results_of_all_lasting_trips(world):
+    world.cohort.send(trip_to(0, 1, interaction=0))
+    world.cohort.send(trip_to(2, interaction=1))
+    world.cohort.commit(0, -1)
+    orders = {c: world.pull(c) for c in (0, 1, 2)}
+    assert {c: (o.interaction, o.committed) for c, o in orders.items()} == {
+        0: (0, -1),  # what it is ordered to do is not committed
+        1: (0, -1),
+        2: (1, 0),
+    }
+    future = taking(world, 2)
+    assert world.push(2, orders[2], value=2.0)
+    assert not future.done()
+    assert world.push(0, orders[0], value=0.5)
+    found = future.result(5)
+    assert values(found) == {0: 0.5, 2: 2.0}
+    assert [*found.arrivals.items()] == [(2, 1), (0, 0)]
+    assert found.under_way == {1: 0}
+    assert found.wire_up == 20
+    assert world.push(0, orders[0]) == REPEATED, "its result was taken"
+    assert world.pull(0, 2, wait_s=0.05) is None, "their orders are done with"
+
+
+def test_a_result_that_comes_before_its_flush_waits_for_it(world):
+    world.cohort.send(trip_to(0, 1, interaction=0))
+    for client in (1, 0):
+        assert world.push(client, world.pull(client), value=float(client))
+    assert values(taking(world, 1).result(5)) == {1: 1.0}
+    assert values(taking(world, 1).result(5)) == {0: 0.0}
+
+
+def test_a_flush_may_want_certain_results_alone(world):
+    world.cohort.send(trip_to(0, 1, 2, interaction=0))
+    orders = {c: world.pull(c) for c in (0, 1, 2)}
+    future = taking(world, 1, wanted={1: 0})
+    assert world.push(0, orders[0])
+    assert not future.done()
+    assert world.push(1, orders[1])
+    found = future.result(5)
+    assert (found.arrivals, found.under_way) == ({1: 0}, {0: 0, 2: 0})
+
+
+def test_others_score_while_lasting_orders_are_under_way(world):
+    world.cohort.send(trip_to(0, 1, interaction=0))
+    order = world.pull(0)
+    future = world.exchange(trip_to(2, kind=rpc.ORDER_KIND_EVALUATE))
+    scoring = world.pull(2)
+    assert scoring.kind == rpc.ORDER_KIND_EVALUATE
+    assert world.push(0, order)
+    assert not future.done()
+    assert world.push(2, scoring)
+    assert values(future.result(5)) == {2: 0.0}
+    assert taking(world, 1).result(5).arrivals == {0: 0}
+
+
+def test_what_failed_comes_with_the_next_flush(world):
+    world.cohort.send(trip_to(0, 1, 2, interaction=0))
+    orders = {c: world.pull(c) for c in (0, 1, 2)}
+    world.push(0, orders[0], failure="it broke")
+    world.push(1, orders[1])
+    found = taking(world, 1).result(5)
+    assert (found.failed, found.arrivals, found.under_way) == ({0: "it broke"}, {1: 0}, {2: 0})
+    world.push(2, orders[2])
+    assert taking(world, 1).result(5).failed == {}
+
+
+def test_a_flush_fails_where_too_few_are_left(world):
+    world.cohort.send(trip_to(0, 1, interaction=0))
+    orders = {c: world.pull(c) for c in (0, 1)}
+    future = taking(world, 2, interaction=3)
+    world.push(1, orders[1], failure="it broke")
+    with pytest.raises(RunFailed, match=r"client 1 failed in round 3 .*it broke"):
+        future.result(5)
+
+
+def test_a_flush_goes_on_with_as_many_as_suffice(world):
+    world.cohort.send(trip_to(0, 1, interaction=0))
+    orders = {c: world.pull(c) for c in (0, 1)}
+    world.push(1, orders[1], failure="it broke")
+    world.push(0, orders[0])
+    assert taking(world, 2, needed=1).result(5).arrivals == {0: 0}
+
+
+def test_an_old_order_is_wanted_until_it_is_recalled(world):
+    """Its interaction is committed long ago; its result counts all the same."""
+    world.cohort.send(trip_to(0, interaction=0))
+    world.cohort.commit(3, -1)
+    order = world.pull(0)
+    assert not world.cohort.is_superseded(0)
+    world.cohort.recall()
+    assert world.cohort.is_superseded(0)
+    with pytest.raises(Superseded):
+        world.push(0, order)
+    assert world.pull(0, wait_s=0.05) is None
+
+
+def test_a_run_that_is_to_stop_begins_no_flush(world):
+    world.cohort.send(trip_to(0, interaction=0))
+    world.push(0, world.pull(0))
+    world.cohort.stop("stopped as asked")
+    with pytest.raises(RunFailed, match="stopped as asked"):
+        taking(world, 1).result(5)
