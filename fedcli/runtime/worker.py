@@ -136,6 +136,12 @@ class Worker:
         log.exception("client %s, interaction %d", self.client, order.interaction)
         return Result(order, Bundle(), rpc.Report(), f"{type(error).__name__}: {error}")
 
+    def close(self) -> None:
+        """Free data, state and upload; the next order finds a client as after a restart."""
+        self.stream.close()
+        self.states.drop_cached()
+        self._held = None
+
     def _forget(self, order: rpc.Order) -> None:
         """Drop what an order says is no longer needed."""
         if self.stateful:
@@ -254,6 +260,7 @@ class Worker:
             elif self.client != EVALUATOR:
                 self.method.load(ctx, payload, state)
                 self._add_counts(report, order, ctx, view, payload, state)
+        self.progress = Progress()
         tell_scored(order, report)
         return Result(order, Bundle(), report)
 
