@@ -41,6 +41,7 @@ from fedpb import PROTOCOL
 from fedpb.descriptions import description_of
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.zstd import check_installed
 
 KEEP_BYTES = 256 << 20
 """Bytes of uploads that a process keeps until their commit, over all its clients."""
@@ -109,6 +110,9 @@ class Host:
                 )
                 torch.set_num_threads(experiment.training.threads)
                 self._together = experiment.training.together
+                if experiment.zstd:
+                    check_installed()
+                self.link.zstd = experiment.zstd
                 self.workers[client] = Worker(
                     client,
                     self.data[client],
