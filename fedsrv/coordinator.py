@@ -26,6 +26,7 @@ from fedmodels.files import write_atomically
 from fedmodels.printable import printable
 from fedmodels.training.initial_weights import pinned
 from fedsrv.engine.admission import Admission
+from fedsrv.engine.buffered_rounds import engine_for
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
@@ -121,21 +122,27 @@ def serve(
             events,
             requires_identity=listen.requires_identity,
         )
-        stack.callback(service.complaints.close)
-        server, port = start_server(service, listen.address, listen.credentials)
-        stack.callback(service.gate.close)
-        stack.callback(stop_server, server)
-        stack.callback(events.close)  # first of all, so that monitors see the end
-        stack.callback(cohort.stop, "the server is shutting down")
+        address = _open_server(stack, service, listen)
         began.set()
-        address = f"{listen.address.rpartition(':')[0]}:{port}"
         clients, needed = experiment.schedule.clients, experiment.min_clients
         events.tell("listening", address=address, clients=clients, needed=needed)
         if stop is not None:
             begin_drain = partial(_drain, stop, service, out)
             threading.Thread(target=begin_drain, name="drain", daemon=True).start()
         on_ready(address, events)
-        return _run_to_the_end(Engine(experiment, cohort, store, events, held), cohort, store)
+        engine = engine_for(experiment, cohort, store, events, held)
+        return _run_to_the_end(engine, cohort, store)
+
+
+def _open_server(stack: ExitStack, service: Service, listen: Listen) -> str:
+    """Start the server, and stop it when the stack ends; return its address."""
+    stack.callback(service.complaints.close)
+    server, port = start_server(service, listen.address, listen.credentials)
+    stack.callback(service.gate.close)
+    stack.callback(stop_server, server)
+    stack.callback(service.events.close)  # first of all, so that monitors see the end
+    stack.callback(service.cohort.stop, "the server is shutting down")
+    return f"{listen.address.rpartition(':')[0]}:{port}"
 
 
 def _cohort_of(

@@ -26,9 +26,11 @@ def sweep(
 ) -> None:
     """Run methods with seeds in settings, and tabulate them; what is finished is not run again."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from fedmodels.log_lines import outlive_readers
     from fedsrv.sweep.plan import Sweep
     from fedsrv.sweep.sweeping import run_sweep
 
+    outlive_readers()
     rows, sets = only or (), sets or []
     found, say = Sweep.read(file), typer.echo
     run_sweep(found, out, only=rows, seeds=seeds or (), sets=sets, jobs=jobs, say=say)

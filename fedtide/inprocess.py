@@ -25,8 +25,8 @@ from fedmodels.training.initial_weights import pinned
 from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import write_facts
-from fedsrv.engine.cohort import Answer, Answers, Trip
-from fedsrv.engine.rounds import Engine
+from fedsrv.engine.buffered_rounds import engine_for
+from fedsrv.engine.cohort import Answer, Answers, Flush, Trip, stamped
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
 from fedsrv.state.run_directory import (
@@ -73,6 +73,8 @@ class InProcessCohort:
         }  # fmt: skip
         self.arrival, self.before = arrival, before
         self.committed = self.watermark = -1
+        self._lasting: dict[ClientId, Trip] = {}
+        """The lasting trip that holds each client's order, in the order of the orders."""
 
     def gather(self) -> Mapping[int, str]:
         return {c: w.data.announcement() for c, w in self.workers.items() if isinstance(c, int)}
@@ -93,31 +95,49 @@ class InProcessCohort:
         return ()
 
     def exchange(self, trip: Trip) -> Answers:
-        found: dict[ClientId, Answer] = {}
-        failed: dict[ClientId, str] = {}
-        for client in self._arrivals(trip.orders):
-            order = trip.orders[client]
-            order.committed, order.durable = self.committed, self.watermark
-            self.before(order)
-            worker = self.workers[client]
-            specs = worker.payload_spec
-            parts = {"common": transported(trip.sent, specs["common"])}
-            if client in trip.personal:
-                parts["personal"] = transported(trip.personal[client], specs["personal"])
-            done = self._done(worker, order, merged(parts))
-            if done.failure:
-                failed[client] = done.failure
-                continue
-            sent = transported(done.upload, trip.spec)
-            trip.check_report(client, order, done.report)  # honest clients are not refused
-            upload = trip.restored(sent)
-            trip.check_upload(client, upload)
-            down = sum(b.num_bytes() for b in parts.values())
-            found[client] = Answer(upload, done.report, sent.num_bytes(), down)
-        if failed:
-            client, reason = next(iter(failed.items()))
-            raise ClientFailed(client, trip.sample.round, "order", reason)
-        return Answers(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), failed)
+        return self._answers({c: self._answer(c, trip) for c in self._arrivals(trip.orders)})
+
+    def send(self, *trips: Trip) -> None:
+        for trip in trips:
+            self._lasting |= dict.fromkeys(self._arrivals(trip.orders), trip)
+
+    def take(self, flush: Flush) -> Answers:
+        """Let clients work in the order of their orders; others work in a later flush."""
+        wanted = tuple(flush.wanted or self._lasting)[: flush.size]
+        trips = {client: self._lasting.pop(client) for client in wanted}
+        answers = self._answers({c: self._answer(c, trip) for c, trip in trips.items()})
+        answers.arrivals = {int(c): trip.sample.interaction for c, trip in trips.items()}
+        answers.under_way = {int(c): trip.sample.interaction for c, trip in self._lasting.items()}
+        return answers
+
+    def recall(self) -> None:
+        self._lasting.clear()
+
+    def _answers(self, found: Mapping[ClientId, Answer]) -> Answers:
+        return Answers(dict(sorted(found.items(), key=lambda item: str(item[0]).zfill(9))), {})
+
+    def _answer(self, client: ClientId, trip: Trip) -> Answer:
+        """Let a client do what a trip orders.
+
+        Raises:
+            ClientFailed: it cannot.
+        """
+        order = stamped(trip.orders[client], self.committed, self.watermark)
+        self.before(order)
+        worker = self.workers[client]
+        specs = worker.payload_spec
+        parts = {"common": transported(trip.sent, specs["common"])}
+        if client in trip.personal:
+            parts["personal"] = transported(trip.personal[client], specs["personal"])
+        done = self._done(worker, order, merged(parts))
+        if done.failure:
+            raise ClientFailed(client, order.round, "order", done.failure)
+        sent = transported(done.upload, trip.spec)
+        trip.check_report(client, order, done.report)  # honest clients are not refused
+        upload = trip.restored(sent)
+        trip.check_upload(client, upload)
+        down = sum(b.num_bytes() for b in parts.values())
+        return Answer(upload, done.report, sent.num_bytes(), down)
 
     def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Result:
         if worker.experiment.training.together > 1 and order.kind == rpc.ORDER_KIND_TRAIN:
@@ -182,6 +202,6 @@ def run_in_process(
     store = Store(out, experiment, resume)
     try:
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
-        return Engine(experiment, cohort, store, EventLog(), held).run()
+        return engine_for(experiment, cohort, store, EventLog(), held).run()
     finally:
         store.close()

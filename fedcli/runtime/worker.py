@@ -11,15 +11,17 @@ from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.data.store.client_data import ClientData, ClientFile, GlobalTest, Normaliser
+from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.partition_store import PartitionStore, open_client
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.diary import tell, tell_scored, tell_trained
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
+from fedmodels.data_description import ClientFile, Normaliser
 from fedmodels.errors import ArchiveError, DataError, FedtideError
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
@@ -286,7 +288,7 @@ class Worker:
         how = self.experiment.schedule
         per_task = how.order != "rounds_outer"
         last = how.rounds * (self.data.num_tasks if per_task else 1) - 1
-        if self.experiment.cohort_size < how.clients or order.round == last:
+        if how.selects or how.is_asynchronous or order.round == last:
             description = header_of(self._facts(order, "after_local"))
             weights = Bundle(weights=weights_of(net))
             self.states.keep_scored(order.interaction, order.base, weights, description)
@@ -335,7 +337,8 @@ class Worker:
         ctx.view = view
         masks = self.experiment.evaluate.class_masks and self.client != EVALUATOR
         seen = self._seen(order) if masks else None
-        found = score(self.method, ctx, payload, state, dict(self._sets(order, view)), seen)
+        sets = dict(self._sets(order, view))
+        found = score(self.method, ctx, payload, state, sets, seen, order.confusion)
         for (rule, name), c in found.items():
             report.counts.append(
                 rpc.Counts(
@@ -348,6 +351,10 @@ class Worker:
                     correct=c.correct,
                 )
             )
+        own = [c.confusion for (_, name), c in found.items() if name.startswith("task/")]
+        if counted := [cells for cells in own if cells is not None]:
+            cells = np.sum(counted, axis=0)
+            report.confusions.append(rpc.Confusion(view=view, counts=cells.ravel()))
 
     def _seen(self, order: rpc.Order) -> Tensor:
         """Return which classes the client has met (K,): had training examples of by now."""

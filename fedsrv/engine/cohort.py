@@ -49,6 +49,21 @@ class Trip:
         return next(iter(self.orders.values()))
 
 
+@dataclass(frozen=True)
+class Flush:
+    """The results of lasting trips that end one asynchronous interaction."""
+
+    interaction: int
+    round: int
+    size: int
+    """Results that are enough at once."""
+    needed: int
+    """Results that suffice after the deadline or after failures."""
+    wanted: Mapping[int, int] = field(default_factory=dict)
+    """The clients whose results are wanted, and the interaction of each one's order; empty for
+    whoever comes first."""
+
+
 @dataclass
 class Answer:
     """The answer of one client."""
@@ -70,6 +85,10 @@ class Answers:
     wire_up: int = 0
     mean: Weights | None = None
     """The mean of the uploads' weights, if it was computed on arrival; uploads are without them."""
+    arrivals: dict[int, int] = field(default_factory=dict)
+    """Of a flush: the interaction of each client's order, in the order of arrival."""
+    under_way: dict[int, int] = field(default_factory=dict)
+    """Of a flush: the interaction of each client's order that is not answered yet."""
 
 
 class StateLost(Exception):
@@ -119,6 +138,22 @@ class Cohort(Protocol):
         """Give the orders, wait for the results, and return them."""
         ...
 
+    def send(self, *trips: Trip) -> None:
+        """Give the orders of lasting trips, and wait for none of them."""
+        ...
+
+    def take(self, flush: Flush) -> Answers:
+        """Wait for results of lasting trips, take them out of the trips, and return them.
+
+        Failures of lasting trips since the last flush come with them. A client has one order of
+        lasting trips at a time.
+        """
+        ...
+
+    def recall(self) -> None:
+        """End all lasting trips; nobody wants their results any more."""
+        ...
+
     def commit(self, interaction: int, watermark: int) -> None:
         """Remember the last commit and the watermark; orders carry both to the clients."""
         ...
@@ -126,3 +161,17 @@ class Cohort(Protocol):
     def durable(self) -> int | None:
         """Return the interaction up to which every client's state is safe; None: all are safe."""
         ...
+
+
+def stamped(order: rpc.Order, committed: int, watermark: int) -> rpc.Order:
+    """Return a copy of an order that says what is committed and what is safe.
+
+    To an order to train, nothing counts as committed from its own interaction on: its client keeps
+    the result until a later order says that the interaction is committed.
+    """
+    found = rpc.Order()
+    found.CopyFrom(order)
+    trains = order.kind == rpc.ORDER_KIND_TRAIN
+    found.committed = min(committed, order.interaction - 1) if trains else committed
+    found.durable = watermark
+    return found

@@ -30,17 +30,19 @@ from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
 from fedsrv.engine.rows import commit_facts, record_of
-from fedsrv.engine.schedule import Step, steps
+from fedsrv.engine.schedule import Step, ends_task, is_scored, steps
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.engine.server_data import check_fits, check_given
 from fedsrv.engine.summary import summarise
 from fedsrv.engine.terms import Terms
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, trained_in
 from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
 
+MOST_CONFUSED = 100
+"""Classes of a problem up to which the last scores tell what each class was taken for."""
 STAGE, ROUND = 1, 2
 """Numbers of the evaluation trips of one interaction."""
 
@@ -106,8 +108,8 @@ class Engine:
         self.stateful = self.method.keeps_state(self.run_facts) or self.compression.feedback
         self.upload_spec = self.compression.upload_spec(self.method.upload_spec(self.run_facts))
         self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
-        check, how = self.terms.check_report, self.compression
-        self.trip = partial(Trip, check_report=check, compression=how)
+        check = self.terms.check_report
+        self.trip = partial(Trip, check_report=check, compression=self.compression)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
         if self.stateful:  # a client that lost too much must join again, and learns what to do
@@ -137,14 +139,9 @@ class Engine:
             minority=tuple(self.groups["minority"]),
             labels={c: self.profiles[c].labels(step.task) for c in cohort},
             limits=common_limits(self.profiles.values()),
-            ends_task=self._ends_task(step),
+            ends_task=ends_task(self.steps, step),
             tell=partial(self._tell_work, step),
         )
-
-    def _ends_task(self, step: Step) -> bool:
-        """Tell whether the interaction after a step is on another task."""
-        following = self.steps[step.interaction + 1 : step.interaction + 2]
-        return any(other.task != step.task for other in following)
 
     def _tell_work(self, step: Step, what: str, done: int, of: int, loss: float) -> None:
         """Report the progress of long work of the server half."""
@@ -161,11 +158,19 @@ class Engine:
             self.store, self.cohort, self.events, self._lost, stateful=self.stateful
         )
         self._lost = None
-        self.state = self.store.state(target) if target >= 0 else self._initial_state()
-        self._remember(target)
         self.cohort.commit(target, -1)
+        self._take_up(target)
         if self.stateful:
             self.cohort.require(self._holds_state, self.last_trained, self.store.watermark)
+
+    def _take_up(self, interaction: int) -> None:
+        """Go on from the commit of an interaction."""
+        self.state = self._state_after(interaction)
+        self._remember(interaction)
+
+    def _state_after(self, interaction: int) -> ServerState:
+        """Return the committed state after an interaction; the initial one for -1."""
+        return self.store.state(interaction) if interaction >= 0 else self._initial_state()
 
     def _remember(self, interaction: int) -> None:
         """Read who trained when, up to an interaction."""
@@ -198,13 +203,11 @@ class Engine:
         """Do one interaction: train, aggregate, commit, score."""
         ctx = self._context(step, self._present(step))
         begun = time.monotonic()
-        due = self._is_due(step)
+        due = is_scored(self.steps, step, self.experiment.evaluate.every)
         results = self._train(ctx, due)
         trained = time.monotonic()
         self.state, metrics, series = self._reduce(ctx, results)
-        record = record_of(step, results, metrics)
-        if series:
-            record["series"] = series
+        record = record_of(step, results, metrics, series)
         record["seconds"]["server"] = time.monotonic() - trained
         self._settle()
         record["seconds"]["wall"] = time.monotonic() - begun
@@ -215,7 +218,7 @@ class Engine:
             self._fill_in(step, record, scores)
         counts = scores.to_json() if needs_trip else None
         self._committing = committer.submit(self._commit, step, record, self.state, counts, syncer)
-        self.last_trained |= dict.fromkeys(record["cohort"], step.interaction)
+        self.last_trained |= trained_in(record)
         if needs_trip:
             self._settle()
             self._score(step, record, scores)
@@ -256,25 +259,27 @@ class Engine:
             self._committing = None
 
     def _train(self, ctx: ServerContext, due: bool) -> Answers:
-        common, personal = self.method.broadcast(ctx, self.state)
-        views = [
-            v
-            for v in self.method.views
-            if due and v == "after_local" and v in self.experiment.evaluate.views
-        ]
+        return self.cohort.exchange(self._trip(ctx, self.state, due))
+
+    def _trip(self, ctx: ServerContext, state: ServerState, due: bool) -> Trip:
+        """Return the orders of a cohort to train from a state."""
+        common, personal = self.method.broadcast(ctx, state)
+        scored = due and "after_local" in {*self.method.views} & {*self.experiment.evaluate.views}
+        views = ["after_local"] if scored else []
         orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
         count = self.method.count if self.method.reduction == "mean" else None
-        trip = self.trip(
+        return self.trip(
             orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
-            count, check_upload=partial(self._check_upload, ctx),
+            count, check_upload=partial(self._check_upload, ctx, state),
         )  # fmt: skip
-        return self.cohort.exchange(trip)
 
-    def _check_upload(self, ctx: ServerContext, client: ClientId, upload: Bundle) -> None:
-        """Check an upload's values; threads may call it while the state does not change."""
+    def _check_upload(
+        self, ctx: ServerContext, state: ServerState, client: ClientId, upload: Bundle
+    ) -> None:
+        """Check the values of an upload that was trained from a state; called from any thread."""
         assert isinstance(client, int), "the evaluator trains nothing"
         announced = self.terms.announced(client, self.steps[ctx.interaction])
-        self.method.check_upload(ctx, self.state, upload, announced)
+        self.method.check_upload(ctx, state, upload, announced)
 
     def _orders(
         self,
@@ -285,21 +290,18 @@ class Engine:
         tasks_seen: int,
         trip: int = 0,
     ) -> dict[ClientId, rpc.Order]:
-        return {
-            client: rpc.Order(
-                kind=kind,
-                client_id=str(client),
-                interaction=ctx.interaction,
-                round=ctx.round,
-                task=ctx.task,
-                views=views,
-                tasks_seen=tasks_seen,
-                trip=trip,
+        is_last = ctx.interaction == len(self.steps) - 1
+        confusion = is_last and self.run_facts.problem.num_classes <= MOST_CONFUSED
+        orders: dict[ClientId, rpc.Order] = {}
+        for client in clients:
+            orders[client] = rpc.Order(
+                kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,
+                task=ctx.task, views=views, tasks_seen=tasks_seen, trip=trip,
                 global_test=self.experiment.evaluate.generalization,
+                confusion=confusion and bool(views) and client != EVALUATOR,
                 base=self.last_trained.get(client, -1) if isinstance(client, int) else -1,
-            )
-            for client in clients
-        }
+            )  # fmt: skip
+        return orders
 
     def _advance_watermark(self, record: Record, syncer: Syncer) -> None:
         committed = record["interaction"]
@@ -307,16 +309,10 @@ class Engine:
         clients = self.cohort.durable()
         watermark = min(syncer.durable, committed if clients is None else clients)
         floor = self.store.advance(watermark)
-        self.history = self.history.after(committed, record["cohort"], floor)
-        self.cohort.commit(committed, floor)
+        self.history = self.history.after(committed, trained_in(record), floor)
+        self.cohort.commit(committed, self.store.oldest_begun(floor))
 
     # --- scoring ----------------------------------------------------------------------------------
-
-    def _is_due(self, step: Step) -> bool:
-        """Tell whether the round of a step is scored."""
-        every = self.experiment.evaluate.every
-        last_round = step.round == self.steps[-1].round
-        return last_round or (every > 0 and (step.round + 1) % every == 0)
 
     def _views(self, step: Step) -> list[str]:
         """Return the views that need an evaluation trip after a step of a scored round."""
@@ -329,7 +325,7 @@ class Engine:
         """Score the committed models and complete the record."""
         ctx = self._context(step, self.roster.cohort_of(step))
         common, personal = self.method.evaluation(ctx, self.state)
-        clients: list[ClientId] = list(self.profiles) if step.ends_round else list(record["cohort"])
+        clients: list[ClientId] = [*self._scorers(step, record)]
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
         kind, views = rpc.ORDER_KIND_EVALUATE, self._views(step)
@@ -342,6 +338,10 @@ class Engine:
         record["bytes"]["wire_up"] += results.wire_up
         self._fill_in(step, record, scores)
         self.store.add_scores(record)
+
+    def _scorers(self, step: Step, record: Record) -> Iterable[int]:
+        """Return the clients that score the models after a step."""
+        return self.profiles if step.ends_round else record["cohort"]
 
     def _fill_in(self, step: Step, record: Record, scores: Scores) -> None:
         """Put scores into a record."""
@@ -359,6 +359,8 @@ class Engine:
             record["metrics"] |= found
         for client, row in client_rows(scores, self._tasks_seen(step)).items():
             record["clients"].setdefault(client, {}).update(row)
+        if scores.confusions:
+            record["confusions"] = scores.confusions
         self.events.tell(
             "scores", interaction=step.interaction, round=step.round, metrics=record["metrics"]
         )

@@ -12,7 +12,7 @@ from fedsrv.engine.schedule import Step
 from fedsrv.state.record import Record
 
 
-def record_of(step: Step, results: Answers, metrics: Metrics) -> Record:
+def record_of(step: Step, results: Answers, metrics: Metrics, series: Mapping[str, Any]) -> Record:
     """Return the record of an interaction, without its scores."""
     clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
     reports = {c: r.report for c, r in clients.items()}
@@ -56,6 +56,11 @@ def record_of(step: Step, results: Answers, metrics: Metrics) -> Record:
     }
     if results.failed:
         record["failed"] = {str(c): why for c, why in results.failed.items()}
+    if results.arrivals:
+        record["arrivals"] = [*results.arrivals.items()]
+        record["under_way"] = [*results.under_way.items()]
+    if series:
+        record["series"] = series
     return record
 
 

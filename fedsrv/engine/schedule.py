@@ -17,7 +17,7 @@ class Step(Position):
     """One interaction of the schedule."""
 
     cohort: tuple[int, ...]
-    """Clients that train, ascending."""
+    """Clients that train, ascending; with ``asynchronous``, all that may."""
     ends_round: bool
     """Whether it is the last interaction of its round."""
     ends_run: bool
@@ -72,4 +72,18 @@ def _visits(
             candidates = [c for c in trainers if tasks[c] > task]
             for visit in range(schedule.rounds):
                 round = task * schedule.rounds + visit
-                yield round, task, draw_cohort(experiment.seed, round, candidates, size)
+                everybody = schedule.is_asynchronous  # who trains depends on who is done
+                drawn = len(candidates) if everybody else size
+                yield round, task, draw_cohort(experiment.seed, round, candidates, drawn)
+
+
+def ends_task(steps: Sequence[Step], step: Step) -> bool:
+    """Tell whether the interaction after a step is on another task; false for the last one."""
+    following = steps[step.interaction + 1 : step.interaction + 2]
+    return any(other.task != step.task for other in following)
+
+
+def is_scored(steps: Sequence[Step], step: Step, every: int) -> bool:
+    """Tell whether the round of a step is scored: each ``every``-th, and the last one."""
+    is_last = step.round == steps[-1].round
+    return is_last or (every > 0 and (step.round + 1) % every == 0)

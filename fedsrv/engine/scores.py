@@ -23,15 +23,25 @@ class Scores:
     """The counts of one interaction: (client, view, rule) to counts by test set."""
 
     counts: dict[tuple[ClientId, str, str], dict[str, ClassCounts]] = field(default_factory=dict)
+    confusions: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Examples by true class and predicted class (K, K), over all clients, by view."""
 
     def add(self, results: Mapping[ClientId, Answer]) -> None:
         """Add the counts of a trip's reports."""
         for client, result in results.items():
+            for each in result.report.confusions:
+                self._add_confusion(each.view, np.array(each.counts))
             for c in result.report.counts:
                 found = ClassCounts(
                     np.array(c.support), np.array(c.predicted), np.array(c.correct), c.loss_sum
                 )
                 self.counts.setdefault((client, c.view, c.rule), {})[c.test_set] = found
+
+    def _add_confusion(self, view: str, cells: np.ndarray[Any, Any]) -> None:
+        """Add one client's examples by true class and predicted class (K * K)."""
+        classes = math.isqrt(len(cells))
+        before = self.confusions.get(view, 0)
+        self.confusions[view] = (cells.reshape(classes, classes) + before).tolist()
 
     def settle_global_test(self) -> list[ClientId]:
         """Drop scores on a global test set other than the most frequent one; return their clients.
@@ -70,13 +80,15 @@ class Scores:
             for (client, view, rule), sets in self.counts.items()
             for name, c in sets.items()
         ]
-        return json.dumps(rows)
+        return json.dumps({"counts": rows, "confusions": self.confusions})
 
     @classmethod
     def from_json(cls, text: str) -> Scores:
-        """Rebuild what :meth:`to_json` wrote."""
-        scores = cls()
-        for client, view, rule, name, support, predicted, correct, loss in json.loads(text):
+        """Rebuild what :meth:`to_json` wrote; earlier versions wrote a list, the counts alone."""
+        found = json.loads(text)
+        found = {"counts": found, "confusions": {}} if isinstance(found, list) else found
+        scores = cls(confusions=found["confusions"])
+        for client, view, rule, name, support, predicted, correct, loss in found["counts"]:
             found = ClassCounts(np.array(support), np.array(predicted), np.array(correct), loss)
             scores.counts.setdefault((client, view, rule), {})[name] = found
         return scores
@@ -200,12 +212,13 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
 def client_rows(scores: Scores, tasks_seen: int) -> dict[str, dict[str, Any]]:
     """Return every client's accuracies by view: overall, per task and per class.
 
-    A row covers the tasks seen so far and no more.
+    A row covers the tasks seen so far and no more. A view by its own name is scored by the method's
+    own rule, which clients report first; ``view:rule`` by another one.
     """
     out: dict[str, dict[str, Any]] = {}
     for (client, view, rule), sets in scores.counts.items():
         views = out.setdefault(str(client), {}).setdefault("views", {})
-        name = view if view not in views or rule == "classifier" else f"{view}:{rule}"
+        name = view if view not in views else f"{view}:{rule}"
         total = own_test(sets) or sets.get(GLOBAL_TEST)
         if total is None:
             continue

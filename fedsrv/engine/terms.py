@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fedmodels.errors import PayloadError
@@ -66,6 +67,7 @@ class Terms:
             if name not in known:
                 raise PayloadError(f"the report holds {name[:50]!r}, unknown to the method")
         self._check_counts(client, order, report)
+        self._check_confusions(order, report)
 
     def _check_numbers(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         most = 0
@@ -127,6 +129,27 @@ class Terms:
         loss = counts.loss_sum  # infinite where a rule excludes a class
         if loss < 0 or (math.isfinite(loss) and loss > MOST_LOSS * max(total, 1)):
             raise PayloadError("the report holds an impossible loss")
+
+    def _check_confusions(self, order: rpc.Order, report: rpc.Report) -> None:
+        """Check that each confusion was asked for, once, and adds up to the counts of its view."""
+        views = [each.view for each in report.confusions]
+        if len(set(views)) < len(views) or (views and not order.confusion):
+            raise PayloadError("the report holds confusions that nobody asked for")
+        classes, rule = self.run.problem.num_classes, self.method.rules[0]
+        for each in report.confusions:
+            if len(each.counts) != classes**2:
+                raise PayloadError(f"a confusion of the report is not of {classes} classes")
+            own = [
+                (c.support, c.predicted, c.correct)
+                for c in report.counts
+                if c.view == each.view and c.rule == rule and c.test_set != GLOBAL_TEST
+            ]
+            told = np.array(own, dtype=np.int64).reshape(-1, 3, classes).sum(0)
+            cells = np.array(each.counts).reshape(classes, classes)
+            sums = cells.sum(1), cells.sum(0), cells.diagonal()
+            small = 0 <= cells.min() <= cells.max() <= told[0].sum()  # sums cannot overflow
+            if not own or not small or not np.array_equal(sums, told):
+                raise PayloadError("a confusion of the report contradicts its counts")
 
 
 def _scores_globally(client: ClientId, order: rpc.Order, view: str) -> bool:

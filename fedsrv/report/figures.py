@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
     EngFormatter,
@@ -38,13 +39,17 @@ MAX_BARS = 40
 MANY_POINTS, MANY_CELLS = 25, 144
 """From so many on, points have no markers; beyond so many, cells have no numbers."""
 
-EDGE, LABEL, GRID, EMPTY, TICK = "#99a3ad", "#39424c", "#e6eaee", "#eceff1", "#5b6670"
-IN_CSS = {EDGE: "--edge", LABEL: "--ink", GRID: "--line", EMPTY: "--empty", TICK: "--soft"}
+EDGE, LABEL, GRID, TICK = "#99a3ad", "#39424c", "#e6eaee", "#5b6670"
+IN_CSS = {EDGE: "--edge", LABEL: "--ink", GRID: "--line", TICK: "--soft"}
 """Colours that a page says by CSS variables, since they differ by day and night."""
 
 # Okabe and Ito's palette: told apart by everybody. Beyond it the strokes differ.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", TICK, "#8c6bb1")
 STROKES = ("-", "--", ":", "-.")
+HEAT = LinearSegmentedColormap.from_list(
+    "heat", [to_rgba(COLOURS[0], 0.0), to_rgba(COLOURS[0], 1.0)]
+).with_extremes(bad=to_rgba(EDGE, 0.3))
+"""From what is behind a figure to the full colour, so that cells can be read by day and night."""
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -112,16 +117,13 @@ def heat_map(cells: Mapping[tuple[int, int], float], *, x: str, y: str, unit: Un
         grid[rows.index(row), columns.index(column)] = value
     figure, axes = _blank(0)
     axes.grid(False)
-    axes.set_facecolor(EMPTY)
     top = 1.0 if unit == "percent" else max(float(np.nanmax(grid)), 1e-12)
     low = min(0.0, float(np.nanmin(grid)))
-    image = axes.imshow(
-        grid, cmap="GnBu", vmin=low, vmax=top, aspect="auto", interpolation="nearest"
-    )
+    image = axes.imshow(grid, cmap=HEAT, vmin=low, vmax=top, aspect="auto", interpolation="nearest")
     figure.colorbar(image, format=_formatter(unit))
     _ticks(axes, rows, columns)
     if grid.size <= MANY_CELLS:
-        _write_values(axes, grid, unit, low + 0.65 * (top - low))
+        _write_values(axes, grid, unit, low + 0.8 * (top - low))
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     return _svg(figure, f"{y} by {x}")
@@ -200,5 +202,6 @@ def _write_values(axes: Axes, grid: Grid, unit: Unit, dark: float) -> None:
     for (row, column), value in np.ndenumerate(grid):
         if np.isfinite(value):
             text = f"{100 * value:.1f}" if unit == "percent" else f"{value:.2f}"
-            colour = "white" if value > dark else "#1f2933"
+            text = text if value else "0"
+            colour = "white" if value > dark else LABEL
             axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)

@@ -22,9 +22,10 @@ MOST_FIGURES = 6
 MOST_NAMED = 4
 """Groups that a heading calls by name."""
 
-CONFUSION = (
-    "Last accuracy on each class, by the model that was scored. A matrix of confusions is missing: "
-    "clients report how often each class was right, not what it was taken for."
+CLASSES = (
+    "Last accuracy on each class, by the model that was scored; then, at the end of the run, which "
+    "share of each class (a row) was taken for which (a column), over all clients' own test data. "
+    "Runs that have not ended, and those of more than 100 classes, have no such matrix."
 )
 
 
@@ -95,7 +96,7 @@ def _sections(groups: Sequence[SeedGroup]) -> Iterator[Section]:
             "Last accuracy of every client, by the model that was scored.",
             panels.of_clients,
         ),
-        ("Classes", CONFUSION, panels.of_classes),
+        ("Classes", CLASSES, panels.of_classes),
         (
             "Tasks",
             "Mean accuracy over the clients scored on a task, and on each task after each was "

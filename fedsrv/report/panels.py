@@ -155,11 +155,34 @@ def of_clients(group: SeedGroup) -> Iterator[Panel]:
 
 
 def of_classes(group: SeedGroup) -> Iterator[Panel]:
-    """Yield the last accuracy on each class, by view."""
+    """Yield the last accuracy on each class, and what each class was taken for, by view."""
     series = _by_view(group, q.class_accuracy)
     if series:
         text = "last accuracy per class, mean over clients"
         yield bar_panel(text, series, x="class", y="accuracy", unit="percent")
+    for view, name in _views(group):
+        counts = group.merge(partial(q.confusion, view=view))
+        if counts:
+            yield _confusion_panel(f"confusion matrix, {name}", counts)
+
+
+def _confusion_panel(caption: str, counts: Mapping[tuple[int, int], Spread]) -> Panel:
+    """Return what share of each class was taken for which, with the examples behind it."""
+    examples: dict[int, float] = {}
+    for (true, _), spread in counts.items():
+        examples[true] = examples.get(true, 0.0) + spread.mean
+    shares = {
+        (true, predicted): spread.mean / examples[true]
+        for (true, predicted), spread in counts.items()
+        if examples[true]
+    }
+    svg = heat_map(shares, x="predicted class", y="true class", unit="percent")
+    rows = [
+        (true, predicted, counts[true, predicted].mean, share)
+        for (true, predicted), share in sorted(shares.items())
+    ]
+    heads = ("true class", "predicted class", "examples", "share of the true class")
+    return Panel(caption, svg, table=[heads, *rows])
 
 
 def of_tasks(group: SeedGroup) -> Iterator[Panel]:

@@ -57,6 +57,21 @@ def class_accuracy(run: RunRecord, view: str) -> dict[int, float]:
     return {k: fmean(v for (_, label), v in latest.items() if label == k) for k in labels}
 
 
+def confusion(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
+    """Return ``{(true class, predicted class): examples}`` over clients' own tests at the end."""
+    for row in reversed(run.rows):
+        counts = table(row.get("confusions")).get(view)
+        if isinstance(counts, list):
+            lines = [line if isinstance(line, list) else [] for line in counts]
+            return {
+                (true, predicted): value
+                for true, line in enumerate(lines)
+                for predicted, each in enumerate(line)
+                if (value := number(each)) is not None
+            }
+    return {}
+
+
 def task_accuracy(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
     """Return ``{(interaction, task): mean accuracy on the task over the clients scored on it}``."""
     out: dict[tuple[int, int], float] = {}

@@ -16,6 +16,7 @@ import sqlite3
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from fedmodels.errors import ArchiveError, RunFailed
 from fedsrv.state.record import Record
@@ -155,6 +156,14 @@ class Ledger:
         """Return every committed record and whether its scores are in."""
         rows = self.db.execute("SELECT record, scored FROM interactions ORDER BY interaction")
         return [(json.loads(record), bool(scored)) for record, scored in rows]
+
+    def record(self, interaction: int) -> Record | None:
+        """Return the record of an interaction, committed or undone; None if there is none."""
+        for table in ("interactions", "undone"):
+            query = f"SELECT record FROM {table} WHERE interaction = ?"
+            if row := self.db.execute(query, (interaction,)).fetchone():
+                return cast(Record, json.loads(row[0]))
+        return None
 
     def pending(self) -> tuple[Record, str] | None:
         """Return the record that waits for scores, and the counts its training trip brought."""

@@ -54,5 +54,19 @@ class Record(TypedDict):
     clients: dict[str, ClientRow]
     failed: NotRequired[dict[str, str]]
     """The clients that were left out, and why."""
+    confusions: NotRequired[dict[str, list[list[int]]]]
+    """Of the last interaction: clients' own test examples by true class (K rows) and predicted
+    class (K columns), by the view that was scored."""
+    arrivals: NotRequired[list[tuple[int, int]]]
+    """Asynchronous: each client that answered, in the order of arrival, and the interaction of the
+    order that it answered."""
+    under_way: NotRequired[list[tuple[int, int]]]
+    """Asynchronous: the clients with an order that is not counted yet, and its interaction."""
     series: NotRequired[Mapping[str, Any]]
     """Nested lists for the reports, such as ``aggregation_weights``."""
+
+
+def trained_in(record: Record) -> dict[int, int]:
+    """Return the interaction of the order behind each upload that counts in a record."""
+    ordered = dict(record.get("arrivals", ()))
+    return {client: ordered.get(client, record["interaction"]) for client in record["cohort"]}

@@ -27,7 +27,7 @@ from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.method import ServerState
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, trained_in
 from fedsrv.state.run_directory import (
     holds_commits,
     is_vacant,
@@ -152,7 +152,24 @@ class Store:
 
     def has_state(self, interaction: int) -> bool:
         """Tell whether the state after an interaction can be taken up; -1 always can."""
-        return interaction == -1 or self._files.exists(interaction)
+        needed = [n for n in (interaction, *self._begun_from(interaction)) if n >= 0]
+        return all(map(self._files.exists, needed))
+
+    def record(self, interaction: int) -> Record | None:
+        """Return the record of an interaction, committed or undone; None if there is none."""
+        return self._ledger.record(interaction)
+
+    def oldest_begun(self, interaction: int) -> int:
+        """Return after which interaction the oldest order began that a commit has to do with.
+
+        Clients keep private states from there on: who goes back to that commit may need them.
+        """
+        return min((interaction, *self._begun_from(interaction)))
+
+    def _begun_from(self, interaction: int) -> set[int]:
+        """Return the interactions whose states the orders under way at a commit began from."""
+        record = self.record(interaction)
+        return {begun - 1 for _, begun in record.get("under_way", ())} if record else set()
 
     def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
         """Commit an interaction; with ``counts``, its scores are still to come.
@@ -181,10 +198,10 @@ class Store:
 
     def history(self) -> History:
         """Return who trained when, and how far the run may go back."""
-        committed = {record["interaction"]: record["cohort"] for record, _ in self.records()}
-        undone = {number: record["cohort"] for number, record in self._ledger.undone().items()}
+        committed = {record["interaction"]: trained_in(record) for record, _ in self.records()}
+        undone = {n: trained_in(record) for n, record in self._ledger.undone().items()}
         return History(
-            cohorts=undone | committed,
+            trained=undone | committed,
             started_over=self._ledger.started_over(),
             highest=max(self._highest, self.committed),
             floor=self.floor,
@@ -254,7 +271,8 @@ class Store:
     def prune(self, watermark: int) -> None:
         """Delete states that nothing can roll back to any more."""
         keep = min(watermark, self.committed)
-        self._files.drop(number for number in self._files.kept if number < keep)
+        needed = self._begun_from(keep)
+        self._files.drop(n for n in self._files.kept if n < keep and n not in needed)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -329,7 +347,7 @@ class Store:
             RunFailed: the run may not go back so far.
         """
         last, reasons = self.committed, dict[int, str]()
-        while last >= 0 and (reason := self._files.why_unusable(last)):
+        while last >= 0 and (reason := self._why_unusable(last)):
             reasons[last] = reason
             last -= 1
         if reasons and last < self.floor:
@@ -342,6 +360,11 @@ class Store:
         for reason in reasons.values():
             log.warning("%s; it is computed again", reason)
         return last, set(reasons)
+
+    def _why_unusable(self, interaction: int) -> str:
+        """Return why the run cannot go on from a commit; an empty text if it can."""
+        needed = (interaction, *sorted(self._begun_from(interaction) - {-1}))
+        return next(filter(None, map(self._files.why_unusable, needed)), "")
 
     def rewrite_lines(self) -> None:
         """Write ``rounds.jsonl`` anew from the committed records."""

@@ -1,21 +1,24 @@
-"""A trip under way: the encoded payload of its orders, and the results so far."""
+"""Trips under way: the encoded payload of their orders, and the results so far."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeVar
 
-from fedmodels.errors import ClientFailed
+from fedmodels.errors import ClientFailed, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answer, Trip
+from fedsrv.engine.cohort import Answer, Answers, Flush, Trip
 from fedsrv.engine.folding import Folding
+from fedsrv.transport.sessions import Caller
+
+T = TypeVar("T")
 
 
-@dataclass
+@dataclass(eq=False)
 class OpenTrip:
     """A trip under way, with the results so far."""
 
@@ -25,6 +28,8 @@ class OpenTrip:
     folding: Folding
     results: dict[ClientId, Answer] = field(default_factory=dict)
     failed: dict[ClientId, str] = field(default_factory=dict)
+    taken: set[ClientId] = field(default_factory=set)
+    """Clients whose results or failures a flush took out of a lasting trip."""
     issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
     wire_down: int = 0
 
@@ -38,7 +43,7 @@ class OpenTrip:
 
     def answered(self, client: ClientId) -> bool:
         """Tell whether a client has sent a result or failed."""
-        return client in self.results or client in self.failed
+        return client in self.results or client in self.failed or client in self.taken
 
     def keep(self, client: ClientId, result: Answer) -> None:
         """Add a client's result."""
@@ -47,14 +52,160 @@ class OpenTrip:
         self.results[client] = result
         self.folding.add_answer(result, self.results, self.failed)
 
-    def is_complete(self) -> bool:
-        """Tell whether every client answered."""
-        return len(self.results) + len(self.failed) == len(self.trip.orders)
+    def waits_for(self, client: ClientId) -> bool:
+        """Tell whether a client has an order here that it did not answer."""
+        return client in self.trip.orders and not self.answered(client)
+
+    def missing(self) -> list[ClientId]:
+        """Return the clients that have not answered."""
+        return [client for client in self.trip.orders if not self.answered(client)]
+
+    def is_decided(self) -> bool:
+        """Tell whether every client answered, or too many of them failed."""
+        left = len(self.trip.orders) - len(self.failed)
+        return left == len(self.results) or left < self.needed
+
+    def end(self) -> Answers:
+        """Return the answers, once the trip is closed.
+
+        Raises:
+            RunFailed: too few clients answered; names those that failed.
+        """
+        found = Answers(_by_id(self.results), _by_id(self.failed), self.wire_down)
+        check_enough(found, self.needed, self.trip.sample.round)
+        found.mean = self.folding.finish(self.results)
+        found.wire_up = sum(result.wire_up for result in found.by_client.values())
+        return found
 
     @property
     def needed(self) -> int:
         """Return the number of results that suffice to close the trip."""
         return len(self.trip.orders) if self.trip.needed is None else self.trip.needed
+
+
+class OpenTrips:
+    """All trips under way: one that the engine waits for as a whole, and lasting ones.
+
+    Used while the cohort holds its lock.
+    """
+
+    def __init__(self) -> None:
+        self.current: OpenTrip | None = None
+        self._lasting: list[OpenTrip] = []
+        self._arrived: list[tuple[int, OpenTrip]] = []
+        """Clients with a result in a lasting trip, in the order in which the results came."""
+        self.has_opened = False
+        """Whether this process has opened a trip yet."""
+
+    def open(self, trip: OpenTrip) -> None:
+        """Begin the trip that the engine waits for."""
+        self.current, self.has_opened = trip, True
+
+    def add_lasting(self, trips: Sequence[OpenTrip]) -> None:
+        """Begin lasting trips beside those under way."""
+        self._lasting += trips
+        self.has_opened = True
+
+    def recall(self) -> None:
+        """End all lasting trips."""
+        self._lasting, self._arrived = [], []
+
+    def _all(self) -> list[OpenTrip]:
+        return self._lasting if self.current is None else [*self._lasting, self.current]
+
+    def has_any(self) -> bool:
+        """Tell whether any trip is under way."""
+        return bool(self._all())
+
+    def are_done_with(self, interaction: int) -> bool:
+        """Tell whether no lasting trip of this interaction is under way; false before the first."""
+        found = any(trip.trip.sample.interaction == interaction for trip in self._lasting)
+        return self.has_opened and not found
+
+    def next_for(self, caller: Caller, most_ahead: int) -> tuple[ClientId, OpenTrip, int] | None:
+        """Return the next order of a caller, and how many of the same trip follow it.
+
+        None if there is none, or if the caller has ``most_ahead`` orders that it did not answer.
+        """
+        members = caller.clients
+        due = [(c, trip) for trip in self._all() for c in members if trip.waits_for(c)]
+        fresh = [(c, trip) for c, trip in due if members[c].issue != trip.issue]
+        caller.is_full = len(due) - len(fresh) >= most_ahead
+        if caller.is_full or not fresh:
+            return None
+        client, first = fresh[0]
+        return client, first, sum(trip is first for _, trip in fresh) - 1
+
+    def answered_by(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
+        """Return the trip whose order a result answers; None if there is none."""
+        for trip in self._all():
+            order = trip.trip.orders.get(client)
+            if order is not None and answers(header, order):
+                return trip
+        return None
+
+    def keep(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:
+        """Add the first result of an order, or the reason of its failure; False for a later one."""
+        if trip.answered(client) or trip not in self._all():
+            return False
+        if isinstance(result, str):
+            trip.failed[client] = result
+            return True
+        trip.keep(client, result)
+        if trip is not self.current:
+            assert isinstance(client, int), "the evaluator gets no lasting orders"
+            self._arrived.append((client, trip))
+        return True
+
+    # --- lasting trips ----------------------------------------------------------------------------
+
+    def at_work(self) -> list[ClientId]:
+        """Return the clients with unanswered orders of lasting trips."""
+        return [client for trip in self._lasting for client in trip.missing()]
+
+    def ready(self, flush: Flush) -> list[tuple[int, OpenTrip]]:
+        """Return the results that a flush would take now, by client and trip."""
+        if flush.wanted:
+            return [each for each in self._arrived if _is_wanted(flush, *each)]
+        return self._arrived[: flush.size]
+
+    def is_decided(self, flush: Flush) -> bool:
+        """Tell whether more time brings a flush nothing: it is full, or nobody is left for it."""
+        left = [(client, trip) for trip in self._lasting for client in trip.missing()]
+        if flush.wanted:
+            left = [each for each in left if _is_wanted(flush, *each)]
+        ready = len(self.ready(flush))
+        return ready == flush.size or not left or ready + len(left) < flush.needed
+
+    def take(self, flush: Flush) -> Answers:
+        """Take the results that are ready for a flush, and all failures, out of their trips."""
+        found, ready = Answers({}, {}), self.ready(flush)
+        for client, trip in ready:
+            found.by_client[client] = trip.results.pop(client)
+            found.arrivals[client] = trip.trip.sample.interaction
+            trip.taken.add(client)
+        self._arrived = [each for each in self._arrived if each not in ready]
+        for trip in self._lasting:
+            found.failed |= trip.failed
+            trip.taken |= trip.failed.keys()
+            trip.failed.clear()
+            found.wire_down, trip.wire_down = found.wire_down + trip.wire_down, 0
+        self._lasting = [trip for trip in self._lasting if len(trip.taken) < len(trip.trip.orders)]
+        found.by_client, found.failed = _by_id(found.by_client), _by_id(found.failed)
+        found.wire_up = sum(result.wire_up for result in found.by_client.values())
+        found.under_way = {
+            client: trip.trip.sample.interaction
+            for trip in self._lasting
+            for client in trip.trip.orders
+            if client not in trip.taken and isinstance(client, int)
+        }
+        return found
+
+
+def _is_wanted(flush: Flush, client: ClientId, trip: OpenTrip) -> bool:
+    """Tell whether a flush wants a client's result of this trip."""
+    interaction = trip.trip.sample.interaction
+    return isinstance(client, int) and flush.wanted.get(client) == interaction
 
 
 def _encoded_once(bundles: Mapping[ClientId, Bundle], *, zstd: bool) -> dict[ClientId, Encoded]:
@@ -72,10 +223,10 @@ def answers(header: rpc.PushHeader, order: rpc.Order) -> bool:
     return same and (order.kind == rpc.ORDER_KIND_TRAIN or header.trip == order.trip)
 
 
-def by_id(item: tuple[ClientId, object]) -> tuple[bool, int]:
-    """Sort clients ascending, the evaluator last."""
-    client = item[0]
-    return (True, 0) if client == EVALUATOR else (False, int(client))
+def _by_id(found: Mapping[ClientId, T]) -> dict[ClientId, T]:
+    """Return what clients brought, by ascending id, the evaluator's last."""
+    clients: list[ClientId] = sorted(c for c in found if isinstance(c, int))
+    return {c: found[c] for c in (*clients, EVALUATOR) if c in found}
 
 
 def what_for(trip: Trip) -> str:
@@ -86,8 +237,14 @@ def what_for(trip: Trip) -> str:
     return f"{kind}, round {sample.round}, interaction {sample.interaction}"
 
 
-def why_failed(trip: Trip, failed: Mapping[ClientId, str]) -> str:
-    """Return the line that names the first client of a trip that failed, and counts the others."""
-    client, reason = next(iter(failed.items()))
-    others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
-    return str(ClientFailed(client, trip.sample.round, "upload", reason)) + others
+def check_enough(found: Answers, needed: int, round: int) -> None:
+    """Check that a trip brought enough results.
+
+    Raises:
+        RunFailed: names the first client that failed, and counts the others.
+    """
+    if len(found.by_client) >= needed:
+        return
+    client, reason = next(iter(found.failed.items()))
+    others = f" ({len(found.failed) - 1} more failed)" if len(found.failed) > 1 else ""
+    raise RunFailed(str(ClientFailed(client, round, "upload", reason)) + others)

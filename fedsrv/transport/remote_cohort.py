@@ -16,10 +16,10 @@ from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, Answers, HoldsState, StateLost, Trip
+from fedsrv.engine.cohort import Answer, Answers, Flush, HoldsState, Trip, stamped
 from fedsrv.events import EventLog
 from fedsrv.transport.holdings import Holdings
-from fedsrv.transport.open_trip import OpenTrip, answers, by_id, what_for, why_failed
+from fedsrv.transport.open_trip import OpenTrip, OpenTrips, check_enough, what_for
 from fedsrv.transport.sessions import (
     AlreadyConnected,
     Caller,
@@ -74,9 +74,7 @@ class RemoteCohort:
         """Wakes the engine. Each Pull has a condition of its own, or a result would wake all."""
         self._callers: set[Caller] = set()
         self._sessions: dict[ClientId, ClientSession] = {}
-        self._open: OpenTrip | None = None
-        self._has_opened = False
-        """Whether this process has opened a trip yet."""
+        self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
         self._holdings = Holdings(self._sessions)
         there, may_come = self._is_there, self._may_come
@@ -133,34 +131,53 @@ class RemoteCohort:
             StateLost: a client came back without its required state.
         """
         open_trip = OpenTrip.of(trip, self.spool.budget)
-        needed = open_trip.needed
         with self._changed:
             if trip.sample.kind == rpc.ORDER_KIND_TRAIN:
                 self._patience.check_begin()
-            self._open, self._has_opened = open_trip, True
+            self._trips.open(open_trip)
             self.wake()
             self._patience.wait(
                 Notice(what_for(trip), self.events, self._clock),
-                lambda: [c for c in trip.orders if not open_trip.answered(c)],
-                lambda: (
-                    open_trip.is_complete()
-                    or len(trip.orders) - len(open_trip.failed) < needed
-                    or self._holdings.lost is not None
-                ),
-                lambda: len(open_trip.results) >= needed,
+                open_trip.missing,
+                lambda: open_trip.is_decided() or self._holdings.lost is not None,
+                lambda: len(open_trip.results) >= open_trip.needed,
                 for_the_living=True,
             )
-            self._open = None
-            lost = self._holdings.lost
-            if lost is not None:
-                raise StateLost(lost, self._sessions[lost].versions)
-            results = dict(sorted(open_trip.results.items(), key=by_id))
-            failed = dict(sorted(open_trip.failed.items(), key=by_id))
-        if len(results) < needed:
-            raise RunFailed(why_failed(trip, failed))
-        mean = open_trip.folding.finish(open_trip.results)
-        wire_up = sum(r.wire_up for r in results.values())
-        return Answers(results, failed, open_trip.wire_down, wire_up, mean)
+            self._trips.current = None
+            self._holdings.check()
+        return open_trip.end()
+
+    def send(self, *trips: Trip) -> None:
+        encoded = [OpenTrip.of(trip, self.spool.budget) for trip in trips]
+        with self._changed:
+            self._trips.add_lasting(encoded)
+            self.wake()
+
+    def take(self, flush: Flush) -> Answers:
+        """Wait until results fill the buffer, or as few as needed when others fail or are late.
+
+        Raises:
+            RunFailed: too few clients can answer; names those that failed.
+            StateLost: a client came back without its required state.
+        """
+        trips = self._trips
+        with self._changed:
+            self._patience.check_begin()
+            self._patience.wait(
+                Notice(f"training, interaction {flush.interaction}", self.events, self._clock),
+                trips.at_work,
+                lambda: trips.is_decided(flush) or self._holdings.lost is not None,
+                lambda: len(trips.ready(flush)) >= flush.needed,
+                for_the_living=True,
+            )
+            self._holdings.check()
+            found = trips.take(flush)
+        check_enough(found, flush.needed, flush.round)
+        return found
+
+    def recall(self) -> None:
+        with self._changed:
+            self._trips.recall()
 
     def _is_there(self, client: ClientId) -> bool:
         return client in self._sessions and self._is_connected(self._sessions[client])
@@ -181,7 +198,7 @@ class RemoteCohort:
     def stop(self, reason: str, kind: type[FedtideError] = RunFailed, grace_s: float = 0.0) -> None:
         """End the run with an error; a trip under way may still end within ``grace_s``."""
         with self._changed:
-            self._patience.stop(kind(reason), grace_s if self._open else 0.0)
+            self._patience.stop(kind(reason), grace_s if self._trips.has_any() else 0.0)
 
     def end(self, failure: str = "", *, returning: bool = False) -> None:
         """Tell every client that the run is over; wait until all left, for a lease at most.
@@ -229,13 +246,9 @@ class RemoteCohort:
             if self._holdings.lacks(client, versions, start_over, trained):
                 self._holdings.lose(client)
             session = ClientSession(
-                token or secrets.token_bytes(16),
-                client_json,
-                tuple(versions),
-                self._clock(),
-                trained=trained,
-                start_over=start_over,
-            )
+                token or secrets.token_bytes(16), client_json, tuple(versions), self._clock(),
+                trained=trained, start_over=start_over,
+            )  # fmt: skip
             self._sessions[client] = session
             self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
@@ -308,30 +321,24 @@ class RemoteCohort:
                     session.seen = self._clock()
 
     def _order_for(self, caller: Caller) -> tuple[rpc.Order, OpenTrip] | None:
-        trip = self._open
         for client, session in caller.clients.items():
             if self._sessions.get(client) is not session:
                 raise UnknownSession(f"another session took over client {client}")
         if self._over:
             raise self._over
-        if trip is None:
+        found = self._trips.next_for(caller, self._most_ahead)
+        if found is None:
             return None
-        due = [c for c in caller.clients if c in trip.trip.orders and not trip.answered(c)]
-        fresh = [c for c in due if caller.clients[c].issue != trip.issue]
-        caller.is_full = len(due) - len(fresh) >= self._most_ahead
-        if caller.is_full or not fresh:
-            return None
-        order = rpc.Order()
-        order.CopyFrom(trip.trip.orders[fresh[0]])
-        order.issue = caller.clients[fresh[0]].issue = trip.issue
-        order.committed, order.durable = self.committed, self.watermark
-        order.following = len(fresh) - 1
+        client, trip, following = found
+        order = stamped(trip.trip.orders[client], self.committed, self.watermark)
+        order.issue = caller.clients[client].issue = trip.issue
+        order.following = following
         return order, trip
 
     def is_superseded(self, interaction: int) -> bool:
-        """Tell whether an interaction is committed, so that training for it is useless."""
+        """Tell whether nobody wants the result of an interaction's order to train any more."""
         with self._changed:
-            return 0 <= interaction <= self.committed
+            return 0 <= interaction <= self.committed and self._trips.are_done_with(interaction)
 
     def count_down(self, trip: OpenTrip, num_bytes: int) -> None:
         """Count bytes that were sent to a client."""
@@ -354,40 +361,33 @@ class RemoteCohort:
         with self._changed:
             if self._over:
                 return None
-            trip = self._open
-            if not self._has_opened:
+            if not self._trips.has_opened:
                 raise NotReady("the run is being taken up; bring the result again")
-            order = trip.trip.orders.get(client) if trip else None
-            if trip is None or order is None or not answers(header, order):
+            trip = self._trips.answered_by(client, header)
+            if trip is None:
                 counted = min(self.committed, self._sessions[client].trained)
                 if header.kind == rpc.ORDER_KIND_TRAIN and header.interaction <= counted:
                     return None
                 raise Superseded(f"interaction {header.interaction} is no longer wanted")
-            if trip.answered(client):
-                return None
-            return trip
+            return None if trip.answered(client) else trip
 
     def end_result(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:
         """Store a result, or the reason of a failure; False when another answer came first."""
         with self._changed:
-            first = not trip.answered(client) and self._open is trip
-            if first and isinstance(result, str):
-                trip.failed[client] = result
-            elif first and isinstance(result, Answer):
-                trip.keep(client, result)
-                if trip.trip.sample.kind == rpc.ORDER_KIND_TRAIN:
-                    self._sessions[client].add_version(trip.trip.sample.interaction)
-            if len(trip.results) >= trip.needed or isinstance(result, str):
+            sample = trip.trip.sample
+            first = self._trips.keep(client, trip, result)
+            if first and isinstance(result, Answer) and sample.kind == rpc.ORDER_KIND_TRAIN:
+                self._sessions[client].add_version(sample.interaction)
+            is_current = trip is self._trips.current
+            if not is_current or len(trip.results) >= trip.needed or isinstance(result, str):
                 self._changed.notify_all()
             if (caller := self._sessions[client].caller) and caller.is_full:
                 caller.changed.notify()
         if first:
             kind = "failed" if isinstance(result, str) else "upload"
-            facts = {"reason": result} if isinstance(result, str) else {}
-            sample = trip.trip.sample
-            self.events.tell(
-                kind, client, interaction=sample.interaction, round=sample.round, **facts
-            )
+            facts = {"interaction": sample.interaction, "round": sample.round}
+            why = {"reason": result} if isinstance(result, str) else {}
+            self.events.tell(kind, client, **facts, **why)
         return first
 
     def leave(self, client: ClientId, reason: str) -> None:

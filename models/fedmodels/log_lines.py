@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
+
+from fedmodels.errors import ConfigError, suggestion
 
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -18,6 +23,18 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+    @classmethod
+    def named(cls, name: str) -> LogLevel:
+        """Read ``--log-level``.
+
+        Raises:
+            ConfigError: no level has this name.
+        """
+        if name not in set(cls):
+            near = suggestion(name, [level.value for level in cls])
+            raise ConfigError(f"--log-level {name!r} is none of {', '.join(cls)}.{near}")
+        return cls(name)
 
     @property
     def number(self) -> int:
@@ -59,11 +76,50 @@ def event_of(
     return {"kind": kind, "client": str(client), **place, **facts}
 
 
+class _Outlet(io.FileIO):
+    """A file that becomes ``/dev/null`` when nobody can read it any more."""
+
+    def write(self, data: Any) -> int:
+        """Write; where that fails, say so once on standard error and count all as written."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self.fileno())
+            with suppress(OSError):  # standard error may have the same reader
+                print(f"standard output is lost ({error.strerror}); going on", file=sys.stderr)
+            return memoryview(data).nbytes
+
+
+def outlive_readers() -> None:
+    """Go on when whoever reads standard output has gone, as after ``fedsrv launch … | head -1``.
+
+    A run takes hours; what it says of them must not end it.
+    """
+    out = sys.__stdout__
+    if out is None or sys.stdout is not out:  # a test or an embedding program reads it itself
+        return
+    out.flush()
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(_Outlet(out.fileno(), "w", closefd=False)),
+        out.encoding, out.errors, line_buffering=True,
+    )  # fmt: skip
+
+
 def set_up_logging(level: LogLevel, *, as_json: bool = False) -> None:
-    """Say what is logged at this level and above, as plain lines or as objects."""
+    """Say what is logged at this level and above, as plain lines or as objects.
+
+    gRPC's core says nothing beside them unless ``GRPC_VERBOSITY`` asks for it: its errors come as
+    exceptions too, and a user's mistake gets one line.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    outlive_readers()
     how: dict[str, Any] = {"format": PLAIN}
     if as_json:
         objects = logging.StreamHandler(sys.stdout)
         objects.setFormatter(JsonLines())
         how = {"handlers": [objects]}
     logging.basicConfig(level=level.value.upper(), **how)
+    logging.getLogger("torch").setLevel(
+        max(level.number, logging.WARNING)
+    )  # else its caches' sizes

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import grpc
+import numpy as np
 from google.protobuf.message import Message
 
 from fedmodels.tensors.bundle import Bundle
@@ -73,6 +75,8 @@ class Liar:
         encoded = encode(upload)
         report = rpc.Report(loss=0.5, seconds=0.01, num_examples=5, durable=-1)
         report.counts.extend(self._scores(order))
+        if order.confusion:
+            report.confusions.extend(self._confusions(report.counts))
         header = rpc.PushHeader(
             client_id=self.client, token=self.token, kind=order.kind, trip=order.trip,
             interaction=order.interaction, report=report, bundle=encoded.header, failure=failure,
@@ -92,6 +96,14 @@ class Liar:
                     view=view, rule="classifier", test_set=f"task/{number}", loss_sum=0.5,
                     support=right, predicted=right, correct=right,
                 )  # fmt: skip
+
+    def _confusions(self, scores: Iterable[rpc.Counts]) -> Iterator[rpc.Confusion]:
+        """Yield that every class is taken for itself, for each view."""
+        right: dict[str, Any] = {}
+        for each in scores:
+            right[each.view] = right.get(each.view, 0) + np.array(each.support)
+        for view, support in right.items():
+            yield rpc.Confusion(view=view, counts=np.diag(support).ravel())
 
     def join(self) -> None:
         """Take part in the run."""

@@ -36,6 +36,7 @@ def push_header(bundle: Bundle) -> rpc.PushHeader:
     report = rpc.Report(
         loss=0.5, seconds=0.1, num_examples=2, counts=[scores], state_sha256="0" * 64,
         extra={"gap": 0.5}, durable=-1, peak_rss_bytes=1 << 20,
+        confusions=[rpc.Confusion(view="global", counts=[1, *[0] * 8])],
     )  # fmt: skip
     return rpc.PushHeader(
         client_id="2", token=b"0123456789abcdef", kind=rpc.ORDER_KIND_TRAIN, interaction=0,

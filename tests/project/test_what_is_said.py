@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from fedcli.runtime.diary import tell_scored
 from fedmodels.log_lines import JsonLines
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event, EventLog
-from fedsrv.narration import Pace, duration
+from fedsrv.narration import Pace, duration, tell
 from fedtide.inprocess import run_in_process
 from fedtide.trial import tiny_experiment
 
@@ -33,7 +36,7 @@ def test_a_server_says_what_happens(caplog: pytest.LogCaptureFixture) -> None:
     events.tell("joined", 3)
     events.close()
     with caplog.at_level(logging.INFO, "fedsrv"):
-        fedsrv.cli._tell(events)
+        tell(events)
     spent = "1.5 MB down, 20 kB up"
     assert [(r.levelname, r.message) for r in caplog.records] == [
         ("INFO", "waiting for 4 clients to join (2 suffice) at 127.0.0.1:5"),
@@ -80,6 +83,67 @@ def test_how_much_is_said(
         where = ["--client-id", "x", "--server", "h:1", "--data", str(tmp_path)]
         CliRunner().invoke(fedcli.cli.app, ["join", *where, *words])
     assert found["level"] == level
+
+
+@pytest.mark.parametrize(
+    ("level", "line"),
+    [
+        ("loud", "error: --log-level 'loud' is none of debug, info, warning, error."),
+        ("warn", "error: --log-level 'warn' is none of debug, info, warning, error. "
+                 "Did you mean 'warning'?"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
+def test_a_level_that_there_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    module: Any,
+    level: str,
+    line: str,
+) -> None:
+    join = ["join", "--client-id", "0", "--server", "h:1", "--data", "."]
+    command = join if module is fedcli.cli else ["launch", "no.toml"]
+    monkeypatch.setattr(sys, "argv", ["it", *command, "--log-level", level])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert (ended.value.code, capsys.readouterr().err.strip()) == (2, line)
+
+
+def test_output_that_nobody_reads_ends_nothing() -> None:
+    """As in ``fedsrv launch … --json | head -1``: said once, and then it is as if it were read."""
+    program = (
+        "import logging, sys\nfrom fedmodels.log_lines import LogLevel, set_up_logging\n"
+        "set_up_logging(LogLevel.INFO, as_json=True)\n"
+        "for number in range(3):\n    print(number)\n    logging.info('x')\n"
+        "sys.stdout.flush()\nprint('the end', file=sys.stderr)\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as unread:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=unread, stderr=subprocess.PIPE, text=True,
+            timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "standard output is lost (Broken pipe); going on",
+        "the end",
+    ]
+
+
+def test_grpcs_core_adds_nothing_to_a_line_of_ours() -> None:
+    program = (
+        "from fedmodels.log_lines import LogLevel, set_up_logging\n"
+        "set_up_logging(LogLevel.INFO)\nimport grpc\n"
+        "options = [('grpc.so_reuseport', 0)]\nfirst = grpc.server(None, options=options)\n"
+        "port = first.add_insecure_port('127.0.0.1:0')\n"
+        "try:\n    grpc.server(None, options=options).add_insecure_port(f'127.0.0.1:{port}')\n"
+        "except RuntimeError:\n    print('busy')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("busy\n", "")
 
 
 def test_how_long_a_run_still_takes() -> None:

@@ -60,23 +60,50 @@ class Schedule(StrictTable):
     """``[schedule]``: how many rounds, over whom, in which order."""
 
     rounds: Annotated[int, Field(ge=1)] = 10
-    """Rounds in all; with ``tasks_outer``, rounds on each task."""
+    """Rounds in all; with ``tasks_outer`` and ``asynchronous``, rounds on each task."""
     clients: Annotated[int, Field(ge=1)] = 3
     """Clients of the run."""
     per_round: Annotated[int, Field(ge=1)] | None = None
-    """Clients in a cohort; all of them unless given."""
-    order: Literal["rounds_outer", "tasks_outer"] = "rounds_outer"
-    """Every round visits every task, or all rounds of a task come before the next task."""
+    """Clients in a cohort, with ``asynchronous`` those that train at once; all unless given."""
+    order: Literal["rounds_outer", "tasks_outer", "asynchronous"] = "rounds_outer"
+    """Every round visits every task, or all rounds of a task come before the next task.
+    ``asynchronous`` does the latter, and a round ends with the first ``buffer`` uploads (FedBuff):
+    docs/asynchronous.md."""
+    buffer: Annotated[int, Field(ge=1)] | None = None
+    """Uploads that end a round with ``asynchronous``: K of FedBuff."""
+    staleness_exponent: Annotated[float, Field(ge=0)] = 0.5
+    """With ``asynchronous``, an upload that lags tau rounds behind counts (1 + tau)^-a of itself:
+    FedBuff's 1 / sqrt(1 + tau) unless given; 0: as much as a fresh one."""
+    arrivals: str | None = None
+    """With ``asynchronous``, a run directory whose recorded order of arrivals is followed."""
 
     @property
     def selects(self) -> bool:
         """Whether a cohort is smaller than everybody."""
         return self.per_round is not None and self.per_round < self.clients
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a round ends with the first uploads, and not with its cohort's last one."""
+        return self.order == "asynchronous"
+
     @model_validator(mode="after")
     def _cohort_fits(self) -> Schedule:
         if self.per_round is not None and self.per_round > self.clients:
             raise ValueError(f"per_round = {self.per_round} exceeds clients = {self.clients}")
+        return self
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> Schedule:
+        at_once = self.per_round or self.clients
+        if not self.is_asynchronous:
+            for key in ("buffer", "arrivals"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f'{key} belongs to order = "asynchronous"')
+        elif self.buffer is None:
+            raise ValueError('order = "asynchronous" needs buffer, the uploads that end a round')
+        elif self.buffer > at_once:
+            raise ValueError(f"buffer = {self.buffer} exceeds the {at_once} that train at once")
         return self
 
 

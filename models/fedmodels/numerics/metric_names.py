@@ -179,6 +179,11 @@ REPORTED = (
         "prototype_drift", "how far class prototypes moved",
         "mean over classes of ‖p' − p‖ / ‖p‖: prototypes p before and p' after an interaction",
     ),
+    _number(
+        "staleness", "rounds that uploads lag behind",
+        "mean over the uploads of an asynchronous round: the commits since the model they began "
+        "with", "FedBuff",
+    ),
     _share(
         "prototypes_moved", "prototypes that changed rows",
         "share of the clients' prototypes that k-means puts into another row than their own",

@@ -47,6 +47,7 @@ class ClassCounts:
     predicted: Ints  # (K,) how often each class was predicted
     correct: Ints  # (K,) how often it was predicted rightly
     loss_sum: float = 0.0  # sum of the examples' losses
+    confusion: Ints | None = None  # (K, K) examples by true class and predicted class, if counted
 
     @classmethod
     def zeros(cls, num_classes: int) -> ClassCounts:
@@ -55,7 +56,11 @@ class ClassCounts:
 
     @classmethod
     def of(
-        cls, outputs: Tensor | ArrayLike, labels: Tensor | ArrayLike, num_classes: int
+        cls,
+        outputs: Tensor | ArrayLike,
+        labels: Tensor | ArrayLike,
+        num_classes: int,
+        confusion: bool = False,
     ) -> ClassCounts:
         """Count a batch.
 
@@ -63,6 +68,7 @@ class ClassCounts:
             outputs: logits (n, K), whose cross-entropy is summed too, or predicted classes (n,).
             labels: (n,) true classes.
             num_classes: K.
+            confusion: count what each class was taken for as well.
 
         Raises:
             DataError: a class is out of range, or the lengths differ.
@@ -83,15 +89,18 @@ class ClassCounts:
         support, predicted, correct = (
             np.bincount(c, minlength=num_classes).astype(np.int64) for c in (truth, guess, right)
         )
-        return cls(support, predicted, correct, loss)
+        cells = _confusion(truth, guess, num_classes) if confusion else None
+        return cls(support, predicted, correct, loss, cells)
 
     def __add__(self, other: ClassCounts) -> ClassCounts:
-        """Return the counts of both test sets together."""
+        """Return the counts of both test sets together; the confusion, if both have it."""
+        one, two = self.confusion, other.confusion
         return ClassCounts(
             self.support + other.support,
             self.predicted + other.predicted,
             self.correct + other.correct,
             self.loss_sum + other.loss_sum,
+            None if one is None or two is None else one + two,
         )
 
     def total(self) -> int:
@@ -133,6 +142,12 @@ class ClassCounts:
 def _tensor(values: Tensor | ArrayLike) -> Tensor:
     """Return a tensor; arrays are copied, since they may be read-only."""
     return values.detach() if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+
+
+def _confusion(truth: Ints, guess: Ints, num_classes: int) -> Ints:
+    """Return how many examples of each class were taken for each (K, K)."""
+    cells = np.bincount(truth * num_classes + guess, minlength=num_classes**2)
+    return cells.astype(np.int64).reshape(num_classes, num_classes)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -276,6 +276,7 @@ def score(
     state: Bundle,
     sets: TestSets,
     seen: Tensor | None = None,
+    confusion: bool = False,
 ) -> dict[tuple[str, str], ClassCounts]:
     """Score the model in ``ctx.net`` on named test sets; return counts by (rule, test set).
 
@@ -286,6 +287,7 @@ def score(
         state: the client's private state.
         sets: inputs and labels by name.
         seen: (K,) bool, the classes a client has met, to score it among them too.
+        confusion: count what each class was taken for, by the method's first rule.
     """
     classes = ctx.run.problem.num_classes
     size = ctx.run.experiment.evaluate.batch_size
@@ -295,7 +297,9 @@ def score(
         for name, (x, y) in sets.items():
             for xs, ys in zip(torch.split(x, size), torch.split(y, size), strict=True):
                 found = method.predict(ctx, payload, state, xs)
-                for rule, scores in (found if seen is None else masked(found, seen)).items():
-                    counts = ClassCounts.of(scores, ys, classes)
-                    out[rule, name] = out.get((rule, name), ClassCounts.zeros(classes)) + counts
+                found = found if seen is None else masked(found, seen)
+                for place, (rule, scores) in enumerate(found.items()):
+                    counts = ClassCounts.of(scores, ys, classes, confusion and place == 0)
+                    before = out.get((rule, name))
+                    out[rule, name] = counts if before is None else before + counts
     return out

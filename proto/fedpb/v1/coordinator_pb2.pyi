@@ -74,7 +74,7 @@ class PullRequest(_message.Message):
     def __init__(self, waiting: _Optional[_Iterable[_Union[Waiting, _Mapping]]] = ..., held: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base")
+    __slots__ = ("kind", "client_id", "interaction", "round", "task", "committed", "durable", "views", "tasks_seen", "trip", "global_test", "issue", "following", "base", "confusion")
     KIND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class Order(_message.Message):
     ISSUE_FIELD_NUMBER: _ClassVar[int]
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
+    CONFUSION_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     client_id: str
     interaction: int
@@ -103,7 +104,8 @@ class Order(_message.Message):
     issue: int
     following: int
     base: int
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ...) -> None: ...
+    confusion: bool
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., task: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., tasks_seen: _Optional[int] = ..., trip: _Optional[int] = ..., global_test: _Optional[bool] = ..., issue: _Optional[int] = ..., following: _Optional[int] = ..., base: _Optional[int] = ..., confusion: _Optional[bool] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("role", "digest", "bundle", "held")
@@ -151,8 +153,16 @@ class Counts(_message.Message):
     loss_sum: float
     def __init__(self, view: _Optional[str] = ..., rule: _Optional[str] = ..., test_set: _Optional[str] = ..., support: _Optional[_Iterable[int]] = ..., predicted: _Optional[_Iterable[int]] = ..., correct: _Optional[_Iterable[int]] = ..., loss_sum: _Optional[float] = ...) -> None: ...
 
+class Confusion(_message.Message):
+    __slots__ = ("view", "counts")
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    view: str
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, view: _Optional[str] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Report(_message.Message):
-    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes")
+    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes", "confusions")
     class ExtraEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +178,7 @@ class Report(_message.Message):
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     PEAK_RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONFUSIONS_FIELD_NUMBER: _ClassVar[int]
     loss: float
     seconds: float
     num_examples: int
@@ -176,7 +187,8 @@ class Report(_message.Message):
     extra: _containers.ScalarMap[str, float]
     durable: int
     peak_rss_bytes: int
-    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ...) -> None: ...
+    confusions: _containers.RepeatedCompositeFieldContainer[Confusion]
+    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
     __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure")

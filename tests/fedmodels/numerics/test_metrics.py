@@ -82,6 +82,18 @@ def test_counts_add_up_over_parts(pairs, cut):
     assert few.total() + rest.total() == whole.total()
 
 
+def test_a_confusion_adds_up_over_parts_and_to_its_counts():
+    """Class 0 is taken for 0 and 1, class 1 for 1 twice, class 2 for 0."""
+    whole = ClassCounts.of([0, 1, 1, 1, 0], [0, 0, 1, 1, 2], 3, confusion=True)
+    assert whole.confusion.tolist() == [[1, 1, 0], [0, 2, 0], [1, 0, 0]]
+    first = ClassCounts.of([0, 1], [0, 0], 3, confusion=True)
+    rest = ClassCounts.of([1, 1, 0], [1, 1, 2], 3, confusion=True)
+    assert (first + rest).confusion.tolist() == whole.confusion.tolist()
+    assert whole.confusion.sum(1).tolist() == whole.support.tolist()
+    assert whole.confusion.sum(0).tolist() == whole.predicted.tolist()
+    assert (first + ClassCounts.of([1, 1, 0], [1, 1, 2], 3)).confusion is None
+
+
 def test_counts_per_class():
     c = ClassCounts.of([0, 1, 1, 1], [0, 0, 1, 1], 3)
     assert c.per_class()[:2].tolist() == [0.5, 1.0]

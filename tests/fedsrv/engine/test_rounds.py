@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -68,13 +69,39 @@ def test_a_cohort_stays_for_its_round(digits, tmp_path):
     assert len({tuple(c) for c in cohorts}) > 1
 
 
+def test_the_last_record_tells_what_each_class_was_taken_for(digits, tmp_path):
+    experiment = tiny_experiment(method="fedproto", schedule={"rounds": 2})
+    run_in_process(experiment, digits, tmp_path / "run")
+    *earlier, last = records_of(tmp_path / "run")
+    assert all("confusions" not in record for record in earlier)
+    assert set(last["confusions"]) == {"after_local", "after_downlink"}
+    tested = sum(
+        np.array(task["test"])
+        for client in range(3)
+        for task in json.loads((digits / str(client) / "client.json").read_text())["tasks"]
+    )
+    for view, counts in last["confusions"].items():
+        assert np.array(counts).sum(1).tolist() == tested.tolist()
+        by_class = [row["views"][view]["classes"] for row in last["clients"].values()]
+        right = [any(row[label] for row in by_class) for label in range(len(counts))]
+        assert [bool(counts[label][label]) for label in range(len(counts))] == right
+
+
+def test_what_many_classes_were_taken_for_is_not_counted(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsrv.engine.rounds.MOST_CONFUSED", 9)
+    run_in_process(tiny_experiment(schedule={"rounds": 1}), digits, tmp_path / "run")
+    assert all("confusions" not in record for record in records_of(tmp_path / "run"))
+
+
 def test_a_record_has_the_fields_of_its_type(digits, tmp_path):
     experiment = tiny_experiment(method="pfedgraph", schedule={"rounds": 1})
     run_in_process(experiment, digits, tmp_path / "run")
     known = Record.__required_keys__ | Record.__optional_keys__
-    for record in records_of(tmp_path / "run"):
+    *_, last = found = records_of(tmp_path / "run")
+    for record in found:
         assert Record.__required_keys__ <= record.keys() <= known
-        assert record.keys() & Record.__optional_keys__ == {"series"}
+        at_the_end = {"confusions"} if record is last else set()
+        assert record.keys() & Record.__optional_keys__ == {"series", *at_the_end}
         assert record["bytes"].keys() == Traffic.__annotations__.keys()
         assert record["seconds"].keys() == Durations.__annotations__.keys()
 

@@ -197,11 +197,23 @@ def test_scores_survive_as_text():
             EVALUATOR: [counts([1, 1], [5, 5], test_set="global-test")],
         }
     )
+    scores.confusions["global"] = [[1, 2], [0, 4]]
     again = Scores.from_json(scores.to_json())
+    assert again.confusions == scores.confusions
     assert again.counts.keys() == scores.counts.keys()
     assert metrics_of(again) == metrics_of(scores)
     assert client_rows(again, 3) == client_rows(scores, 3)
     assert again.to_json() == scores.to_json()
+    earlier = json.dumps(json.loads(scores.to_json())["counts"])  # as it was before confusions
+    assert client_rows(Scores.from_json(earlier), 3) == client_rows(scores, 3)
+
+
+def test_confusions_add_up_over_clients():
+    scores = Scores()
+    for client, cells in enumerate([[1, 1, 0, 1], [2, 0, 3, 0]]):
+        told = rpc.Report(confusions=[rpc.Confusion(view="global", counts=cells)])
+        scores.add({client: Answer(Bundle(), told)})
+    assert scores.confusions == {"global": [[3, 1], [3, 1]]}
 
 
 def test_rows_of_clients():
@@ -220,6 +232,16 @@ def test_rows_of_clients():
     }
     assert rows["evaluator"]["views"]["global"]["accuracy"] == 0.2
     json.dumps(rows, allow_nan=False)
+
+
+def test_a_view_by_its_own_name_is_scored_by_the_methods_own_rule():
+    """What a run forgets is read from there: of the model as the method predicts with it."""
+    own, head = counts([3, 1], [4, 4], rule="nearest"), counts([1, 0], [4, 4])
+    views = client_rows(scores_of({0: [own, head]}), 1)["0"]["views"]
+    assert {name: view["accuracy"] for name, view in views.items()} == {
+        "global": 0.5,
+        "global:classifier": 0.125,
+    }
 
 
 def test_a_loss_that_overflowed_is_no_number():

@@ -36,6 +36,7 @@ def order(kind=rpc.ORDER_KIND_TRAIN, views=("after_local",), interaction=0, **fa
     return rpc.Order(kind=kind, views=views, interaction=interaction, **given)
 
 
+ASKED = order(confusion=True)
 EVALUATE = order(rpc.ORDER_KIND_EVALUATE, ("global",))
 FINISH = order(rpc.ORDER_KIND_FINISH, ())
 
@@ -48,6 +49,11 @@ def counts(test_set="task/0", view="after_local", rule="classifier", **facts):
 def empty(test_set="task/1", **facts):
     nobody = {"support": [0, 0], "predicted": [0, 0], "correct": [0, 0], "loss_sum": 0.0}
     return counts(test_set, **{**nobody, **facts})
+
+
+def confusion(view="after_local", counts=(1, 1, 0, 1)):
+    """Return what fits :func:`counts`: one example of class 0 is taken for class 1."""
+    return rpc.Confusion(view=view, counts=counts)
 
 
 def report(*given, **facts):
@@ -64,6 +70,9 @@ def test_reports_as_they_should_be():
     terms.check_report(EVALUATOR, FINISH, report())
     of_all = counts("global-test", "global", support=[200, 300], predicted=[250, 250])
     terms.check_report(EVALUATOR, EVALUATE, report(of_all))
+    asked = order(confusion=True)
+    terms.check_report(0, asked, report(counts(), empty(), confusions=[confusion()]))
+    terms.check_report(0, asked, report(counts()))  # a client need not count it
     shown = order(views=("after_local",), global_test=True)
     mine = counts("global-test", support=[200, 300], predicted=[250, 250])
     terms.check_report(0, shown, report(counts(), mine))
@@ -111,6 +120,24 @@ LIES = {
     "correct": (order(), report(counts(correct=[1, 2])), "contradict"),
     "negative": (order(), report(counts(support=[-1, 4], predicted=[1, 2])), "contradict"),
     "many": (order(), report(counts(support=[2**62, 0], predicted=[2**62, 0])), "contradict"),
+    "confusion": (order(), report(counts(), confusions=[confusion()]), "nobody asked for"),
+    "two-confusions": (ASKED, report(counts(), confusions=[confusion()] * 2), "nobody asked for"),
+    "no-counts": (ASKED, report(confusions=[confusion(counts=[0] * 4)]), "contradicts its counts"),
+    "view-of-confusion": (
+        ASKED, report(counts(), confusions=[confusion("x", [0] * 4)]), "contradicts its counts",
+    ),
+    "size-of-confusion": (
+        ASKED, report(counts(), confusions=[confusion(counts=[1, 1, 0])]), "not of 2 classes",
+    ),
+    "sums-of-confusion": (
+        ASKED, report(counts(), confusions=[confusion(counts=[0, 2, 1, 0])]), "contradicts",
+    ),
+    "negative-confusion": (
+        ASKED, report(counts(), confusions=[confusion(counts=[2, 0, -1, 2])]), "contradicts",
+    ),
+    "huge-confusion": (
+        ASKED, report(counts(), confusions=[confusion(counts=[2**63 - 1] * 4)]), "contradicts",
+    ),
     "loss-sum": (order(), report(counts(loss_sum=-1.0)), "impossible loss"),
     "huge-loss-sum": (order(), report(counts(loss_sum=1e300)), "impossible loss"),
     "views": (order(), report(extra={"views": 1.0}), "holds 'views', unknown to the method"),

@@ -197,6 +197,16 @@ def test_only_the_seed_may_differ_within_a_group(tmp_path: Path) -> None:
     assert [len(g.runs) for g in groups] == [2, 1, 1]
 
 
+def test_readings_of_an_earlier_version_are_the_same_settings(tmp_path: Path) -> None:
+    before = {"method": {"name": "gldp", "lam": 0.5, "bn": "local"}}
+    now = {"method": {"name": "gldp", "lam": 0.5, "reading": {"bn": "local"}}}
+    runs = [
+        read_run(write_run(tmp_path / "a", seed=0, config=before)),
+        read_run(write_run(tmp_path / "b", seed=1, config=now)),
+    ]
+    assert [len(g.runs) for g in group_runs(runs)] == [2]
+
+
 def test_methods_side_by_side(tmp_path: Path) -> None:
     runs = [
         read_run(write_run(tmp_path / "a", metrics={"a_glo": 0.5, "afm": 0.1})),
@@ -418,6 +428,7 @@ def test_odd_values_are_left_out(tmp_path: Path) -> None:
         {"clients": {"1": {"views": {"global": {"accuracy": None, "tasks": None}}}, "2": None}},
         {"series": {"aggregation_weights": [[], 1, None]}},
         {"series": {"aggregation_weights": []}, "seconds": {"wall": float("inf")}},
+        {"confusions": {"global": [3, [None, "x"]], "after_local": 7}},
     ]
     run = hand_written(tmp_path / "run", *rows)
     assert run.metrics() == {}
@@ -447,10 +458,24 @@ def test_damage_is_one_line_that_names_the_file(
     assert "\n" not in str(caught.value)
 
 
+def test_one_run_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, damaged = write_run(tmp_path / "run"), write_run(tmp_path / "damaged")
+    (damaged / "summary.json").write_text("{")
+    with pytest.raises(ArchiveError, match=r"summary\.json is damaged.*; .*nowhere is not a run"):
+        report.report_command([run, damaged, tmp_path / "nowhere"], tmp_path / "page.html")
+    assert "a_loc" in capsys.readouterr().out
+    assert (tmp_path / "page.html").exists()
+
+
 def test_what_is_no_run_directory_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(ArchiveError, match="is not a run directory"):
             report.report_command([path], None)
+    (file := tmp_path / "page.html").touch()
+    with pytest.raises(ArchiveError, match=r"page\.html is a file; name the run directory"):
+        report.report_command([file], None)
     with pytest.raises(ConfigError, match="at least one"):
         report.report_command([], None)
     run = write_run(tmp_path / "run")
@@ -520,7 +545,23 @@ def test_the_answer_stands_before_the_folds(tmp_path: Path) -> None:
     assert titles == ["How good", *questions]
     assert page.count("<details") == page.count("</details>") == 8
     assert "prefers-color-scheme: dark" in page
-    assert "A matrix of confusions is missing" in page
+
+
+def test_what_a_class_was_taken_for_is_the_end_of_the_run(tmp_path: Path) -> None:
+    """Class 0 was taken for class 1 by a quarter; class 2 has no test example."""
+    end = {"global": [[3, 1, 0], [0, 4, 0], [0, 0, 0]]}
+    row = {"clients": {"0": {"views": {"global": {"accuracy": 0.9, "classes": [0.75, 1.0]}}}}}
+    last = {**at(0, 1, task=0), **row, "confusions": end}
+    hand_written(tmp_path / "run", {**at(0, 0, task=0), **row}, last)
+    page = page_of(tmp_path, tmp_path / "run")
+    (file,) = re.findall(
+        r'download="confusion-matrix-global-model.csv" href="data:text/csv;charset=utf-8,(.*?)"',
+        page,
+    )
+    heads, *cells = csv.reader(io.StringIO(unquote(html.unescape(file))))
+    assert heads == ["true class", "predicted class", "examples", "share of the true class"]
+    assert cells[:2] == [["0", "0", "3.0", "0.75"], ["0", "1", "1.0", "0.25"]]
+    assert {true for true, *_ in cells} == {"0", "1"}
 
 
 def test_the_numbers_of_a_figure_come_with_it(tmp_path: Path) -> None:

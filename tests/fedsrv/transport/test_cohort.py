@@ -11,7 +11,7 @@ from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, StateLost, Trip
+from fedsrv.engine.cohort import Answer, Flush, StateLost, Trip
 from fedsrv.events import EventLog
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -51,7 +51,7 @@ class World:
     def exchange(self, trip):
         """Begin an exchange; wait until clients can see it."""
         future = self.engine.submit(self.cohort.exchange, trip)
-        until(lambda: self.cohort._open is not None or future.done())
+        until(lambda: self.cohort._trips.current is not None or future.done())
         return future
 
     def pull(self, *clients, wait_s=5.0):
@@ -428,6 +428,8 @@ def test_what_the_payload_counts_for_each_client(world):
 
 def test_training_for_what_is_committed_is_pointless(world):
     world.cohort.commit(3, -1)
+    assert not world.cohort.is_superseded(3), "before its first trip it cannot know"
+    world.exchange(trip_to(0, interaction=4))
     assert [world.cohort.is_superseded(i) for i in (-1, 0, 3, 4)] == [False, True, True, False]
 
 
@@ -639,3 +641,118 @@ def test_what_a_client_lost_does_not_matter_once_it_was_turned_away(tmp_path):
     cohort.stop("the test is over")
     with pytest.raises(RunFailed, match="the test is over"):
         cohort.exchange(trip_to(1, 2))
+
+
+# --- lasting trips --------------------------------------------------------------------------------
+
+
+def flush(size, interaction=1, needed=None, wanted=None):
+    return Flush(interaction, interaction, size, needed or size, wanted or {})
+
+
+def taking(world, *args, **facts):
+    return world.engine.submit(world.cohort.take, flush(*args, **facts))
+
+
+def test_a_flush_takes_the_first_results_of_all_lasting_trips(world):
+    world.cohort.send(trip_to(0, 1, interaction=0))
+    world.cohort.send(trip_to(2, interaction=1))
+    world.cohort.commit(0, -1)
+    orders = {c: world.pull(c) for c in (0, 1, 2)}
+    assert {c: (o.interaction, o.committed) for c, o in orders.items()} == {
+        0: (0, -1),  # what it is ordered to do is not committed
+        1: (0, -1),
+        2: (1, 0),
+    }
+    future = taking(world, 2)
+    assert world.push(2, orders[2], value=2.0)
+    assert not future.done()
+    assert world.push(0, orders[0], value=0.5)
+    found = future.result(5)
+    assert values(found) == {0: 0.5, 2: 2.0}
+    assert [*found.arrivals.items()] == [(2, 1), (0, 0)]
+    assert found.under_way == {1: 0}
+    assert found.wire_up == 20
+    assert world.push(0, orders[0]) == REPEATED, "its result was taken"
+    assert world.pull(0, 2, wait_s=0.05) is None, "their orders are done with"
+
+
+def test_a_result_that_comes_before_its_flush_waits_for_it(world):
+    world.cohort.send(trip_to(0, 1, interaction=0))
+    for client in (1, 0):
+        assert world.push(client, world.pull(client), value=float(client))
+    assert values(taking(world, 1).result(5)) == {1: 1.0}
+    assert values(taking(world, 1).result(5)) == {0: 0.0}
+
+
+def test_a_flush_may_want_certain_results_alone(world):
+    world.cohort.send(trip_to(0, 1, 2, interaction=0))
+    orders = {c: world.pull(c) for c in (0, 1, 2)}
+    future = taking(world, 1, wanted={1: 0})
+    assert world.push(0, orders[0])
+    assert not future.done()
+    assert world.push(1, orders[1])
+    found = future.result(5)
+    assert (found.arrivals, found.under_way) == ({1: 0}, {0: 0, 2: 0})
+
+
+def test_others_score_while_lasting_orders_are_under_way(world):
+    world.cohort.send(trip_to(0, 1, interaction=0))
+    order = world.pull(0)
+    future = world.exchange(trip_to(2, kind=rpc.ORDER_KIND_EVALUATE))
+    scoring = world.pull(2)
+    assert scoring.kind == rpc.ORDER_KIND_EVALUATE
+    assert world.push(0, order)
+    assert not future.done()
+    assert world.push(2, scoring)
+    assert values(future.result(5)) == {2: 0.0}
+    assert taking(world, 1).result(5).arrivals == {0: 0}
+
+
+def test_what_failed_comes_with_the_next_flush(world):
+    world.cohort.send(trip_to(0, 1, 2, interaction=0))
+    orders = {c: world.pull(c) for c in (0, 1, 2)}
+    world.push(0, orders[0], failure="it broke")
+    world.push(1, orders[1])
+    found = taking(world, 1).result(5)
+    assert (found.failed, found.arrivals, found.under_way) == ({0: "it broke"}, {1: 0}, {2: 0})
+    world.push(2, orders[2])
+    assert taking(world, 1).result(5).failed == {}
+
+
+def test_a_flush_fails_where_too_few_are_left(world):
+    world.cohort.send(trip_to(0, 1, interaction=0))
+    orders = {c: world.pull(c) for c in (0, 1)}
+    future = taking(world, 2, interaction=3)
+    world.push(1, orders[1], failure="it broke")
+    with pytest.raises(RunFailed, match=r"client 1 failed in round 3 .*it broke"):
+        future.result(5)
+
+
+def test_a_flush_goes_on_with_as_many_as_suffice(world):
+    world.cohort.send(trip_to(0, 1, interaction=0))
+    orders = {c: world.pull(c) for c in (0, 1)}
+    world.push(1, orders[1], failure="it broke")
+    world.push(0, orders[0])
+    assert taking(world, 2, needed=1).result(5).arrivals == {0: 0}
+
+
+def test_an_old_order_is_wanted_until_it_is_recalled(world):
+    """Its interaction is committed long ago; its result counts all the same."""
+    world.cohort.send(trip_to(0, interaction=0))
+    world.cohort.commit(3, -1)
+    order = world.pull(0)
+    assert not world.cohort.is_superseded(0)
+    world.cohort.recall()
+    assert world.cohort.is_superseded(0)
+    with pytest.raises(Superseded):
+        world.push(0, order)
+    assert world.pull(0, wait_s=0.05) is None
+
+
+def test_a_run_that_is_to_stop_begins_no_flush(world):
+    world.cohort.send(trip_to(0, interaction=0))
+    world.push(0, world.pull(0))
+    world.cohort.stop("stopped as asked")
+    with pytest.raises(RunFailed, match="stopped as asked"):
+        taking(world, 1).result(5)

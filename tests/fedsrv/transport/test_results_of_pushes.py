@@ -82,7 +82,7 @@ class World:
         self.order = rpc.Order(kind=kind, client_id="0", interaction=interaction)
         self.trip = Trip({0: self.order}, Bundle(), spec=BundleSpec.of(UPLOAD))
         self.done = self.engine.submit(self.cohort.exchange, self.trip)
-        while self.cohort._open is None:
+        while self.cohort._trips.current is None:
             pass
 
     def header(self, kind=rpc.ORDER_KIND_TRAIN, interaction=0):

@@ -1,0 +1,210 @@
+"""Asynchronous rounds: a round ends with the first K uploads, and nobody waits for the slowest.
+
+This is FedBuff (Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS
+2022) for methods whose server half takes the mean of everybody's weights. At the start of an
+interaction idle clients get orders until ``per_round`` clients train. The first ``buffer`` uploads
+are reduced and committed. How much each counts depends on how far it lags behind:
+:mod:`fedmodels.tensors.staleness`.
+
+The record of an interaction holds which clients arrived, in which order, and which orders were
+still under way. All else follows from the seed. So a run that follows recorded arrivals comes to
+the same bits: a replay after a roll-back does so, and a run with ``schedule.arrivals``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError, DataError, RunFailed
+from fedmodels.tensors.bundle import BundleSpec, Weights
+from fedmodels.tensors.staleness import rebased, share_of
+from fedmodels.training.method import (
+    Method,
+    Metrics,
+    RunFacts,
+    ServerContext,
+    ServerData,
+    ServerState,
+)
+from fedsrv.engine.cohort import Answers, Cohort, Flush, Trip
+from fedsrv.engine.rounds import Engine
+from fedsrv.engine.schedule import Step, draw_cohort
+from fedsrv.events import EventLog
+from fedsrv.state.record import Record
+from fedsrv.state.store import Store
+
+
+def engine_for(
+    experiment: Experiment,
+    cohort: Cohort,
+    store: Store,
+    events: EventLog,
+    server_data: ServerData | None = None,
+) -> Engine:
+    """Return the engine of an experiment's schedule."""
+    kind = BufferedEngine if experiment.schedule.is_asynchronous else Engine
+    return kind(experiment, cohort, store, events, server_data)
+
+
+class BufferedEngine(Engine):
+    """Runs an experiment whose schedule is asynchronous."""
+
+    _followed: Mapping[int, Record] = {}
+    """Records of another run whose arrivals are followed."""
+
+    def _meet_clients(self) -> None:
+        self._followed = recorded_arrivals(self.experiment)
+        super()._meet_clients()
+        check_asynchronous(self.method, self.run_facts)
+        if self._followed and len(self._followed) < len(self.steps):
+            raise ConfigError(
+                f"schedule.arrivals: {self.experiment.schedule.arrivals} records "
+                f"{len(self._followed)} interactions, this run has {len(self.steps)}"
+            )
+
+    def _take_up(self, interaction: int) -> None:
+        """Go on from a commit; give the orders again that were under way after it."""
+        super()._take_up(interaction)
+        last = self.store.record(interaction)
+        self.under_way: dict[int, int] = dict(last.get("under_way", ())) if last else {}
+        """The interaction of each client's order that is not counted yet."""
+        self._begun: dict[int, Weights] = {}
+        """Everybody's weights at the start of each interaction that orders under way are of."""
+        self.cohort.recall()
+        if self.under_way and interaction + 1 < len(self.steps):
+            versions = sorted({*self.under_way.values()})
+            self.cohort.send(*(self._trip_again(begun) for begun in versions))
+
+    def _trip_again(self, begun: int) -> Trip:
+        """Return the orders of an earlier interaction that are under way."""
+        clients = [c for c, number in self.under_way.items() if number == begun]
+        return self._trip_of(self.steps[begun], self._state_after(begun - 1), clients)
+
+    def _trip_of(self, step: Step, state: ServerState, clients: Iterable[int]) -> Trip:
+        """Return the orders of a step for these clients.
+
+        An order cannot know whether the interaction that will count it is scored. So its client
+        scores what it trained in any case, unless only the last round is scored.
+        """
+        ctx = self._context(step, tuple(sorted(clients)))
+        self._begun[step.interaction] = state.common.weights
+        return self._trip(ctx, state, self.experiment.evaluate.every > 0)
+
+    # --- one interaction --------------------------------------------------------------------------
+
+    def _train(self, ctx: ServerContext, due: bool) -> Answers:
+        """Let idle clients begin, and take the first uploads that come."""
+        step = self.steps[ctx.interaction]
+        followed = self.store.record(step.interaction) or self._followed.get(step.interaction)
+        begin = _begun_in(followed) if followed else self._draw(step, ctx.cohort)
+        if begin:
+            self.cohort.send(self._trip_of(step, self.state, begin))
+        self.under_way |= dict.fromkeys(begin, step.interaction)
+        found = self.cohort.take(self._flush(step, followed))
+        self.under_way = found.under_way
+        if step.ends_run:
+            self.cohort.recall()
+        return found
+
+    def _draw(self, step: Step, present: Iterable[int]) -> tuple[int, ...]:
+        """Draw idle clients until as many train as may train at once."""
+        idle = [client for client in present if client not in self.under_way]
+        free = max(0, self.experiment.cohort_size - len(self.under_way))
+        return draw_cohort(self.experiment.seed, step.round, idle, free)
+
+    def _flush(self, step: Step, followed: Record | None) -> Flush:
+        """Return which uploads end a step.
+
+        Raises:
+            RunFailed: followed arrivals are of clients that got no such order.
+        """
+        wanted = dict(followed.get("arrivals", ())) if followed else {}
+        for client, begun in wanted.items():
+            if self.under_way.get(client) != begun:
+                raise RunFailed(
+                    f"interaction {step.interaction} cannot follow the recorded arrivals: client "
+                    f"{client} has no order of interaction {begun}"
+                )
+        assert self.experiment.schedule.buffer is not None, "the config says so"
+        size = len(wanted) or min(self.experiment.schedule.buffer, len(self.under_way))
+        needed = size if self._followed else min(self.experiment.min_clients, size)
+        return Flush(step.interaction, step.round, size, needed, wanted)
+
+    def _reduce(
+        self, ctx: ServerContext, results: Answers
+    ) -> tuple[ServerState, Metrics, Mapping[str, Any]]:
+        """Reduce the uploads as if their clients had begun with the present weights."""
+        now, exponent = ctx.interaction, self.experiment.schedule.staleness_exponent
+        present, parameters = self.state.common.weights, frozenset(self.run_facts.parameters)
+        for client, begun in results.arrivals.items():
+            if begun < now:  # a fresh upload counts as it came
+                answer, share = results.by_client[client], share_of(now - begun, exponent)
+                sent = answer.upload.weights
+                moved = rebased(sent, self._begun[begun], present, share, parameters)
+                answer.upload = replace(answer.upload, weights=moved)
+        self._begun = {n: w for n, w in self._begun.items() if n in self.under_way.values()}
+        ctx = self._context(self.steps[now], tuple(sorted(results.arrivals)))
+        state, metrics, series = super()._reduce(ctx, results)
+        lags = [now - results.arrivals[c] for c in ctx.cohort if c in results.by_client]
+        return state, {**metrics, "staleness": sum(lags) / len(lags)}, series
+
+    def _scorers(self, step: Step, record: Record) -> Iterable[int]:
+        """Return who scores after a step: whoever is idle; all clients at the end of the run."""
+        return self.profiles if step.ends_run else record["cohort"]
+
+
+def _begun_in(record: Record) -> tuple[int, ...]:
+    """Return the clients that got an order in an interaction, as far as its record names them."""
+    orders = [*record.get("arrivals", ()), *record.get("under_way", ())]
+    return tuple(sorted(client for client, begun in orders if begun == record["interaction"]))
+
+
+def check_asynchronous(method: Method, run: RunFacts) -> None:
+    """Check that a method's rounds may be asynchronous.
+
+    Raises:
+        ConfigError: says what stands against it.
+    """
+    upload, of_net = method.upload_spec(run), {f"weights/{name}" for name in run.forms}
+    everybodys = set(method.init_server(run).common.by_key())
+    sent = {k for k in (*upload.required, *upload.optional) if not k.startswith("scalars/")}
+    if method.reduction != "mean":
+        reason = "its server half reads single uploads"
+    elif method.payload_spec(run)[1] != BundleSpec():
+        reason = "its server sends parts to single clients"
+    elif not sent | everybodys <= of_net:
+        reason = "other tensors than weights of the net are shared"
+    elif not sent or sent != everybodys:
+        reason = "clients do not send the weights that they get"
+    else:
+        return
+    raise ConfigError(
+        '[schedule] order = "asynchronous" is for methods whose server averages weights and does '
+        f"nothing else; {method.name} is none: {reason}"
+    )
+
+
+def recorded_arrivals(experiment: Experiment) -> dict[int, Record]:
+    """Return the records of the run that ``schedule.arrivals`` names, by interaction.
+
+    Raises:
+        DataError: it is no asynchronous run.
+    """
+    if experiment.schedule.arrivals is None:
+        return {}
+    run = Path(experiment.schedule.arrivals)
+    try:
+        lines = (run / "rounds.jsonl").read_text().splitlines()
+    except OSError as error:
+        raise DataError(
+            f"schedule.arrivals: {run} is no run directory ({error.strerror})"
+        ) from None
+    records: list[Record] = [json.loads(line) for line in lines]
+    if not records or any("arrivals" not in record for record in records):
+        raise DataError(f"schedule.arrivals: the run {run} records no arrivals")
+    return {record["interaction"]: record for record in records}

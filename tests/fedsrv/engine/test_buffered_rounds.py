@@ -1,0 +1,292 @@
+"""Asynchronous rounds in one process: who trains when, what counts, and how bits come back."""
+
+import json
+import random
+from contextlib import closing
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedcli.data.store.commands import run_partition
+from fedmodels.errors import ConfigError, DataError, RunFailed
+from fedmodels.tensors.archive import load_named
+from fedsrv.state.store import Store
+from fedtide.inprocess import run_in_process
+from tests.conftest import tiny_experiment
+
+
+def asynchronous(method="fedavg", rounds=3, buffer=1, tables=None, **schedule):
+    """Three clients, two tasks: six interactions."""
+    schedule = {"order": "asynchronous", "rounds": rounds, "buffer": buffer, **schedule}
+    return tiny_experiment(method=method, schedule=schedule, **(tables or {}))
+
+
+def records_of(out):
+    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+def arrivals_of(out):
+    return [record["arrivals"] for record in records_of(out)]
+
+
+class Killed(BaseException):
+    """The process dies at this point."""
+
+
+def dies_at(interaction, client):
+    def dies(order):
+        if (order.kind, order.interaction, order.client_id) == (1, interaction, str(client)):
+            raise Killed
+
+    return dies
+
+
+# --- who trains when ------------------------------------------------------------------------------
+
+
+def test_clients_begin_when_a_round_ends(digits, tmp_path):
+    """All three begin in round 0; in every later round the one that was counted begins again."""
+    run_in_process(asynchronous(), digits, tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert [r["arrivals"] for r in records] == [
+        [[0, 0]], [[1, 0]], [[2, 0]], [[0, 1]], [[1, 2]], [[2, 3]]
+    ]  # fmt: skip
+    assert [r["under_way"] for r in records[:3]] == [
+        [[1, 0], [2, 0]], [[2, 0], [0, 1]], [[0, 1], [1, 2]]
+    ]  # fmt: skip
+    assert [r["metrics"]["staleness"] for r in records] == [0, 1, 2, 2, 2, 2]
+    assert [r["task"] for r in records] == [0, 0, 0, 1, 1, 1]
+    assert [r["round"] for r in records] == [*range(6)]
+
+
+def test_no_more_train_at_once_than_may(digits, tmp_path):
+    run_in_process(asynchronous(per_round=2), digits, tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert {len(r["arrivals"]) + len(r["under_way"]) for r in records} == {2}
+    assert {client for r in records for client in r["cohort"]} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_buffer_of_all_that_train_is_the_synchronous_run(size, digits, tmp_path):
+    """Nothing is stale then: the same cohorts, the same bits."""
+    plain = tiny_experiment(schedule={"order": "tasks_outer", "rounds": 3, "per_round": size})
+    expected = run_in_process(plain, digits, tmp_path / "plain")
+    found = run_in_process(asynchronous(buffer=size, per_round=size), digits, tmp_path / "run")
+    assert found["state_sha256"] == expected["state_sha256"]
+    assert records_of(tmp_path / "run")[-1]["metrics"]["staleness"] == 0
+
+
+def test_the_first_stale_upload_by_hand(digits, tmp_path):
+    """w_2 = w_1 + (u_1 - w_0) / sqrt(2): client 1's upload of round 0 is counted in round 1.
+
+    With a = 0 it counts as a whole. So the moves of the two runs differ by that factor.
+    """
+    moved = []
+    for exponent in (0.5, 0.0):
+        out = tmp_path / f"run{exponent}"
+        tables = {"server": {"max_rollback": 9}}
+        run = asynchronous(staleness_exponent=exponent, tables=tables)
+        run_in_process(run, digits, out)
+        first, second = (
+            load_named(out / "server" / f"state-{n:08d}.safetensors")[0]["common"].weights
+            for n in (0, 1)
+        )
+        moved.append({key: second[key].double() - first[key].double() for key in second})
+    shrunk, whole = moved
+    assert any(tensor.abs().max() > 1e-3 for tensor in whole.values())
+    for key, tensor in shrunk.items():
+        torch.testing.assert_close(tensor, whole[key] * 0.5**0.5, atol=1e-6, rtol=1e-4)
+
+
+def test_idle_clients_alone_score_before_the_end(digits, tmp_path):
+    run_in_process(asynchronous(rounds=2), digits, tmp_path / "run")
+    scored = [
+        [int(c) for c, row in r["clients"].items() if "global" in row.get("views", {})]
+        for r in records_of(tmp_path / "run")
+    ]
+    assert scored == [[0], [1], [2], [0, 1, 2]]
+
+
+# --- the way back to the bits ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedntd", "fedrep", "ditto", "moon"])
+def test_a_run_that_follows_recorded_arrivals_comes_to_the_same_bits(method, digits, tmp_path):
+    first = tmp_path / "first"
+    shuffled = {"arrival": random.Random(1)}
+    expected = run_in_process(asynchronous(method), digits, first, **shuffled)
+    other = run_in_process(
+        asynchronous(method), digits, tmp_path / "other", arrival=random.Random(5)
+    )
+    assert arrivals_of(tmp_path / "other") != arrivals_of(first)
+    assert other["state_sha256"] != expected["state_sha256"]
+    follows = asynchronous(method, arrivals=str(first))
+    again = run_in_process(follows, digits, tmp_path / "again", arrival=random.Random(5))
+    assert again["state_sha256"] == expected["state_sha256"]
+    assert arrivals_of(tmp_path / "again") == arrivals_of(first)
+    scores = [[r["metrics"] for r in records_of(tmp_path / name)] for name in ("first", "again")]
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "apfl"])
+@pytest.mark.parametrize("at", [(1, 0), (2, 1), (3, 2)])
+def test_a_killed_run_goes_on_with_the_orders_that_were_under_way(method, at, digits, tmp_path):
+    """Each of these orders is counted two interactions after it was given."""
+    run = asynchronous(method)
+    expected = run_in_process(run, digits, tmp_path / "whole")
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        run_in_process(run, digits, out, before=dies_at(*at))
+    orders = []
+    again = run_in_process(run, digits, out, resume=True, before=orders.append)
+    assert again["state_sha256"] == expected["state_sha256"]
+    assert arrivals_of(out) == arrivals_of(tmp_path / "whole")
+    trained = [(o.interaction, int(o.client_id)) for o in orders if o.kind == 1]
+    assert trained[0] == at
+    assert all(o.committed < o.interaction for o in orders if o.kind == 1)
+
+
+def test_what_was_undone_is_replayed_as_it_was_recorded(digits, tmp_path):
+    """The replay follows the records, however the results come the second time."""
+    out = tmp_path / "run"
+    expected = run_in_process(asynchronous(), digits, out, arrival=random.Random(1))
+    before = arrivals_of(out)
+    for number in (4, 5):
+        (out / "server" / f"state-{number:08d}.safetensors").write_bytes(b"damaged")
+    again = run_in_process(asynchronous(), digits, out, resume=True, arrival=random.Random(7))
+    assert again["state_sha256"] == expected["state_sha256"]
+    assert arrivals_of(out) == before
+
+
+def record_arrivals(run, order):
+    """Change which orders the records of a run say were counted, one in each interaction."""
+    under_way, lines = {0: 0, 1: 0, 2: 0}, []
+    for record, (client, begun) in zip(records_of(run), order, strict=True):
+        assert under_way.pop(client) == begun
+        lines.append(record | {"arrivals": [(client, begun)], "under_way": [*under_way.items()]})
+        under_way[client] = record["interaction"] + 1
+    (run / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+
+
+LATE = [(0, 0), (1, 0), (0, 1), (0, 3), (0, 4), (0, 5), (0, 6), (1, 2), (1, 8), (0, 7)]
+"""Client 1's order of interaction 2 is counted in 7, client 2's of 0 never; client 0 is quick."""
+
+
+@pytest.fixture
+def late(digits, tmp_path):
+    """Return a maker of runs with these arrivals that go back by one interaction at most."""
+    run_in_process(asynchronous(rounds=5), digits, tmp_path / "first")
+    record_arrivals(tmp_path / "first", LATE)
+    follows = {"rounds": 5, "arrivals": str(tmp_path / "first")}
+    return lambda method: asynchronous(method, **follows, tables={"server": {"max_rollback": 1}})
+
+
+def test_a_state_stays_as_long_as_an_order_of_it_is_under_way(late, digits, tmp_path):
+    """Client 1's order of interaction 2 began with the state after 1, which others have left."""
+    expected, out = run_in_process(late("fedavg"), digits, tmp_path / "whole"), tmp_path / "run"
+    with pytest.raises(Killed):
+        run_in_process(late("fedavg"), digits, out, before=dies_at(2, 1))
+    assert sorted(int(f.stem[-8:]) for f in (out / "server").glob("state-*")) == [1, 5, 6]
+    again = run_in_process(late("fedavg"), digits, out, resume=True)
+    assert again["state_sha256"] == expected["state_sha256"]
+
+
+def test_clients_keep_what_a_roll_back_may_ask_for(late, digits, tmp_path, monkeypatch):
+    """At commit 6 client 1's last state is that of order 0; that of order 2 is counted in 7."""
+    expected, out = run_in_process(late("fedper"), digits, tmp_path / "whole"), tmp_path / "run"
+    commit = Store.commit
+
+    def dies(store, record, *rest):
+        if record["interaction"] == 8:  # client 1 has had order 8, and forgot what it may
+            raise Killed
+        commit(store, record, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "commit", dies)
+        with pytest.raises(Killed):
+            run_in_process(late("fedper"), digits, out)
+    (out / "server" / "state-00000007.safetensors").write_bytes(b"damaged")
+    with closing(Store(out, late("fedper"), resume=True)) as store:
+        assert store.committed == 6
+        assert store.history().last_trained(6) == {0: 6, 1: 0}
+    again = run_in_process(late("fedper"), digits, out, resume=True)
+    assert again["state_sha256"] == expected["state_sha256"]
+
+
+def test_a_commit_counts_as_lost_without_the_state_of_an_order_under_way(digits, tmp_path):
+    out, tables = tmp_path / "run", {"server": {"max_rollback": 9}}
+    expected = run_in_process(asynchronous(tables=tables), digits, out)
+    (out / "server" / "state-00000003.safetensors").unlink()  # orders of interaction 4 begin there
+    with closing(Store(out, asynchronous(tables=tables), resume=True)) as store:
+        assert store.committed == 2
+        assert not store.has_state(5)
+    again = run_in_process(asynchronous(tables=tables), digits, out, resume=True)
+    assert again["state_sha256"] == expected["state_sha256"]
+
+
+def test_a_run_may_grow(digits, tmp_path):
+    one_task = {"scenario": {"kind": "iid", "tasks": 1}}
+
+    made = asynchronous(tables=one_task)
+    run_partition(made.data, made.scenario, 3, made.seed, tmp_path / "data", Console(quiet=True))
+    expected = run_in_process(
+        asynchronous(rounds=5, tables=one_task), tmp_path / "data", tmp_path / "whole"
+    )
+    run_in_process(made, tmp_path / "data", tmp_path / "run")
+    longer = asynchronous(rounds=5, tables=one_task)
+    again = run_in_process(longer, tmp_path / "data", tmp_path / "run", resume=True)
+    assert again["state_sha256"] == expected["state_sha256"]
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("fedmlp", "its server half reads single uploads"),
+        ("fedproto", "other tensors than weights of the net are shared"),
+        ("fedem", "other tensors than weights of the net are shared"),
+        ("local", "clients do not send the weights that they get"),
+        ("mfcl", "its server sends parts to single clients"),
+    ],
+)
+def test_methods_that_do_more_than_average_are_refused(method, why, digits, tmp_path):
+    with pytest.raises(ConfigError, match=why) as caught:
+        run_in_process(asynchronous(method), digits, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert method in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ({"order": "asynchronous"}, "needs buffer"),
+        ({"order": "asynchronous", "buffer": 4}, "buffer = 4 exceeds the 3 that train at once"),
+        ({"order": "asynchronous", "buffer": 3, "per_round": 2}, "exceeds the 2"),
+        ({"buffer": 2}, 'buffer belongs to order = "asynchronous"'),
+        ({"arrivals": "run"}, 'arrivals belongs to order = "asynchronous"'),
+        ({"order": "asynchronous", "buffer": 1, "staleness_exponent": -1.0}, "greater than"),
+    ],
+)
+def test_configs_that_make_no_sense_are_refused(schedule, said):
+    with pytest.raises(ConfigError, match=said):
+        tiny_experiment(schedule=schedule)
+
+
+def test_arrivals_that_cannot_be_followed_are_refused(digits, tmp_path):
+    with pytest.raises(DataError, match="nothing is no run directory"):
+        run_in_process(asynchronous(arrivals=str(tmp_path / "nothing")), digits, tmp_path / "a")
+    plain = tiny_experiment(schedule={"order": "tasks_outer"})
+    run_in_process(plain, digits, tmp_path / "plain")
+    with pytest.raises(DataError, match="plain records no arrivals"):
+        run_in_process(asynchronous(arrivals=str(tmp_path / "plain")), digits, tmp_path / "b")
+    run_in_process(asynchronous(rounds=2), digits, tmp_path / "short")
+    with pytest.raises(ConfigError, match="records 4 interactions, this run has 6"):
+        run_in_process(asynchronous(arrivals=str(tmp_path / "short")), digits, tmp_path / "c")
+    lines = (tmp_path / "short" / "rounds.jsonl").read_text()
+    (tmp_path / "short" / "rounds.jsonl").write_text(lines.replace("[[1, 0]]", "[[1, 7]]", 1))
+    follows = asynchronous(rounds=2, arrivals=str(tmp_path / "short"))
+    with pytest.raises(RunFailed, match="client 1 has no order of interaction 7"):
+        run_in_process(follows, digits, tmp_path / "d")
