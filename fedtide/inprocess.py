@@ -126,17 +126,18 @@ class InProcessCohort:
         self.before(order)
         worker = self.workers[client]
         specs = worker.payload_spec
-        parts = {"common": transported(trip.common, specs["common"])}
+        parts = {"common": transported(trip.sent, specs["common"])}
         if client in trip.personal:
             parts["personal"] = transported(trip.personal[client], specs["personal"])
         done = self._done(worker, order, merged(parts))
         if done.failure:
             raise ClientFailed(client, order.round, "order", done.failure)
-        upload = transported(done.upload, trip.spec)
+        sent = transported(done.upload, trip.spec)
         trip.check_report(client, order, done.report)  # honest clients are not refused
+        upload = trip.restored(sent)
         trip.check_upload(client, upload)
         down = sum(b.num_bytes() for b in parts.values())
-        return Answer(upload, done.report, upload.num_bytes(), down)
+        return Answer(upload, done.report, sent.num_bytes(), down)
 
     def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Result:
         if worker.experiment.training.together > 1 and order.kind == rpc.ORDER_KIND_TRAIN:

@@ -20,16 +20,16 @@ from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.prototypes import drift
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.heap import give_back_free_pages
+from fedmodels.training.compression import Compression
 from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
 from fedmodels.training.stack import check_stacks
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.client_profile import common_limits
 from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip
 from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
 from fedsrv.engine.rows import commit_facts, record_of
-from fedsrv.engine.schedule import Step, ends_task, is_scored, steps
+from fedsrv.engine.schedule import Step, ends_task, is_scored, scorers, steps
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.engine.server_data import check_fits, check_given
 from fedsrv.engine.summary import summarise
@@ -103,9 +103,12 @@ class Engine:
             check_stacks(self.run_facts)
         self.tasks = self.roster.tasks(self.experiment.schedule.clients)
         self.steps = steps(self.experiment, self.method.trainers(self.run_facts), self.tasks)
-        self.stateful = self.method.keeps_state(self.run_facts)
-        self.upload_spec = self.method.upload_spec(self.run_facts)
+        self.compression = Compression.of(self.method, self.run_facts)
+        self.stateful = self.method.keeps_state(self.run_facts) or self.compression.feedback
+        self.upload_spec = self.compression.upload_spec(self.method.upload_spec(self.run_facts))
         self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
+        check = self.terms.check_report
+        self.trip = partial(Trip, check_report=check, compression=self.compression)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
         if self.stateful:  # a client that lost too much must join again, and learns what to do
@@ -134,7 +137,7 @@ class Engine:
             server_data=self.server_data,
             minority=tuple(self.groups["minority"]),
             labels={c: self.profiles[c].labels(step.task) for c in cohort},
-            limits=common_limits(self.profiles.values()),
+            limits=self.roster.limits,
             ends_task=ends_task(self.steps, step),
             tell=partial(self._tell_work, step),
         )
@@ -260,16 +263,13 @@ class Engine:
     def _trip(self, ctx: ServerContext, state: ServerState, due: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
         common, personal = self.method.broadcast(ctx, state)
-        views = [
-            v
-            for v in self.method.views
-            if due and v == "after_local" and v in self.experiment.evaluate.views
-        ]
+        scored = due and "after_local" in {*self.method.views} & {*self.experiment.evaluate.views}
+        views = ["after_local"] if scored else []
         orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
         count = self.method.count if self.method.reduction == "mean" else None
-        return Trip(
+        return self.trip(
             orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
-            count, self.terms.check_report, partial(self._check_upload, ctx, state),
+            count, check_upload=partial(self._check_upload, ctx, state),
         )  # fmt: skip
 
     def _check_upload(
@@ -330,8 +330,7 @@ class Engine:
         kind, views = rpc.ORDER_KIND_EVALUATE, self._views(step)
         number = ROUND if step.ends_round else STAGE
         orders = self._orders(ctx, kind, clients, views, self._tasks_seen(step), number)
-        needed, check = self._needed(clients), self.terms.check_report
-        trip = Trip(orders, common, personal, needed=needed, check_report=check)
+        trip = self.trip(orders, common, personal, needed=self._needed(clients))
         results = self.cohort.exchange(trip)
         scores.add(results.by_client)
         record["bytes"]["wire_down"] += results.wire_down
@@ -341,7 +340,8 @@ class Engine:
 
     def _scorers(self, step: Step, record: Record) -> Iterable[int]:
         """Return the clients that score the models after a step."""
-        return self.profiles if step.ends_round else record["cohort"]
+        cohort = record["cohort"]
+        return scorers(self.experiment, self.profiles, cohort) if step.ends_round else cohort
 
     def _fill_in(self, step: Step, record: Record, scores: Scores) -> None:
         """Put scores into a record."""
@@ -381,8 +381,7 @@ class Engine:
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)
         orders = self._orders(ctx, rpc.ORDER_KIND_FINISH, everyone, (), 0)
-        needed, check = self._needed(everyone), self.terms.check_report
-        ends = Trip(orders, common, personal, needed=needed, check_report=check)
+        ends = self.trip(orders, common, personal, needed=self._needed(everyone))
         results = self.cohort.exchange(ends)
         digests = [r.report.state_sha256 for c, r in results.by_client.items() if c != EVALUATOR]
         digest = state_digest(self.state.named(), digests)

@@ -20,7 +20,7 @@ import torch
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_device
-from fedmodels.errors import DataError, RunFailed, RunStopped
+from fedmodels.errors import DataError, Interrupted, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
@@ -83,13 +83,14 @@ def launch(
 
     Raises:
         FedtideError: the run failed; says why.
-        RunStopped: SIGTERM came; the run can be resumed.
-        KeyboardInterrupt: the user stopped it; the run can be resumed.
+        RunStopped: SIGTERM or Ctrl-C came; the run can be resumed.
+        KeyboardInterrupt: the user stopped it before there was a run.
     """
     root = data or out / "data"
     held = server_data or root / "server"
     require_run(out) if resume else refuse_existing(out)
     _check_start(experiment, data, held, device)
+    clients = experiment.schedule.clients
     title = f"{experiment.method.name} on {name_of(experiment, data)}"
     display = display_of(title, log_level.number, as_json=as_json)
     logs = min(log_level, LogLevel.INFO, key=lambda level: level.number)
@@ -102,14 +103,12 @@ def launch(
             check_net(experiment, root)
             try:
                 with display, draining(run):
-                    run.start(hosts or affordable_hosts(experiment.schedule.clients))
+                    run.start(hosts or affordable_hosts(clients, experiment.cohort_size))
                     run.watch()
             except KeyboardInterrupt:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes are ended in any case
                 began.set()
-                display.say(
-                    f"stopped; add --resume to go on with the run in {out}", logging.WARNING
-                )
-                raise
+                raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
     record = read_run(out)
     write_html([record], out / "report.html")
     display.end(record, out / "report.html")
@@ -132,10 +131,14 @@ def _check_start(experiment: Experiment, data: Path | None, held: Path, device: 
         iaa_series(Path(experiment.evaluate.reference))
 
 
-def affordable_hosts(clients: int) -> int:
-    """Return how many client processes this machine can run."""
+def affordable_hosts(clients: int, cohort: int) -> int:
+    """Return how many client processes this machine can run, one for each client if it may be.
+
+    Where clients share processes, there are no more of them than clients that train in a round.
+    """
     fits = int(psutil.virtual_memory().available * 0.7) // CLIENT_BYTES
-    return max(1, min(clients, fits, PROCESSES_PER_CORE * (os.cpu_count() or 1)))
+    most = max(1, min(fits, PROCESSES_PER_CORE * (os.cpu_count() or 1)))
+    return clients if clients <= most else min(most, cohort)
 
 
 def host_ranges(clients: int, hosts: int) -> list[str]:

@@ -171,7 +171,7 @@ class Store:
         return min((interaction, *self._begun_from(interaction)))
 
     def _begun_from(self, interaction: int) -> set[int]:
-        """Return after which interactions the orders began that were under way after a commit."""
+        """Return the interactions whose states the orders under way at a commit began from."""
         record = self.record(interaction)
         return {begun - 1 for _, begun in record.get("under_way", ())} if record else set()
 

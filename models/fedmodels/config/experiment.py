@@ -145,6 +145,9 @@ class Evaluate(StrictTable):
 
     every: Annotated[int, Field(ge=0)] = 1
     """Score each time this many rounds have passed, and after the last; 0: after the last only."""
+    clients: Annotated[int, Field(ge=1)] | None = None
+    """Clients that score the models, the same ones in every round, beside the round's cohort; all
+    of them unless given. Metrics are means over those."""
     views: Annotated[tuple[View, ...], Field(strict=False)] = (  # TOML has lists only
         "global",
         "after_local",
@@ -200,6 +203,25 @@ class Server(StrictTable):
         return self
 
 
+Form = Literal["float32", "float16", "bfloat16", "int8"]
+
+
+class Compression(StrictTable):
+    """``[compression]``: how parameters of the net travel; docs/compression.md has cost and effect.
+
+    Left out, everything travels as it is.
+    """
+
+    up: Form | Literal["top-k"] = "float32"
+    """Form of what clients' training changed; ``top-k`` sends the largest changes alone."""
+    down: Form = "float32"
+    """Form of the parameters that everybody gets."""
+    share: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Part of the parameters that ``top-k`` sends."""
+    feedback: bool = True
+    """With ``int8`` and ``top-k``, clients keep what they did not send, and send it later."""
+
+
 class Tracking(StrictTable):
     """``[tracking]``: where else the numbers go."""
 
@@ -224,6 +246,7 @@ class Experiment(StrictTable):
     training: Training = Training()
     evaluate: Evaluate = Evaluate()
     server: Server = Server()
+    compression: Compression | None = None
     tracking: Tracking = Tracking()
 
     @property

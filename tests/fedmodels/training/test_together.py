@@ -114,7 +114,7 @@ def test_what_nobody_waits_for_is_abandoned(workers, monkeypatch):
 @pytest.fixture
 def host(workers, digits, tmp_path):
     made = Host(range(3), None, digits, tmp_path / "states", torch.device("cpu"))
-    made.workers = {w.client: w for w in workers}
+    made.workers._open = {w.client: w for w in workers}
     made._together = 3
     made._orders.maxsize = 0
     return made
