@@ -80,8 +80,8 @@ ROOMS = {
         "", "v1", "pem", "tables", "descriptions", "frames", "headers", "plans", "codec",
     ),
     "fedsrv": (
-        "presets", "events", "state", "report", "narration", "sweep", "engine", "transport",
-        "tracking", "dashboard", "coordinator", "catalogue", "trained_models", "export",
+        "presets", "events", "availability", "state", "report", "narration", "sweep", "engine",
+        "transport", "tracking", "dashboard", "coordinator", "catalogue", "trained_models", "export",
         "certs_commands", "catalogue_commands", "monitor_commands", "sweep_commands", "launch",
         "cli", "__main__",
     ),

@@ -101,7 +101,9 @@ class Engine:
         if self.experiment.training.together > 1:
             check_stacks(self.run_facts)
         self.tasks = self.roster.tasks(self.experiment.schedule.clients)
-        self.steps = steps(self.experiment, self.method.trainers(self.run_facts), self.tasks)
+        trainers = self.method.trainers(self.run_facts)
+        weights = self.roster.weights(self.experiment)
+        self.steps = steps(self.experiment, trainers, self.tasks, weights)
         self.stateful = self.method.keeps_state(self.run_facts)
         self.upload_spec = self.method.upload_spec(self.run_facts)
         self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
@@ -122,7 +124,7 @@ class Engine:
             found = self.cohort.meet(step.cohort, needed)
             if not found.keys() <= self.profiles.keys():
                 self.roster.add(found)
-        return self.roster.cohort_of(step)
+        return self.roster.ordered(step, self.experiment)
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return the context of the server half at a step."""
@@ -259,16 +261,14 @@ class Engine:
     def _trip(self, ctx: ServerContext, state: ServerState, due: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
         common, personal = self.method.broadcast(ctx, state)
-        views = [
-            v
-            for v in self.method.views
-            if due and v == "after_local" and v in self.experiment.evaluate.views
-        ]
+        scored = {"after_local"}.intersection(self.method.views, self.experiment.evaluate.views)
+        views = [*scored] if due else []
         orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
         count = self.method.count if self.method.reduction == "mean" else None
         return Trip(
             orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
             count, self.terms.check_report, partial(self._check_upload, ctx, state),
+            min(self.experiment.cohort_size, len(orders)),
         )  # fmt: skip
 
     def _check_upload(
@@ -326,9 +326,9 @@ class Engine:
         clients: list[ClientId] = [*self._scorers(step, record)]
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
-        kind, views = rpc.ORDER_KIND_EVALUATE, self._views(step)
-        number = ROUND if step.ends_round else STAGE
-        orders = self._orders(ctx, kind, clients, views, self._tasks_seen(step), number)
+        views, number = self._views(step), ROUND if step.ends_round else STAGE
+        seen, kind = self._tasks_seen(step), rpc.ORDER_KIND_EVALUATE
+        orders = self._orders(ctx, kind, clients, views, seen, number)
         needed, check = self._needed(clients), self.terms.check_report
         trip = Trip(orders, common, personal, needed=needed, check_report=check)
         results = self.cohort.exchange(trip)
