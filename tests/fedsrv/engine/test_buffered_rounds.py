@@ -168,6 +168,19 @@ def test_what_was_undone_is_replayed_as_it_was_recorded(digits, tmp_path, monkey
     assert arrivals_of(out) == before
 
 
+def test_a_compact_upload_is_added_to_the_model_it_began_with(digits, tmp_path):
+    """Its difference counts as a stale update; what it left out is a private state."""
+    tables = {"compression": {"up": "int8"}}
+    run, out = asynchronous(tables=tables), tmp_path / "run"
+    expected = run_in_process(run, digits, tmp_path / "whole")
+    exact = run_in_process(asynchronous(), digits, tmp_path / "exact")
+    assert expected["metrics"]["loss"] == pytest.approx(exact["metrics"]["loss"], abs=0.05)
+    with pytest.raises(Killed):
+        run_in_process(run, digits, out, before=dies_at(3, 2))
+    again = run_in_process(run, digits, out, resume=True)
+    assert again["state_sha256"] == expected["state_sha256"]
+
+
 def record_arrivals(run, order):
     """Change which orders the records of a run say were counted, one in each interaction."""
     under_way, lines = {0: 0, 1: 0, 2: 0}, []
