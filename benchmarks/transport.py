@@ -268,7 +268,7 @@ class _Client:
     def __init__(
         self, client: int, address: str, bare: str, size: int, authority: Path | None
     ) -> None:
-        credentials = channel_credentials(authority / "ca.pem") if authority else None
+        credentials = channel_credentials(authority / "ca.pem" if authority else None)
         self.client, self.link = client, Link(address, credentials)
         self.channel = (
             grpc.secure_channel(bare, credentials, _OPTIONS)

@@ -9,7 +9,7 @@ import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -26,6 +26,40 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+ClientIds = Annotated[
+    str, typer.Option(help="An id, a range such as 0-24 or 0-24:2, or evaluator.")
+]
+Server = Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")]
+DataRoot = Annotated[Path, typer.Option(help="Partition root; DIR/<id> is opened, nothing else.")]
+StateDir = Annotated[
+    Path, typer.Option(help="Where private states and the session are kept, by id.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda:K.")]
+GiveUpAfter = Annotated[
+    float | None, typer.Option(help="Seconds without the server; never unless given.")
+]
+StartOver = Annotated[
+    bool,
+    typer.Option(
+        help="Go on from the initial private state where the run cannot go back to a lost one."
+    ),
+]
+OwnCode = Annotated[
+    list[Path] | None,
+    typer.Option(help="A file of one's own, method.py, that the run's config may name."),
+]
+Authority = Annotated[Path | None, typer.Option(help="Authority of the server.")]
+Certificate = Annotated[Path | None, typer.Option(help="This client's certificate.")]
+Key = Annotated[Path | None, typer.Option(help="Its key.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
+Level = Annotated[
+    LogLevel,
+    typer.Option(
+        parser=LogLevel.named, metavar=f"[{'|'.join(LogLevel)}]", help="What is said at least."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
 
 
 def _print_version(given: bool) -> None:
@@ -54,48 +88,36 @@ def main(arguments: list[str] | None = None) -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _interrupted()
+    except SystemExit as ended:
+        if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
+            _interrupted()
+        raise
+
+
+def _interrupted() -> NoReturn:
+    """Say that Ctrl-C ended the command; another one does not disturb its last steps."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    typer.echo("stopped", err=True)
+    sys.exit(130)
 
 
 @app.command()
 def join(
-    client_id: Annotated[
-        str, typer.Option(help="An id, a range such as 0-24 or 0-24:2, or evaluator.")
-    ],
-    server: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
-    data: Annotated[Path, typer.Option(help="Partition root; DIR/<id> is opened, nothing else.")],
-    state_dir: Annotated[
-        Path, typer.Option(help="Where private states and the session are kept, by id.")
-    ] = Path("fedtide-state"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:K.")] = "auto",
-    give_up_after: Annotated[
-        float | None, typer.Option(help="Seconds without the server; never unless given.")
-    ] = None,
-    start_over: Annotated[
-        bool,
-        typer.Option(
-            help="Go on from the initial private state where the run cannot go back to a lost one."
-        ),
-    ] = False,
-    code: Annotated[
-        list[Path] | None,
-        typer.Option(help="A file of one's own, method.py, that the run's config may name."),
-    ] = None,
-    tls_ca: Annotated[Path | None, typer.Option(help="Authority of the server.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")] = False,
-    log_level: Annotated[
-        LogLevel,
-        typer.Option(
-            parser=LogLevel.named,
-            metavar=f"[{'|'.join(LogLevel)}]",
-            help="What is said at least.",
-        ),
-    ] = LogLevel.INFO,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Say it as one object a line, on stdout.")
-    ] = False,
+    client_id: ClientIds,
+    server: Server,
+    data: DataRoot,
+    state_dir: StateDir = Path("fedtide-state"),
+    device: Device = "auto",
+    give_up_after: GiveUpAfter = None,
+    start_over: StartOver = False,
+    code: OwnCode = None,
+    tls_ca: Authority = None,
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+    quiet: Quiet = False,
+    log_level: Level = LogLevel.INFO,
+    as_json: AsJson = False,
 ) -> None:
     """Take part in a run as one client, or as several hosted in this process."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -106,17 +128,12 @@ def join(
     keep_large_blocks()
     clients = clients_of(client_id)
     check_address(server, "--server")
-    if (tls_cert or tls_key) and not tls_ca:
-        raise ConfigError("--tls-cert and --tls-key need --tls-ca")
     from fedcli.runtime.host import Host
     from fedcli.runtime.link import Link
+    from fedcli.runtime.tls import channel_credentials
 
+    credentials = channel_credentials(tls_ca, tls_cert, tls_key)
     signal.signal(signal.SIGTERM, _end)
-    credentials = None
-    if tls_ca:
-        from fedcli.runtime.tls import channel_credentials
-
-        credentials = channel_credentials(tls_ca, tls_cert, tls_key)
     link = Link(server, credentials, give_up_after)
     where = _device(device)
     Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ()).run()
@@ -164,7 +181,7 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
     from fedmodels.resolution import parse_experiment
 
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -241,7 +258,7 @@ def pretrain(
     batch_size: Annotated[int, typer.Option(min=1, help="Windows of one step.")] = 128,
     lr: Annotated[float, typer.Option(min=1e-9, help="Learning rate of Adam.")] = 3e-4,
     mask: Annotated[float, typer.Option(help="Share of the tokens that are hidden.")] = 0.6,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:K.")] = "auto",
+    device: Device = "auto",
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
     ] = None,

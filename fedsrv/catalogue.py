@@ -6,11 +6,12 @@ import ast
 import dataclasses
 import inspect
 from collections.abc import Collection
+from typing import Any
 
 from rich.table import Column, Table
 
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.methods import method_class, names
+from fedmodels.methods import method_class, names, reading_of
 from fedmodels.numerics.metric_names import (
     ENDINGS,
     METRICS,
@@ -34,17 +35,30 @@ def methods_table() -> Table:
 
 
 def method_table(name: str) -> Table:
-    """Return a method's hyper-parameters, their defaults and what they mean.
+    """Return a method's hyper-parameters, their defaults and what they mean; readings come last.
 
     Raises:
         ConfigError: no method has this name.
     """
     cls = method_class(name)
     table = Table("key", "default", "meaning", title=f"{name}: {_first_line(cls)} {cls.citation}")
+    reading = reading_of(cls)
+    _add_fields(table, cls, "", without=set() if reading is None else {"reading"})
+    if reading is not None:
+        table.add_section()
+        _add_fields(table, reading, "reading.")
+    return table
+
+
+def _add_fields(
+    table: Table, cls: type[Any], prefix: str, without: Collection[str] = frozenset()
+) -> None:
+    """Add a row for each field of a dataclass."""
     meanings = _meanings(cls)
     for field in dataclasses.fields(cls):
-        table.add_row(field.name, repr(field.default), meanings.get(field.name, ""))
-    return table
+        if field.name not in without:
+            name, meaning = prefix + field.name, meanings.get(field.name, "")
+            table.add_row(name, repr(field.default), meaning)
 
 
 _METRIC_HEADS = ("metric", "what it is", "formula", "range", "better", "source")
@@ -103,16 +117,16 @@ def _first_line(cls: type[Method]) -> str:
     return (inspect.getdoc(cls) or "").partition("\n")[0]
 
 
-def _meanings(cls: type[Method]) -> dict[str, str]:
-    """Return the text under each field of a class, or of the parent it was taken from."""
+def _meanings(cls: type[Any]) -> dict[str, str]:
+    """Return the text under each field of a dataclass, or of the parent it was taken from."""
     found: dict[str, str] = {}
     for part in reversed(cls.__mro__):
-        if not issubclass(part, Method) or part is Method:
+        if not dataclasses.is_dataclass(part) or part is Method:
             continue
         body = ast.parse(inspect.getsource(part).lstrip()).body[0]
         assert isinstance(body, ast.ClassDef)
         for node, after in zip(body.body, body.body[1:], strict=False):
-            text = getattr(getattr(after, "value", None), "value", None)
+            text = getattr(after.value, "value", None) if isinstance(after, ast.Expr) else None
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 known = found.get(node.target.id, "")
                 found[node.target.id] = " ".join(text.split()) if isinstance(text, str) else known

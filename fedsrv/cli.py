@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from fedmodels.errors import ConfigError, FedtideError, RunStopped
+from fedmodels.errors import ConfigError, FedtideError, Interrupted, RunStopped
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedsrv.catalogue_commands import methods, metrics
 from fedsrv.certs_commands import certs_app
@@ -31,8 +31,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-LAST_WORDS_S = 5.0
-"""Time for what is left to say when a run has ended."""
 app.add_typer(certs_app, name="certs")
 app.command()(methods)
 app.command()(metrics)
@@ -64,6 +62,24 @@ Dashboard = Annotated[
     typer.Option(metavar="PORT", help="A live page of the run; loopback unless HOST:PORT."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
+Place = Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")]
+RunDirectory = Annotated[Path, typer.Option(help="The run directory.")]
+Certificate = Annotated[Path | None, typer.Option(help="The server's certificate.")]
+Key = Annotated[Path | None, typer.Option(help="Its key.")]
+ClientAuthority = Annotated[
+    Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
+]
+Insecure = Annotated[bool, typer.Option(help="Allow a reachable address without TLS.")]
+AwaitsEvaluator = Annotated[
+    bool, typer.Option(help="Wait for the evaluator before the first round.")
+]
+OwnExamples = Annotated[
+    Path | None,
+    typer.Option(help="Examples of the server's own, for methods that train on them."),
+]
+PrintsEvents = Annotated[
+    bool, typer.Option(hidden=True, help="Print events; end with standard input.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 
@@ -96,7 +112,18 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _interrupted()
+    except SystemExit as ended:
+        if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
+            _interrupted()
+        raise
+
+
+def _interrupted() -> NoReturn:
+    """Say that Ctrl-C ended the command; another one does not disturb its last steps."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    typer.echo("stopped", err=True)
+    sys.exit(130)
 
 
 def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
@@ -104,7 +131,7 @@ def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
     from fedmodels.resolution import parse_experiment
 
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -141,26 +168,17 @@ def init(
 @app.command()
 def serve(
     config: Config,
-    listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")] = "127.0.0.1:0",
-    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("run"),
+    listen: Place = "127.0.0.1:0",
+    out: RunDirectory = Path("run"),
     resume: Resume = False,
     sets: Sets = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-    tls_client_ca: Annotated[
-        Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
-    ] = None,
-    insecure: Annotated[bool, typer.Option(help="Allow a reachable address without TLS.")] = False,
-    evaluator: Annotated[
-        bool, typer.Option(help="Wait for the evaluator before the first round.")
-    ] = False,
-    server_data: Annotated[
-        Path | None,
-        typer.Option(help="Examples of the server's own, for methods that train on them."),
-    ] = None,
-    events: Annotated[
-        bool, typer.Option(hidden=True, help="Print events; end with standard input.")
-    ] = False,
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+    tls_client_ca: ClientAuthority = None,
+    insecure: Insecure = False,
+    evaluator: AwaitsEvaluator = False,
+    server_data: OwnExamples = None,
+    events: PrintsEvents = False,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
@@ -171,6 +189,7 @@ def serve(
     set_up(LogLevel.WARNING if quiet else log_level, as_json=as_json)
     experiment = read_experiment(config, sets)
     from fedsrv.coordinator import serve as serve_run
+    from fedsrv.narration import Telling
     from fedsrv.state.run_directory import require_run
 
     if resume:
@@ -181,27 +200,24 @@ def serve(
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    tellers = list[threading.Thread]()
-
-    def ready(address: str, log: EventLog) -> None:
-        if not as_json:
-            typer.echo(f"listening on {address}")
-            sys.stdout.flush()
-        tellers.append(threading.Thread(target=_tell, args=(log, events), daemon=True))
-        tellers[0].start()
-
-    summary = serve_run(
-        experiment,
-        out,
-        where,
-        resume=resume,
-        expects_evaluator=evaluator,
-        server_data=server_data,
-        on_ready=ready,
-        stop=stop,
-        watchers=_watchers(metrics_port, dashboard, out),
-    )
-    tellers[0].join(LAST_WORDS_S)
+    telling = Telling(names_address=not as_json, prints=events)
+    try:
+        summary = serve_run(
+            experiment,
+            out,
+            where,
+            resume=resume,
+            expects_evaluator=evaluator,
+            server_data=server_data,
+            on_ready=telling.begin,
+            stop=stop,
+            watchers=_watchers(metrics_port, dashboard, out),
+        )
+    except KeyboardInterrupt:
+        if telling.has_begun:  # clients could join: what there is of the run is kept
+            raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
+        raise
+    telling.end()
     if not (events or quiet or as_json):
         _show(out)
     logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
@@ -254,19 +270,6 @@ def _end_with_stdin() -> None:
     os._exit(130)
 
 
-def _tell(log: EventLog, prints: bool = False) -> None:
-    """Log what happens, as far as the log level lets it through; print it for the launcher."""
-    from fedsrv.narration import Narrator, level_of
-
-    narrator = Narrator()
-    for event in log.listen(from_start=True):
-        if prints:
-            sys.stdout.write(event.to_json() + "\n")
-            sys.stdout.flush()
-        line, facts = narrator.line(event), {"event": event.__dict__}
-        logging.getLogger("fedsrv").log(level_of(event), "%s", line, extra=facts)
-
-
 def _show(out: Path) -> None:
     from rich.console import Console
 
@@ -279,7 +282,7 @@ def _show(out: Path) -> None:
 @app.command()
 def launch(
     config: Config,
-    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("run"),
+    out: RunDirectory = Path("run"),
     sets: Sets = None,
     hosts: Annotated[
         int | None, typer.Option(min=1, help="Client host processes; chosen unless given.")
@@ -349,7 +352,7 @@ def report(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Option(help="The run directory.")],
+    run: RunDirectory,
     to: Annotated[str, typer.Option(help="safetensors, torch.export or onnx.")],
     client: Annotated[
         int | None, typer.Option(min=0, help="Whose model; everybody's unless given.")

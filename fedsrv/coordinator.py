@@ -123,14 +123,8 @@ def serve(
             events,
             requires_identity=listen.requires_identity,
         )
-        stack.callback(service.complaints.close)
-        server, port = start_server(service, listen.address, listen.credentials)
-        stack.callback(service.gate.close)
-        stack.callback(stop_server, server)
-        stack.callback(events.close)  # first of all, so that monitors see the end
-        stack.callback(cohort.stop, "the server is shutting down")
+        address = _open_server(stack, service, listen)
         began.set()
-        address = f"{listen.address.rpartition(':')[0]}:{port}"
         clients, needed = experiment.schedule.clients, experiment.min_clients
         events.tell("listening", address=address, clients=clients, needed=needed)
         if stop is not None:
@@ -139,6 +133,17 @@ def serve(
         on_ready(address, events)
         engine = engine_for(experiment, cohort, store, events, held)
         return _run_to_the_end(engine, cohort, store)
+
+
+def _open_server(stack: ExitStack, service: Service, listen: Listen) -> str:
+    """Start the server, and stop it when the stack ends; return its address."""
+    stack.callback(service.complaints.close)
+    server, port = start_server(service, listen.address, listen.credentials)
+    stack.callback(service.gate.close)
+    stack.callback(stop_server, server)
+    stack.callback(service.events.close)  # first of all, so that monitors see the end
+    stack.callback(service.cohort.stop, "the server is shutting down")
+    return f"{listen.address.rpartition(':')[0]}:{port}"
 
 
 def _cohort_of(

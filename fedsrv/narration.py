@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedmodels.printable import printable
-from fedsrv.events import Event
+from fedsrv.events import Event, EventLog
 from fedsrv.report.comparison import cost_text
 
+LAST_WORDS_S = 5.0
+"""Time for what is left to say when a run has ended."""
 FIGURES = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
 """The metrics that lines show, where a run has them."""
 DOING = {1: "trains", 2: "scores", 3: "finishes"}
@@ -227,3 +231,35 @@ class Standing:
         found += [f"waiting: {self.waiting}"] if self.waiting else []
         found += [f"failures of client {c}: {n}" for c, n in sorted(self.failures.items())]
         return [printable(line) for line in found]
+
+
+class Telling:
+    """Tells what happens in a run, once clients can join."""
+
+    def __init__(self, *, names_address: bool, prints: bool) -> None:
+        """Choose whether to print the address, and each event, for the launcher."""
+        self._names_address, self._prints = names_address, prints
+        self.has_begun = False
+
+    def begin(self, address: str, events: EventLog) -> None:
+        """Tell events from now on, in a thread."""
+        if self._names_address:
+            print(f"listening on {address}", flush=True)
+        self._thread = threading.Thread(target=tell, args=(events, self._prints), daemon=True)
+        self._thread.start()
+        self.has_begun = True
+
+    def end(self) -> None:
+        """Wait until the last event is told."""
+        self._thread.join(LAST_WORDS_S)
+
+
+def tell(log: EventLog, prints: bool = False) -> None:
+    """Log what happens, as far as the log level lets it through; print it for the launcher."""
+    narrator = Narrator()
+    for event in log.listen(from_start=True):
+        if prints:
+            sys.stdout.write(event.to_json() + "\n")
+            sys.stdout.flush()
+        line, facts = narrator.line(event), {"event": event.__dict__}
+        logging.getLogger("fedsrv").log(level_of(event), "%s", line, extra=facts)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
+from fedmodels.data_description import ClientFile
 from fedmodels.errors import ArchiveError, DataError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.resolution import experiment_of
@@ -47,12 +46,12 @@ def global_model(run: Path) -> TrainedModel:
     facts = ModelFacts(
         experiment.net.name,
         experiment.net.options(),
-        described["input_shape"],
-        described["num_classes"],
-        described.get("scale", 1.0),
-        described.get("mean", (0.0,)),
-        described.get("std", (1.0,)),
-        described.get("class_names", ()),
+        described.input_shape,
+        described.num_classes,
+        described.scale,
+        described.mean,
+        described.std,
+        described.class_names,
         experiment.method.name,
         "global",
         record.rounds - 1,
@@ -60,11 +59,10 @@ def global_model(run: Path) -> TrainedModel:
     return TrainedModel(facts, load_named(files[-1])[0]["common"].weights)
 
 
-def _description(run: Path) -> dict[str, Any]:
+def _description(run: Path) -> ClientFile:
     """Return what client 0 said of its data."""
     with closing(sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)) as db:
         row = db.execute("SELECT client_json FROM clients ORDER BY id LIMIT 1").fetchone()
     if row is None:
         raise RunFailed(f"{run}: no client has joined this run yet")
-    found: dict[str, Any] = json.loads(row[0])
-    return found
+    return ClientFile.model_validate_json(row[0])

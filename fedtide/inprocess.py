@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
+from fedcli.data.store.opening import open_data
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Result, Worker, open_data
+from fedcli.runtime.worker import Result, Worker
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.errors import ClientFailed
@@ -99,8 +100,9 @@ class InProcessCohort:
         first = self._arrivals(trip.orders)[: trip.enough]
         return self._answers({c: self._answer(c, trip) for c in first})
 
-    def send(self, trip: Trip) -> None:
-        self._lasting |= dict.fromkeys(self._arrivals(trip.orders), trip)
+    def send(self, *trips: Trip) -> None:
+        for trip in trips:
+            self._lasting |= dict.fromkeys(self._arrivals(trip.orders), trip)
 
     def take(self, flush: Flush) -> Answers:
         """Let clients work in the order of their orders; others work in a later flush."""
@@ -127,17 +129,18 @@ class InProcessCohort:
         self.before(order)
         worker = self.workers[client]
         specs = worker.payload_spec
-        parts = {"common": transported(trip.common, specs["common"])}
+        parts = {"common": transported(trip.sent, specs["common"])}
         if client in trip.personal:
             parts["personal"] = transported(trip.personal[client], specs["personal"])
         done = self._done(worker, order, merged(parts))
         if done.failure:
             raise ClientFailed(client, order.round, "order", done.failure)
-        upload = transported(done.upload, trip.spec)
+        sent = transported(done.upload, trip.spec)
         trip.check_report(client, order, done.report)  # honest clients are not refused
+        upload = trip.restored(sent)
         trip.check_upload(client, upload)
         down = sum(b.num_bytes() for b in parts.values())
-        return Answer(upload, done.report, upload.num_bytes(), down)
+        return Answer(upload, done.report, sent.num_bytes(), down)
 
     def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Result:
         if worker.experiment.training.together > 1 and order.kind == rpc.ORDER_KIND_TRAIN:

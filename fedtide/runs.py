@@ -229,7 +229,7 @@ def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     else:
         path = _file_of(config)
         try:
-            tables = tomllib.loads(path.read_text())
+            tables = tomllib.loads(path.read_text("utf-8-sig"))
         except OSError as error:
             raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

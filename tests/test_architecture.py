@@ -65,15 +65,15 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 """What a package never imports; a name stands for all that is below it as well."""
 
-FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors")
+FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors", "fedmodels.data_description")
 ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
         "trial", "case", "testing",
     ),
     "fedmodels": (
-        "errors", "printable", "log_lines", "files", "own_code", "tensors", "numerics", "config",
-        "nets",
+        "errors", "printable", "log_lines", "files", "own_code", "tensors", "data_description",
+        "numerics", "config", "nets",
         "training", "techniques", "methods", "resolution",
     ),
     "fedpb": (
@@ -81,9 +81,9 @@ ROOMS = {
     ),
     "fedsrv": (
         "presets", "events", "availability", "state", "report", "narration", "sweep", "engine",
-        "transport", "tracking", "dashboard", "coordinator", "catalogue", "trained_models", "export",
-        "certs_commands", "catalogue_commands", "monitor_commands", "sweep_commands", "launch",
-        "cli", "__main__",
+        "transport", "tracking", "dashboard", "coordinator", "catalogue", "trained_models",
+        "export", "certs_commands", "catalogue_commands", "monitor_commands", "sweep_commands",
+        "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "prediction",
@@ -92,7 +92,7 @@ ROOMS = {
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
 MOST_IN_A_ROOM = 15
-FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register", "bases"))
+FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register", "bases", "readings"))
 """What the file of a method may import of the methods' room."""
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc"}
 MAX_LINES = 400

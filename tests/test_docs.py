@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 from importlib.metadata import entry_points
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmodels.methods import method_class, names
+from fedmodels.methods import method_class, names, reading_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -61,8 +62,14 @@ def test_every_method_has_a_page_that_names_its_fields(name: str) -> None:
     page = ROOT / "docs" / "methods" / f"{name}.md"
     assert page.exists()
     text = page.read_text()
-    own = vars(method_class(name)).get("__annotations__", {})
+    cls = method_class(name)
+    own = vars(cls).get("__annotations__", {})
     fields = {key for key, kind in own.items() if "ClassVar" not in str(kind)}
+    reading = reading_of(cls)
+    if reading is not None:
+        assert "`[method.reading]`" in text
+        fields |= {field.name for field in dataclasses.fields(reading)}
+        fields -= {"reading"}
     assert {key for key in fields if f"`{key}" not in text and f"`…{key}" not in text} == set()
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from fedmodels.config import experiment as tables
 from fedmodels.config import scenario as scenarios
+from fedmodels.methods import method_class, names, reading_of
 from fedmodels.nets import net_names
 
 HEAD = """# Configuration
@@ -34,6 +35,7 @@ TABLES = {
     "training": tables.Training,
     "evaluate": tables.Evaluate,
     "server": tables.Server,
+    "compression": tables.Compression,
     "tracking": tables.Tracking,
 }
 KINDS = get_args(get_args(scenarios.Scenario)[0])
@@ -50,7 +52,10 @@ def page() -> str:
         if name == "method":
             parts.append(
                 "Further keys are the method's hyper-parameters: [methods](methods/README.md), or "
-                "`fedsrv methods NAME`.\n"
+                "`fedsrv methods NAME`.\n\n"
+                "## `[method.reading]`\n\n"
+                "Its keys settle how a paper is read where it leaves something open. "
+                f"Methods with such a table: {', '.join(_with_readings())}.\n"
             )
     parts.append("## `[scenario]`\n\n`kind` chooses the scenario. Keys of every kind:\n")
     parts.append(_table(scenarios.ScenarioTable))
@@ -59,6 +64,11 @@ def page() -> str:
         shown = _table(kind, without={"kind", *scenarios.ScenarioTable.model_fields})
         parts += [f"### `{name}`\n", f"{inspect.getdoc(kind)}\n", shown]
     return "\n".join(part for part in parts if part)
+
+
+def _with_readings() -> list[str]:
+    """Return the methods that have readings."""
+    return [f"`{name}`" for name in names() if reading_of(method_class(name)) is not None]
 
 
 def _table(table: type[BaseModel], without: set[str] | frozenset[str] = frozenset()) -> str:

@@ -124,10 +124,12 @@ function predict(weights, x, n) {
   return e.map((v) => v / total);
 }
 
-// Trains with plain SGD, batch after batch; returns the mean loss of the last epoch.
-function train(weights, { x, y }, { local_epochs, batch_size, lr }) {
+// Trains with plain SGD, batch after batch; returns the mean loss of the last epoch. Before each
+// epoch it awaits beat(epoch, loss).
+async function train(weights, { x, y }, { local_epochs, batch_size, lr }, beat) {
   let loss = 0;
   for (let epoch = 0; epoch < local_epochs; epoch++) {
+    await beat(epoch, loss);
     loss = 0;
     for (let first = 0; first < y.length; first += batch_size) {
       const last = Math.min(first + batch_size, y.length), gradients = [];
@@ -167,7 +169,7 @@ function scores(weights, view, tasks_seen) {
 
 // --- the run -------------------------------------------------------------------------------------
 
-let session, experiment;
+let session, experiment, beat_every_s, last_beat = 0;
 
 async function join() {
   session = fs.existsSync(session_file) ? JSON.parse(fs.readFileSync(session_file)) : {};
@@ -178,7 +180,7 @@ async function join() {
     token: Buffer.from(session.token, 'base64'), description: own });
   session = { run_id: answer.run_id, token: answer.token.toString('base64') };
   fs.writeFileSync(session_file, JSON.stringify(session));
-  experiment = valuesIn(answer.experiment);
+  [experiment, beat_every_s] = [valuesIn(answer.experiment), answer.beat_every_s];
   const { method, net } = experiment;
   if (method.name !== 'fedavg' || net.name !== 'mlp' || net.hidden?.length !== 0) {
     throw new Error(`this client knows fedavg and an mlp without hidden layers, not ${method.name}`);
@@ -209,6 +211,17 @@ async function* orders(held, issue) {
   }
 }
 
+// Says that this client is at work, as often as the server asked for. A Beat that gets lost does no
+// harm: the next one comes. An order that nobody wants any more ends with ABORTED, as its Push would.
+const beat = (interaction, epoch, loss) => new Promise((resolve, reject) => {
+  if (Date.now() - last_beat < 1000 * beat_every_s) return resolve();
+  last_beat = Date.now();
+  const token = Buffer.from(session.token, 'base64');
+  const request = { client_id, token, epoch, batch: 0, loss, durable: -1, interaction };
+  server.Beat(request, { deadline: last_beat + 5000 }, (error, answer) => (answer?.superseded
+    ? reject(Object.assign(new Error('superseded'), { code: grpc.status.ABORTED })) : resolve()));
+});
+
 async function obey(order, weights) {
   const begun = Date.now(), report = { durable: -1, counts: [] };
   let upload = encode({}, {});
@@ -217,7 +230,8 @@ async function obey(order, weights) {
   }
   if (order.kind === 'ORDER_KIND_TRAIN') {
     const set = examples(Number(order.task), 'train'), num_examples = set.y.length;
-    const loss = train(weights, set, experiment.training);
+    const loss = await train(weights, set, experiment.training,
+      (epoch, loss) => beat(order.interaction, epoch, loss));
     Object.assign(report, { loss, num_examples, seconds: (Date.now() - begun) / 1000 });
     upload = encode(weights, { num_examples });
     if (order.views.includes('after_local')) {
@@ -228,11 +242,7 @@ async function obey(order, weights) {
   }
   const { kind, interaction, trip } = order, token = Buffer.from(session.token, 'base64');
   const header = { client_id, token, kind, interaction, trip, report, bundle: upload.bundle };
-  try {
-    await push([{ header }, ...upload.frames]);
-  } catch (error) { // ABORTED: nobody wants it; UNAUTHENTICATED: the order comes again
-    if (![grpc.status.ABORTED, grpc.status.UNAUTHENTICATED].includes(error.code)) throw error;
-  }
+  await push([{ header }, ...upload.frames]);
 }
 
 async function main() {
@@ -243,7 +253,11 @@ async function main() {
       for await (const { order, weights } of orders(held, issue)) {
         console.log(`${order.kind} of interaction ${order.interaction}`);
         [issue, wait] = [order.issue, 100];
-        await obey(order, weights);
+        await obey(order, weights).catch((error) => {
+          // ABORTED: nobody wants the result. UNAUTHENTICATED: the order comes again.
+          const goes_on = [grpc.status.ABORTED, grpc.status.UNAUTHENTICATED].includes(error.code);
+          if (!goes_on) throw error;
+        });
       }
     } catch (error) {
       over = error.code === grpc.status.OUT_OF_RANGE;

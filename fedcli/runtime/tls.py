@@ -11,14 +11,21 @@ from fedpb.pem import check_certificate, check_pair, read_pem
 
 
 def channel_credentials(
-    ca: Path, cert: Path | None = None, key: Path | None = None
-) -> grpc.ChannelCredentials:
+    ca: Path | None, cert: Path | None = None, key: Path | None = None
+) -> grpc.ChannelCredentials | None:
     """Return credentials that trust the authority ``ca`` and show ``cert``, where one is given.
+
+    Returns:
+        The credentials of a link over TLS; None where nothing is given, for a link without TLS.
 
     Raises:
         ConfigError: a file is missing or unreadable, the key is not the certificate's, or only
-            one of the two is given.
+            one of the two is given, or no authority beside them.
     """
+    if ca is None:
+        if cert or key:
+            raise ConfigError("--tls-cert and --tls-key need --tls-ca")
+        return None
     if (cert is None) != (key is None):
         given, wanted = ("--tls-cert", "--tls-key") if cert else ("--tls-key", "--tls-cert")
         raise ConfigError(f"{given} needs {wanted} beside it")

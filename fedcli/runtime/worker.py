@@ -9,23 +9,22 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.data.store.client_data import ClientData, ClientFile, GlobalTest, Normaliser
-from fedcli.data.store.partition_store import PartitionStore, open_client
+from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.diary import tell, tell_scored, tell_trained
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ArchiveError, DataError, FedtideError
+from fedmodels.errors import ArchiveError, FedtideError
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.nets.trained import ModelFacts, header_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
+from fedmodels.training.compression import Compression
 from fedmodels.training.loop import ClientHalf, score, train_locally
 from fedmodels.training.method import ClientContext, LocalResult, RunFacts
 from fedmodels.training.position import Position
@@ -99,7 +98,8 @@ class Worker:
         self.net = sibling.net if sibling else self.run.make_net().to(self.device).pack()
         self.nets = sibling.nets if sibling else [self.net]
         self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
-        self.stateful = self.method.keeps_state(self.run)
+        self.compression = Compression.of(self.method, self.run)
+        self.stateful = self.method.keeps_state(self.run) or self.compression.feedback
         self._held: Result | None = None
         self._committed = -1
         self._looked_at, self._peak = -math.inf, 0
@@ -108,7 +108,7 @@ class Worker:
     def payload_spec(self) -> Mapping[str, BundleSpec]:
         """What the parts of an order's payload must hold."""
         common, personal = self.method.payload_spec(self.run)
-        return {"common": common, "personal": personal}
+        return {"common": self.compression.payload_spec(common), "personal": personal}
 
     def execute(self, order: rpc.Order, payload: Bundle) -> Result | None:
         """Do what an order says; None when it was abandoned on the way.
@@ -164,6 +164,10 @@ class Worker:
         now.epoch, now.batch, now.loss = epoch, batch, loss
 
     def _state(self, order: rpc.Order) -> Bundle:
+        return self.compression.without_residual(self._stored(order))
+
+    def _stored(self, order: rpc.Order) -> Bundle:
+        """Return the private state to start from, with what the client still owes."""
         assert isinstance(self.client, int), "the evaluator has no private state"
         if not self.stateful:
             return self._fixed_state
@@ -199,7 +203,7 @@ class Worker:
             return Result(order, held.upload, held.report)
         while len(self.nets) <= place:
             self.nets.append(self.net.copy())
-        state = self._state(order)
+        payload, state = self.compression.received(payload), self._state(order)
         self.stream.open(order.task)
         return ClientHalf(self.method, self._context(order, self.nets[place]), payload, state)
 
@@ -215,13 +219,16 @@ class Worker:
         if "after_local" in order.views:
             self._add_counts(report, order, half.ctx, "after_local", half.payload, done.state)
             self._keep_scored(order, half.ctx.net)
+        stored = self._stored(order) if self.compression.feedback else done.state
+        upload, residual = self.compression.returned_by(done.upload, half.payload, stored)
         if self.stateful:
-            self.states.save(order.interaction, done.state)
+            after = self.compression.with_residual(done.state, residual)
+            self.states.save(order.interaction, after)
         report.durable = self.states.durable
         self.progress = Progress()
-        tell_trained(order, report, done.upload.num_bytes())
-        result = Result(order, done.upload, report)
-        self._held = result if done.upload.num_bytes() <= self.keep_bytes else None
+        tell_trained(order, report, upload.num_bytes())
+        result = Result(order, upload, report)
+        self._held = result if upload.num_bytes() <= self.keep_bytes else None
         return result
 
     def _peak_rss_bytes(self) -> int:
@@ -237,6 +244,7 @@ class Worker:
         self._forget(order)
         report = rpc.Report(durable=self.states.durable)
         ctx = self._context(order)
+        payload = self.compression.received(payload)
         state = Bundle() if self.client == EVALUATOR else self._state(order)
         if self.client != EVALUATOR:
             # A client may have restarted since it trained, and may have had its last task before.
@@ -258,7 +266,8 @@ class Worker:
         self._forget(order)
         if self.client == EVALUATOR:
             return Result(order, Bundle(), rpc.Report())
-        state, ctx = self._state(order), self._context(order)
+        payload, ctx = self.compression.received(payload), self._context(order)
+        state = self._state(order)
         ctx.view = "after_downlink"
         self.method.load(ctx, payload, state)
         held = Bundle(weights=weights_of(self.net)), header_of(self._facts(order, ctx.view))
@@ -270,7 +279,7 @@ class Worker:
                 self._draw(ctx, payload, state)
             except (OSError, RuntimeError, ValueError) as error:  # no reason to lose a run
                 log.warning("client %s drew no picture: %s", self.client, error)
-        digest = state_digest([("client", state)])
+        digest = state_digest([("client", self._stored(order))])
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
 
     def _keep_scored(self, order: rpc.Order, net: SplitNet) -> None:
@@ -370,25 +379,3 @@ class Worker:
 def _same(one: rpc.Order, other: rpc.Order) -> bool:
     """Tell whether the result of one order to train answers another as well."""
     return one.interaction == other.interaction and one.views == other.views
-
-
-class EvaluatorData(ClientData):
-    """The evaluator's data: the global test set and no task."""
-
-    def __init__(self, root: Path) -> None:
-        """Open ``root/global-test``.
-
-        Raises:
-            DataError: it is missing or damaged.
-        """
-        found = GlobalTest.find(root)
-        if found is None:
-            raise DataError(f"{root / 'global-test'} is not there: the evaluator has nothing to do")
-        self.directory = root / "global-test"
-        self.file = ClientFile(**found.problem.model_dump(), tasks=())
-        self.normaliser = Normaliser.of(self.file)
-
-
-def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
-    """Open a client's data under a partition root; the evaluator's are the global test set."""
-    return open_client(root, client, store) if isinstance(client, int) else EvaluatorData(root)

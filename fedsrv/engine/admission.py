@@ -114,8 +114,6 @@ class Admission:
                 check_origin(self._experiment, profile.origin, f"the data of client {client}")
             except ConfigError as error:
                 raise OtherPartition(str(error)) from None
-            except RecursionError:
-                raise PayloadError(f"client {client}: its partition nests too deep") from None
             return
         is_other = client not in (0, EVALUATOR) and bool(profile.train.any())
         if self._experiment.method.pools_data and is_other:

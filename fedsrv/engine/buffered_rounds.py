@@ -31,9 +31,8 @@ from fedmodels.training.method import (
     ServerData,
     ServerState,
 )
-from fedsrv.engine.cohort import Answers, Cohort, Flush
+from fedsrv.engine.cohort import Answers, Cohort, Flush, Trip
 from fedsrv.engine.rounds import Engine
-from fedsrv.engine.rows import trained_in
 from fedsrv.engine.schedule import Step, draw_cohort, scorers
 from fedsrv.events import EventLog
 from fedsrv.state.record import Record
@@ -71,28 +70,30 @@ class BufferedEngine(Engine):
     def _take_up(self, interaction: int) -> None:
         """Go on from a commit; give the orders again that were under way after it."""
         super()._take_up(interaction)
-        for record, _ in self.store.records():
-            self.last_trained |= trained_in(record)
         last = self.store.record(interaction)
         self.under_way: dict[int, int] = dict(last.get("under_way", ())) if last else {}
         """The interaction of each client's order that is not counted yet."""
         self._begun: dict[int, Weights] = {}
         """Everybody's weights at the start of each interaction that orders under way are of."""
         self.cohort.recall()
-        if interaction + 1 < len(self.steps):
-            for begun in sorted({*self.under_way.values()}):
-                clients = [c for c, number in self.under_way.items() if number == begun]
-                self._send(self.steps[begun], self._state_after(begun - 1), clients)
+        if self.under_way and interaction + 1 < len(self.steps):
+            versions = sorted({*self.under_way.values()})
+            self.cohort.send(*(self._trip_again(begun) for begun in versions))
 
-    def _send(self, step: Step, state: ServerState, clients: Iterable[int]) -> None:
-        """Give clients the orders of a step.
+    def _trip_again(self, begun: int) -> Trip:
+        """Return the orders of an earlier interaction that are under way."""
+        clients = [c for c, number in self.under_way.items() if number == begun]
+        return self._trip_of(self.steps[begun], self._state_after(begun - 1), clients)
+
+    def _trip_of(self, step: Step, state: ServerState, clients: Iterable[int]) -> Trip:
+        """Return the orders of a step for these clients.
 
         An order cannot know whether the interaction that will count it is scored. So its client
         scores what it trained in any case, unless only the last round is scored.
         """
         ctx = self._context(step, tuple(sorted(clients)))
         self._begun[step.interaction] = state.common.weights
-        self.cohort.send(self._trip(ctx, state, self.experiment.evaluate.every > 0))
+        return self._trip(ctx, state, self.experiment.evaluate.every > 0)
 
     # --- one interaction --------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ class BufferedEngine(Engine):
         followed = self.store.record(step.interaction) or self._followed.get(step.interaction)
         begin = _begun_in(followed) if followed else self._draw(step, ctx.cohort)
         if begin:
-            self._send(step, self.state, begin)
+            self.cohort.send(self._trip_of(step, self.state, begin))
         self.under_way |= dict.fromkeys(begin, step.interaction)
         found = self.cohort.take(self._flush(step, followed))
         self.under_way = found.under_way
@@ -131,7 +132,7 @@ class BufferedEngine(Engine):
                 )
         assert self.experiment.schedule.buffer is not None, "the config says so"
         size = len(wanted) or min(self.experiment.schedule.buffer, len(self.under_way))
-        needed = size if wanted else min(self.experiment.min_clients, size)
+        needed = size if self._followed else min(self.experiment.min_clients, size)
         return Flush(step.interaction, step.round, size, needed, wanted)
 
     def _reduce(
@@ -170,21 +171,22 @@ def check_asynchronous(method: Method, run: RunFacts) -> None:
     Raises:
         ConfigError: says what stands against it.
     """
-    everybodys = {f"weights/{key}" for key in method.init_server(run).common.weights}
-    sent = {key for key in method.upload_spec(run).required if key.startswith("weights/")}
+    upload, of_net = method.upload_spec(run), {f"weights/{name}" for name in run.forms}
+    everybodys = set(method.init_server(run).common.by_key())
+    sent = {k for k in (*upload.required, *upload.optional) if not k.startswith("scalars/")}
     if method.reduction != "mean":
         reason = "its server half reads single uploads"
-    elif method.keeps_state(run):
-        reason = "its clients keep a private state"
     elif method.payload_spec(run)[1] != BundleSpec():
         reason = "its server sends parts to single clients"
-    elif sent != everybodys:
-        reason = "its clients send other weights than they get"
+    elif not sent | everybodys <= of_net:
+        reason = "other tensors than weights of the net are shared"
+    elif not sent or sent != everybodys:
+        reason = "clients do not send the weights that they get"
     else:
         return
     raise ConfigError(
-        '[schedule] order = "asynchronous" is for methods that do nothing but average weights; '
-        f"{method.name} is none: {reason}"
+        '[schedule] order = "asynchronous" is for methods whose server averages weights and does '
+        f"nothing else; {method.name} is none: {reason}"
     )
 
 

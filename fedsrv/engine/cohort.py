@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.memory_blocks import lease
+from fedmodels.training.compression import Compression
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
@@ -18,7 +21,7 @@ class Trip:
     common: Bundle
     personal: Mapping[ClientId, Bundle] = field(default_factory=dict)
     spec: BundleSpec = field(default_factory=BundleSpec)
-    """The specification of an upload."""
+    """The specification of an upload as it travels."""
     needed: int | None = None
     """Results that suffice after the deadline or after failures; all unless given."""
     count: Callable[[Bundle], float] | None = None
@@ -29,6 +32,18 @@ class Trip:
     """Raises PayloadError for an upload with impossible values."""
     enough: int | None = None
     """Results that close the trip at once; all unless given."""
+    compression: Compression = field(default_factory=Compression)
+
+    @cached_property
+    def sent(self) -> Bundle:
+        """Return the common part as it travels."""
+        return self.compression.sent(self.common)
+
+    def restored(self, sent: Bundle, allocate: Callable[[int], memoryview] = lease) -> Bundle:
+        """Return an upload as the method gets it; raise PayloadError for impossible values."""
+        if not self.spec.required:  # an evaluation
+            return sent
+        return self.compression.restored(sent, self.common, allocate)
 
     @property
     def sample(self) -> rpc.Order:
@@ -125,8 +140,8 @@ class Cohort(Protocol):
         """Give the orders, wait for the results, and return them."""
         ...
 
-    def send(self, trip: Trip) -> None:
-        """Give the orders of a lasting trip, and wait for none of them."""
+    def send(self, *trips: Trip) -> None:
+        """Give the orders of lasting trips, and wait for none of them."""
         ...
 
     def take(self, flush: Flush) -> Answers:

@@ -46,7 +46,7 @@ class Folding:
         if self._pool is None:
             if not self._folds(result):
                 return
-            self._at_once = max(1, self._kept_bytes * 3 // 4 // result.logical_up)
+            self._at_once = max(1, self._kept_bytes * 3 // 4 // result.upload.num_bytes())
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="fold")
         self._steps.append(self._pool.submit(self._add, results, failed))
 
@@ -64,7 +64,7 @@ class Folding:
     def _folds(self, result: Answer) -> bool:
         upload = result.upload
         return (
-            result.logical_up * len(self._clients) > self._kept_bytes
+            result.upload.num_bytes() * len(self._clients) > self._kept_bytes
             and self._count is not None
             and RunningMean.takes(upload.weights)
             and not upload.num_evaluation_bytes()  # the record counts them one by one

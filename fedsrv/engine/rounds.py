@@ -20,6 +20,7 @@ from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.prototypes import drift
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.heap import give_back_free_pages
+from fedmodels.training.compression import Compression
 from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
 from fedmodels.training.stack import check_stacks
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -27,7 +28,7 @@ from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip
 from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
-from fedsrv.engine.rows import commit_facts, record_of, trained_in
+from fedsrv.engine.rows import commit_facts, record_of
 from fedsrv.engine.schedule import Step, ends_task, is_scored, scorers, steps
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.engine.server_data import check_fits, check_given
@@ -35,7 +36,7 @@ from fedsrv.engine.summary import summarise
 from fedsrv.engine.terms import Terms
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, trained_in
 from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
 
@@ -102,11 +103,13 @@ class Engine:
             check_stacks(self.run_facts)
         self.tasks = self.roster.tasks(self.experiment.schedule.clients)
         trainers = self.method.trainers(self.run_facts)
-        weights = self.roster.weights(self.experiment)
-        self.steps = steps(self.experiment, trainers, self.tasks, weights)
-        self.stateful = self.method.keeps_state(self.run_facts)
-        self.upload_spec = self.method.upload_spec(self.run_facts)
+        self.steps = steps(self.experiment, trainers, self.tasks, self.roster.weights())
+        self.compression = Compression.of(self.method, self.run_facts)
+        self.stateful = self.method.keeps_state(self.run_facts) or self.compression.feedback
+        self.upload_spec = self.compression.upload_spec(self.method.upload_spec(self.run_facts))
         self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
+        check = self.terms.check_report
+        self.trip = partial(Trip, check_report=check, compression=self.compression)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
         if self.stateful:  # a client that lost too much must join again, and learns what to do
@@ -124,7 +127,7 @@ class Engine:
             found = self.cohort.meet(step.cohort, needed)
             if not found.keys() <= self.profiles.keys():
                 self.roster.add(found)
-        return self.roster.ordered(step, self.experiment)
+        return self.roster.ordered(step)
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return the context of the server half at a step."""
@@ -155,8 +158,8 @@ class Engine:
             self.store, self.cohort, self.events, self._lost, stateful=self.stateful
         )
         self._lost = None
-        self._take_up(target)
         self.cohort.commit(target, -1)
+        self._take_up(target)
         if self.stateful:
             self.cohort.require(self._holds_state, self.last_trained, self.store.watermark)
 
@@ -167,15 +170,14 @@ class Engine:
 
     def _state_after(self, interaction: int) -> ServerState:
         """Return the committed state after an interaction; the initial one for -1."""
-        return self.store.state(interaction) if interaction >= 0 else self._initial_state()
+        if interaction < 0:
+            return self.method.init_server(self.run_facts)
+        return self.store.state(interaction)
 
     def _remember(self, interaction: int) -> None:
         """Read who trained when, up to an interaction."""
         self.history = self.store.history()
         self.last_trained = self.history.last_trained(interaction)
-
-    def _initial_state(self) -> ServerState:
-        return self.method.init_server(self.run_facts)
 
     def _holds_state(self, client: int, versions: Sequence[int]) -> bool:
         """Tell whether a client holds its required private state; called from any thread."""
@@ -261,14 +263,14 @@ class Engine:
     def _trip(self, ctx: ServerContext, state: ServerState, due: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
         common, personal = self.method.broadcast(ctx, state)
-        scored = {"after_local"}.intersection(self.method.views, self.experiment.evaluate.views)
-        views = [*scored] if due else []
+        scored = due and "after_local" in {*self.method.views} & {*self.experiment.evaluate.views}
+        views = ["after_local"] if scored else []
         orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
         count = self.method.count if self.method.reduction == "mean" else None
-        return Trip(
+        return self.trip(
             orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
-            count, self.terms.check_report, partial(self._check_upload, ctx, state),
-            min(self.experiment.cohort_size, len(orders)),
+            count, check_upload=partial(self._check_upload, ctx, state),
+            enough=self.experiment.cohort_size,
         )  # fmt: skip
 
     def _check_upload(
@@ -307,8 +309,8 @@ class Engine:
         clients = self.cohort.durable()
         watermark = min(syncer.durable, committed if clients is None else clients)
         floor = self.store.advance(watermark)
-        self.history = self.history.after(committed, record["cohort"], floor)
-        self.cohort.commit(committed, floor)
+        self.history = self.history.after(committed, trained_in(record), floor)
+        self.cohort.commit(committed, self.store.oldest_begun(floor))
 
     # --- scoring ----------------------------------------------------------------------------------
 
@@ -327,10 +329,9 @@ class Engine:
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
         views, number = self._views(step), ROUND if step.ends_round else STAGE
-        seen, kind = self._tasks_seen(step), rpc.ORDER_KIND_EVALUATE
+        kind, seen = rpc.ORDER_KIND_EVALUATE, self._tasks_seen(step)
         orders = self._orders(ctx, kind, clients, views, seen, number)
-        needed, check = self._needed(clients), self.terms.check_report
-        trip = Trip(orders, common, personal, needed=needed, check_report=check)
+        trip = self.trip(orders, common, personal, needed=self._needed(clients))
         results = self.cohort.exchange(trip)
         scores.add(results.by_client)
         record["bytes"]["wire_down"] += results.wire_down
@@ -381,8 +382,7 @@ class Engine:
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)
         orders = self._orders(ctx, rpc.ORDER_KIND_FINISH, everyone, (), 0)
-        needed, check = self._needed(everyone), self.terms.check_report
-        ends = Trip(orders, common, personal, needed=needed, check_report=check)
+        ends = self.trip(orders, common, personal, needed=self._needed(everyone))
         results = self.cohort.exchange(ends)
         digests = [r.report.state_sha256 for c, r in results.by_client.items() if c != EVALUATOR]
         digest = state_digest(self.state.named(), digests)

@@ -64,12 +64,6 @@ def record_of(step: Step, results: Answers, metrics: Metrics, series: Mapping[st
     return record
 
 
-def trained_in(record: Record) -> dict[int, int]:
-    """Return the interaction of the order behind each upload that counts in a record."""
-    ordered = dict(record.get("arrivals", ()))
-    return {client: ordered.get(client, record["interaction"]) for client in record["cohort"]}
-
-
 def commit_facts(record: Record) -> dict[str, Any]:
     """Return what listeners are told of a committed record."""
     return {

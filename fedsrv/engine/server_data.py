@@ -10,31 +10,17 @@ here knows a data set: arrays are read as they lie.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin
+from fedmodels.data_description import Normaliser, ProblemFile, read_file
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.methods import method_class
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import ServerData
-
-
-class _Facts(BaseModel):
-    """What normalises raw inputs: ``(x / scale - mean) / std``, per channel."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-    input_shape: tuple[int, ...] = Field(min_length=1, max_length=4)
-    scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    mean: tuple[float, ...] = Field(default=(0.0,), min_length=1)
-    std: tuple[float, ...] = Field(default=(1.0,), min_length=1)
-    partition: dict[str, Any] | None = None
 
 
 def server_data_for(experiment: Experiment, directory: Path | None) -> ServerData | None:
@@ -48,7 +34,7 @@ def server_data_for(experiment: Experiment, directory: Path | None) -> ServerDat
     if directory is None or not method_class(experiment.method.name).needs_server_data:
         return None
     data = read_server_data(directory)
-    origin = _Facts.model_validate_json((directory / "problem.json").read_bytes()).partition
+    origin = read_file(directory / "problem.json", ProblemFile).partition
     if origin is not None:
         check_origin(experiment, origin, str(directory))
     return data
@@ -74,13 +60,13 @@ def read_server_data(directory: Path) -> ServerData:
     Raises:
         DataError: a file is missing, or does not hold what it must.
     """
+    facts = read_file(directory / "problem.json", ProblemFile)
     try:
-        facts = _Facts.model_validate_json((directory / "problem.json").read_bytes())
         x, y, unlabelled = (
             np.load(directory / f"{name}.npy", allow_pickle=False)
             for name in ("x", "y", "unlabelled_x")
         )
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(f"{directory} is not a directory of server data: {reason}") from None
     if "scale" not in facts.model_fields_set and x.dtype == np.uint8:
@@ -93,7 +79,9 @@ def read_server_data(directory: Path) -> ServerData:
             )
     if y.dtype != np.int64 or y.shape != (len(x),) or not len(y):
         raise DataError(f"{directory / 'y.npy'} must hold one int64 label for each example of x")
-    return ServerData(_inputs(x, facts), torch.from_numpy(y), _inputs(unlabelled, facts))
+    normalise = Normaliser.of(facts)
+    inputs, others = (torch.from_numpy(normalise(held)) for held in (x, unlabelled))
+    return ServerData(inputs, torch.from_numpy(y), others)
 
 
 def check_fits(data: ServerData, problem: Problem) -> None:
@@ -108,19 +96,3 @@ def check_fits(data: ServerData, problem: Problem) -> None:
             f"the server's data have inputs {list(data.x.shape[1:])} and labels {low}…{high}; the "
             f"clients' have {list(problem.input_shape)} and {problem.num_classes} classes"
         )
-
-
-def _inputs(x: NDArray[Any], facts: _Facts) -> Tensor:
-    """Return normalised inputs; channels are the first axis of images, else the last."""
-    shape = [1] * len(facts.input_shape)
-    axis = 0 if len(shape) == 3 else len(shape) - 1
-
-    def spread(values: tuple[float, ...]) -> NDArray[np.float32]:
-        shape[axis] = len(values)
-        return np.array(values, dtype=np.float32).reshape(shape)
-
-    out = x.astype(np.float32)
-    out /= np.float32(facts.scale)
-    out -= spread(facts.mean)
-    out /= spread(facts.std)
-    return torch.from_numpy(out)

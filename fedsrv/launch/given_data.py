@@ -9,9 +9,9 @@ from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, data_and_scenario
+from fedmodels.data_description import ClientFile, ProblemFile, read_file
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
-from fedmodels.tensors.bundle import Problem
 from fedmodels.training.run import RunFacts
 
 TABLE = "partition.json"
@@ -64,27 +64,28 @@ def check_net(experiment: Experiment, root: Path) -> None:
     """
     try:
         said = _description(root)
-        problem = Problem(tuple(map(int, said["input_shape"])), int(said["num_classes"]))
-    except (DataError, KeyError, TypeError, ValueError):
+    except DataError:
         return
-    RunFacts(experiment, problem).make_net()
+    RunFacts(experiment, said.problem).make_net()
 
 
 def name_of(experiment: Experiment, root: Path | None) -> str:
     """Return what is trained on: by the clients' own account where their data are given."""
     if root is not None:
         try:
-            said = _description(root).get("dataset", "own")
+            said = _description(root).dataset
         except DataError:  # the client itself says what is wrong
             said = "own"
-        return printable(str(said), 60)
+        return printable(said, 60)
     return experiment.data.name if experiment.data else "own"
 
 
-def _description(root: Path) -> Mapping[str, Any]:
+def _description(root: Path) -> ProblemFile:
     """Return how client 0 describes its data, or what all clients of a store share."""
     own = root / "0" / "client.json"
-    return _read(own if own.parent.is_dir() else root / STORE / "problem.json")
+    if own.parent.is_dir():
+        return read_file(own, ClientFile)
+    return read_file(root / STORE / "problem.json", ProblemFile)
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ import torch
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_device
-from fedmodels.errors import DataError, RunFailed, RunStopped
+from fedmodels.errors import DataError, Interrupted, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
@@ -83,8 +83,8 @@ def launch(
 
     Raises:
         FedtideError: the run failed; says why.
-        RunStopped: SIGTERM came; the run can be resumed.
-        KeyboardInterrupt: the user stopped it; the run can be resumed.
+        RunStopped: SIGTERM or Ctrl-C came; the run can be resumed.
+        KeyboardInterrupt: the user stopped it before there was a run.
     """
     root = data or out / "data"
     held = server_data or root / "server"
@@ -106,11 +106,9 @@ def launch(
                     run.start(hosts or affordable_hosts(clients, experiment.cohort_size))
                     run.watch()
             except KeyboardInterrupt:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes are ended in any case
                 began.set()
-                display.say(
-                    f"stopped; add --resume to go on with the run in {out}", logging.WARNING
-                )
-                raise
+                raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
     record = read_run(out)
     write_html([record], out / "report.html")
     display.end(record, out / "report.html")

@@ -137,6 +137,8 @@ def read_run(path: Path) -> RunRecord:
     Raises:
         ArchiveError: it is not one, or one of its files is damaged.
     """
+    if path.exists() and not path.is_dir():
+        raise ArchiveError(f"{path} is a file; name the run directory, which --out made")
     if not path.is_dir():
         raise ArchiveError(f"{path} is not a run directory: there is no such directory")
     names = ("config.toml", "summary.json", "rounds.jsonl")
@@ -245,7 +247,9 @@ def _experiment_of(run: RunRecord) -> dict[str, str]:
     stated = run.config or {
         key: run.summary.get(key) for key in ("method", "data", "scenario", "rounds")
     }
-    return {key: value for key, value in _leaves(stated) if key not in _NOT_COMPARED}
+    found = {key: value for key, value in _leaves(stated) if key not in _NOT_COMPARED}
+    # Runs of earlier versions have readings beside the hyper-parameters.
+    return {key.replace("method.reading.", "method.", 1): found[key] for key in found}
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

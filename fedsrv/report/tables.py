@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ArchiveError, ConfigError
 from fedsrv.report.comparison import TEST, Comparison, comparison
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
 from fedsrv.report.story import story
@@ -28,11 +28,13 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
 
     Raises:
         ConfigError: no run is given, or the page cannot be written.
-        ArchiveError: a directory is no run's, or a file in it is damaged.
+        ArchiveError: a directory is no run's, or a file in it is damaged; the others are shown.
     """
     if not runs:
         raise ConfigError("fedsrv report needs at least one run directory")
-    records = [read_run(path) for path in dict.fromkeys(path.resolve() for path in runs)]
+    records, unread = _read(runs)
+    if not records:
+        raise unread[0]
     console = Console()
     alone = len(records) == 1
     console.print(final_table(records[0], everything) if alone else compare(records, everything))
@@ -41,6 +43,19 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
     if html is not None:
         write_html(records, html)
         console.print(f"report written to {html}")
+    if unread:
+        raise ArchiveError("; ".join(map(str, unread)))
+
+
+def _read(runs: Sequence[Path]) -> tuple[list[RunRecord], list[ArchiveError]]:
+    """Read run directories, each once; return also what is wrong with those that cannot be read."""
+    found, unread = list[RunRecord](), list[ArchiveError]()
+    for path in dict.fromkeys(path.resolve() for path in runs):
+        try:
+            found.append(read_run(path))
+        except ArchiveError as error:
+            unread.append(error)
+    return found, unread
 
 
 def final_table(run: RunRecord | Path, everything: bool = False) -> Table:

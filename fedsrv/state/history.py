@@ -20,10 +20,11 @@ class LossTooLarge(Exception):
 
 @dataclass(frozen=True)
 class History:
-    """The cohorts of a run, and the limit of its roll-backs; immutable."""
+    """Who trained for each interaction, and the limit of roll-backs; immutable."""
 
-    cohorts: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """The clients that trained in each interaction, undone ones included."""
+    trained: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """Of each interaction, undone ones included: the clients whose uploads count, and the
+    interaction of each one's order, which names the private state behind the upload."""
     started_over: Mapping[int, int] = field(default_factory=dict)
     """After which interaction a client began anew from its initial private state."""
     highest: int = -1
@@ -33,15 +34,17 @@ class History:
     max_rollback: int = 0
 
     def last_trained(self, interaction: int) -> dict[int, int]:
-        """Return each client's last upload that counts up to an interaction.
+        """Return each client's last order whose upload counts up to an interaction.
 
-        That upload names the private state that the client must hold.
+        That order names the private state that the client must hold.
         """
         found: dict[int, int] = {}
-        for number in sorted(self.cohorts):
+        for number in sorted(self.trained):
             if number <= interaction:
-                found |= dict.fromkeys(self.cohorts[number], number)
-        return {c: k for c, k in found.items() if k > self.started_over.get(c, -1)}
+                since = self.started_over.get
+                trained = self.trained[number].items()
+                found |= {c: ordered for c, ordered in trained if number > since(c, -1)}
+        return found
 
     def check(self, client: int, versions: Sequence[int]) -> None:
         """Refuse a client if the run would have to go back too far for its loss.
@@ -51,28 +54,30 @@ class History:
         """
         since = self.started_over.get(client, -1)
         trained = [
-            k for k, cohort in sorted(self.cohorts.items()) if client in cohort and k > since
+            (number, ordered[client])
+            for number, ordered in sorted(self.trained.items())
+            if client in ordered and number > since
         ]
-        needed = max((k for k in trained if k <= self.floor), default=None)
+        needed = next((k for number, k in reversed(trained) if number <= self.floor), None)
         if needed is None or needed in versions:
             return
-        if any(k in versions for k in trained if k > self.floor):
+        if any(k in versions for number, k in trained if number > self.floor):
             return
         held = ", ".join(map(str, versions)) or "none"
         raise LossTooLarge(
             f"client {client} lost its private state: it holds those after interactions {held}, "
-            f"the run needs that after {trained[-1]} and may go back to {self.floor} at most "
+            f"the run needs that after {trained[-1][1]} and may go back to {self.floor} at most "
             f"([server] max_rollback = {self.max_rollback}). Restore its --state-dir; or go back "
             "all the way: fedsrv serve (or launch) … --resume --set server.max_rollback="
             f"{self.highest + 1}; or let it go on from its initial private state: "
             "fedcli join … --start-over"
         )
 
-    def after(self, interaction: int, cohort: Sequence[int], floor: int) -> History:
+    def after(self, interaction: int, ordered: Mapping[int, int], floor: int) -> History:
         """Return this history with one more committed interaction."""
         highest = max(self.highest, interaction)
-        cohorts = {**self.cohorts, interaction: cohort}
-        return replace(self, cohorts=cohorts, highest=highest, floor=floor)
+        trained = {**self.trained, interaction: ordered}
+        return replace(self, trained=trained, highest=highest, floor=floor)
 
     def target(
         self,

@@ -64,3 +64,9 @@ class Record(TypedDict):
     """Asynchronous: the clients with an order that is not counted yet, and its interaction."""
     series: NotRequired[Mapping[str, Any]]
     """Nested lists for the reports, such as ``aggregation_weights``."""
+
+
+def trained_in(record: Record) -> dict[int, int]:
+    """Return the interaction of the order behind each upload that counts in a record."""
+    ordered = dict(record.get("arrivals", ()))
+    return {client: ordered.get(client, record["interaction"]) for client in record["cohort"]}

@@ -27,7 +27,7 @@ from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.method import ServerState
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, trained_in
 from fedsrv.state.run_directory import (
     holds_commits,
     is_vacant,
@@ -159,8 +159,15 @@ class Store:
         """Return the record of an interaction, committed or undone; None if there is none."""
         return self._ledger.record(interaction)
 
+    def oldest_begun(self, interaction: int) -> int:
+        """Return after which interaction the oldest order began that a commit has to do with.
+
+        Clients keep private states from there on: who goes back to that commit may need them.
+        """
+        return min((interaction, *self._begun_from(interaction)))
+
     def _begun_from(self, interaction: int) -> set[int]:
-        """Return after which interactions the orders began that were under way after a commit."""
+        """Return the interactions whose states the orders under way at a commit began from."""
         record = self.record(interaction)
         return {begun - 1 for _, begun in record.get("under_way", ())} if record else set()
 
@@ -191,10 +198,10 @@ class Store:
 
     def history(self) -> History:
         """Return who trained when, and how far the run may go back."""
-        committed = {record["interaction"]: record["cohort"] for record, _ in self.records()}
-        undone = {number: record["cohort"] for number, record in self._ledger.undone().items()}
+        committed = {record["interaction"]: trained_in(record) for record, _ in self.records()}
+        undone = {n: trained_in(record) for n, record in self._ledger.undone().items()}
         return History(
-            cohorts=undone | committed,
+            trained=undone | committed,
             started_over=self._ledger.started_over(),
             highest=max(self._highest, self.committed),
             floor=self.floor,

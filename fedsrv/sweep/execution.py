@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
+from fedmodels.errors import Interrupted
 from fedsrv.sweep.plan import PlannedRun
 
 Say = Callable[[str], None]
@@ -29,6 +31,9 @@ def execute(
         further: options of ``fedsrv launch``.
         jobs: runs at a time.
         say: told what is run, and what failed.
+
+    Raises:
+        Interrupted: Ctrl-C came.
     """
     first = {(run.cell.setting, run.seed): run for run in reversed(runs)}
     leading = [run for run in runs if run in first.values()]
@@ -37,7 +42,11 @@ def execute(
         try:
             for group in (leading, others):
                 list(pool.map(lambda run: _execute(run, further, say), group))
-        except BaseException:  # Ctrl-C ended what was under way; nothing more is begun
+        except KeyboardInterrupt:  # it ended what was under way too; nothing more is begun
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            pool.shutdown(cancel_futures=True)
+            raise Interrupted("stopped; the same command goes on with the sweep") from None
+        except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     return [run for run in runs if not run.is_finished]
@@ -57,7 +66,9 @@ def _execute(run: PlannedRun, further: Sequence[str], say: Say) -> None:
     with log.open("a") as to_log:
         command = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
         done = subprocess.run(command, stdout=to_log, stderr=subprocess.STDOUT)
-    if done.returncode:
+    if done.returncode == Interrupted.exit_code:
+        say(f"{out.name} was stopped")
+    elif done.returncode:
         say(f"{out.name} failed: {_last_line(log)} (see {log})")
     elif not run.own_data and not data.exists():
         _share(out / "data", data)

@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedmodels.numerics.metric_names import find, metric
+from fedmodels.errors import ArchiveError, ConfigError, suggestion
+from fedmodels.numerics.metric_names import METRICS, find, is_known, metric
 from fedsrv.report.comparison import MIN_SEEDS
 from fedsrv.sweep.plan import Cell, PlannedRun
 
@@ -60,17 +61,48 @@ def read_figures(run: PlannedRun, columns: Iterable[str], curves: Iterable[str])
         run: of the sweep.
         columns: paths into its summary.
         curves: metrics of its rounds.
+
+    Raises:
+        ArchiveError: one of its files is damaged.
     """
-    summary, rounds = summary_of(run.directory), list(rounds_of(run.directory))
-    lines = {name: [find(one["metrics"], name) for one in rounds] for name in curves}
     environment = run.directory / "env.json"
-    return Figures(
-        run.cell,
-        run.seed,
-        {path: _figure(summary, path) for path in columns},
-        {name: [value for value in line if value is not None] for name, line in lines.items()},
-        json.loads(environment.read_text()) if environment.exists() else {},
-    )
+    try:
+        summary, rounds = summary_of(run.directory), list(rounds_of(run.directory))
+        lines = {name: [find(one["metrics"], name) for one in rounds] for name in curves}
+        return Figures(
+            run.cell,
+            run.seed,
+            {path: _figure(summary, path) for path in columns},
+            {name: [value for value in line if value is not None] for name, line in lines.items()},
+            json.loads(environment.read_text()) if environment.exists() else {},
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ArchiveError(f"a file of {run.directory} is damaged: {error!r}") from None
+
+
+def check_columns(columns: Mapping[str, str], runs: Sequence[Figures], directory: Path) -> None:
+    """Refuse a column that no run has and no table of metrics knows.
+
+    Args:
+        columns: heading -> path.
+        runs: the figures of all runs.
+        directory: of one of them, for what it has.
+
+    Raises:
+        ConfigError: names the first such column and the nearest known one.
+    """
+    for heading, path in columns.items():
+        table, _, name = path.partition(".")
+        known = table == "metrics" and is_known(name)
+        if not known and all(run.values[path] is None for run in runs):
+            near = suggestion(path, {*paths_of(directory), *(f"metrics.{m}" for m in METRICS)})
+            raise ConfigError(f"no run has the column {heading!r}, {path!r}.{near}")
+
+
+def paths_of(run: Path) -> list[str]:
+    """Return every path that a column may take from a finished run."""
+    tables = {key: value for key, value in summary_of(run).items() if isinstance(value, dict)}
+    return [f"{table}.{name}" for table, names in tables.items() for name in names]
 
 
 def _figure(summary: Mapping[str, Any], path: str) -> float | None:

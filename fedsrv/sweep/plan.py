@@ -19,6 +19,7 @@ from fedmodels.errors import ConfigError, suggestion
 from fedmodels.resolution import override, parse_experiment
 from fedsrv.presets import preset_file
 
+ROW = "a row is a method's name and its switches without blanks in them, such as 'fedprox mu=0.1'"
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 
 
@@ -82,7 +83,7 @@ class Sweep(BaseModel):
             ConfigError: it cannot be read, or says what it must not.
         """
         try:
-            table = tomllib.loads(path.read_text())
+            table = tomllib.loads(path.read_text("utf-8-sig"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"cannot read the sweep {path}: {error}") from None
         for key in sorted(table.keys() - cls.model_fields.keys()):
@@ -92,15 +93,24 @@ class Sweep(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"{path}: {where}: {first['msg']}") from None
+            like = f"; {ROW}" if where.startswith("methods.") else ""
+            raise ConfigError(f"{path}: {where}: {first['msg']}{like}") from None
         for row, method in found.methods.items():
-            if not method.split():
-                raise ConfigError(
-                    f"{path}: methods.{row} names no method, such as 'fedprox mu=0.1'"
-                )
+            _check_row(f"{path}: methods.{row}", method)
         if found.against and found.against not in found.methods:
             raise ConfigError(f"{path}: against = {found.against!r} is none of its methods")
         return found.model_copy(update={"preset": _preset(found.preset, path.parent)})
+
+
+def _check_row(where: str, method: str) -> None:
+    """Refuse a row that names no method, or whose further words are no switches."""
+    name, *switches = method.split() or [""]
+    if not name or "=" in name:
+        raise ConfigError(f"{where} names no method; {ROW}")
+    for switch in switches:
+        key, _, value = switch.partition("=")
+        if not key or not value:
+            raise ConfigError(f"{where}: {switch!r} is no switch; {ROW}")
 
 
 def _preset(given: Path, beside: Path) -> Path:
@@ -116,7 +126,7 @@ def _preset(given: Path, beside: Path) -> Path:
 def _tables(preset: Path) -> dict[str, Any]:
     """Return the tables of a preset, which is an experiment by itself."""
     try:
-        text = preset.read_text()
+        text = preset.read_text("utf-8-sig")
         parse_experiment(text, f"preset {preset}")
         return tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
@@ -242,14 +252,20 @@ def config_for(preset: Mapping[str, Any], method: str, overrides: Iterable[str])
 
     Args:
         preset: its tables.
-        method: its name and switches; a switch with a dot belongs to the table that it names.
+        method: its name and switches; a switch with a dot belongs to the table that it names, and
+            ``reading.KEY`` to ``[method.reading]``.
         overrides: ``KEY=VALUE``, as ``--set`` takes them.
     """
     name, *switches = method.split()
     tables = deepcopy(dict(preset))
     if tables["method"]["name"] != name:
         tables["method"] = {"name": name}
-    switches = [s if "." in s.partition("=")[0] else f"method.{s}" for s in switches]
-    for item in (*overrides, *switches):
+    for item in (*overrides, *map(_in_its_table, switches)):
         override(tables, item)
     return tomli_w.dumps(tables)
+
+
+def _in_its_table(switch: str) -> str:
+    """Return a switch of a row as ``--set`` takes it."""
+    table, dot, _ = switch.partition("=")[0].partition(".")
+    return switch if dot and table != "reading" else f"method.{switch}"

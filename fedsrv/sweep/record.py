@@ -10,7 +10,7 @@ A run names its environment (versions and commit) by its place in the list. Figu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,24 @@ from fedsrv.sweep.tables import Outcome
 FORMAT = 1
 
 
-def outcome_of(sweep: Sweep, runs: Iterable[PlannedRun], seeds: int) -> Outcome:
+def outcome_of(
+    sweep: Sweep, runs: Iterable[PlannedRun], seeds: int, damaged: Collection[PlannedRun] = ()
+) -> Outcome:
     """Return what the finished ones of a sweep's runs came to.
 
     Args:
         sweep: says what its tables show.
         runs: planned ones.
         seeds: how many there are to be of each row.
+        damaged: finished runs that are left out.
+
+    Raises:
+        ArchiveError: a file of another run is damaged.
     """
     planned = list(runs)
     columns, curves = sweep.columns.values(), sweep.curves.values()
-    ended = [read_figures(run, columns, curves) for run in planned if run.is_finished]
+    sound = [run for run in planned if run.is_finished and run not in damaged]
+    ended = [read_figures(run, columns, curves) for run in sound]
     cells = list(dict.fromkeys(run.cell for run in planned))
     against = sweep.against or next(iter(sweep.methods))
     lengths = {name: rung.length for name, rung in sweep.rungs().items()}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command, write_html
 from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.execution import execute
+from fedsrv.sweep.figures import check_columns, read_figures
 from fedsrv.sweep.pictures import draw
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
 from fedsrv.sweep.record import outcome_of, to_json
@@ -42,8 +43,8 @@ def run_sweep(
 
     Raises:
         ConfigError: a row is none of the sweep's, no experiment comes of it, a finished run had
-            another config, or the directory cannot be used.
-        RunFailed: some runs failed; the tables of the others are written.
+            another config, the directory cannot be used, or no run has one of the columns.
+        RunFailed: some runs failed or are damaged; the tables of the others are written.
     """
     first = next(iter(sweep.methods))
     rows = list(only) or list(sweep.methods)
@@ -54,10 +55,12 @@ def run_sweep(
     _refuse_other_configs(runs)
     make_directory(out, out)
     failed = execute(runs, sweep.launch, jobs, say)
-    ended = [run for run in runs if run.is_finished]
+    damaged = [run for run in runs if run.is_finished and not _is_sound(run, sweep, say)]
+    failed += damaged
+    ended = [run for run in runs if run not in failed]
     html = out / "report.html"
     if sweep.columns:
-        outcome = outcome_of(sweep, runs, len(seeds))
+        outcome = outcome_of(sweep, runs, len(seeds), damaged)
         text = page(outcome)
         (out / "table.md").write_text(text)
         (out / "table.tex").write_text(latex(outcome))
@@ -73,6 +76,20 @@ def run_sweep(
     if failed:
         names = ", ".join(run.directory.name for run in failed)
         raise RunFailed(f"{len(failed)} of {len(runs)} runs failed and are left out: {names}")
+    if sweep.columns:
+        check_columns(sweep.columns, outcome.runs, ended[0].directory)
+
+
+def _is_sound(run: PlannedRun, sweep: Sweep, say: Callable[[str], None]) -> bool:
+    """Tell whether a finished run can be read; say what is wrong with one that cannot."""
+    try:
+        read_run(run.directory)
+        if sweep.columns:
+            read_figures(run, sweep.columns.values(), sweep.curves.values())
+    except ArchiveError as error:
+        say(f"{run.directory.name} is left out: {error}; remove its directory to run it again")
+        return False
+    return True
 
 
 def _refuse_other_configs(runs: Sequence[PlannedRun]) -> None:

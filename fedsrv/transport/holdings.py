@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fedmodels.tensors.bundle import ClientId
-from fedsrv.engine.cohort import HoldsState
+from fedsrv.engine.cohort import HoldsState, StateLost
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.sessions import ClientSession
 
@@ -60,6 +60,11 @@ class Holdings:
                 "is written, and start the coordinator again with --resume to admit it"
             )
         self.lost = client
+
+    def check(self) -> None:
+        """Raise StateLost if a client came back without the state it must hold."""
+        if self.lost is not None:
+            raise StateLost(self.lost, self._sessions[self.lost].versions)
 
     def went_on(self, committed: int) -> None:
         """Forget earlier losses once an interaction is committed for the first time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
@@ -37,7 +37,7 @@ class OpenTrip:
     def of(cls, trip: Trip, kept_bytes: int) -> Self:
         """Encode a trip's payload; uploads of more than ``kept_bytes`` in all may be folded."""
         folding = Folding(trip.orders, trip.count, kept_bytes)
-        return cls(trip, encode(trip.common), _encoded_once(trip.personal), folding)
+        return cls(trip, encode(trip.sent), _encoded_once(trip.personal), folding)
 
     def answered(self, client: ClientId) -> bool:
         """Tell whether a client has sent a result or failed."""
@@ -99,9 +99,9 @@ class OpenTrips:
         """Begin the trip that the engine waits for."""
         self.current, self.has_opened = trip, True
 
-    def add_lasting(self, trip: OpenTrip) -> None:
-        """Begin a lasting trip beside those under way."""
-        self._lasting.append(trip)
+    def add_lasting(self, trips: Sequence[OpenTrip]) -> None:
+        """Begin lasting trips beside those under way."""
+        self._lasting += trips
         self.has_opened = True
 
     def recall(self) -> None:
@@ -115,9 +115,10 @@ class OpenTrips:
         """Tell whether any trip is under way."""
         return bool(self._all())
 
-    def is_lasting(self, interaction: int) -> bool:
-        """Tell whether a lasting trip of this interaction is under way."""
-        return any(trip.trip.sample.interaction == interaction for trip in self._lasting)
+    def are_done_with(self, interaction: int) -> bool:
+        """Tell whether no lasting trip of this interaction is under way; false before the first."""
+        found = any(trip.trip.sample.interaction == interaction for trip in self._lasting)
+        return self.has_opened and not found
 
     def next_for(self, caller: Caller, most_ahead: int) -> tuple[ClientId, OpenTrip, int] | None:
         """Return the next order of a caller, and how many of the same trip follow it.

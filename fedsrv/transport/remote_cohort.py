@@ -16,7 +16,7 @@ from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, Answers, Flush, HoldsState, StateLost, Trip, stamped
+from fedsrv.engine.cohort import Answer, Answers, Flush, HoldsState, Trip, stamped
 from fedsrv.events import EventLog
 from fedsrv.transport.holdings import Holdings
 from fedsrv.transport.open_trip import OpenTrip, OpenTrips, check_enough, what_for
@@ -147,14 +147,13 @@ class RemoteCohort:
                 for_the_living=True,
             )
             self._trips.current = None
-            lost = self._holdings.lost
-            if lost is not None:
-                raise StateLost(lost, self._sessions[lost].versions)
+            self._holdings.check()
         return open_trip.end()
 
-    def send(self, trip: Trip) -> None:
+    def send(self, *trips: Trip) -> None:
+        encoded = [OpenTrip.of(trip, self.spool.budget) for trip in trips]
         with self._changed:
-            self._trips.add_lasting(OpenTrip.of(trip, self.spool.budget))
+            self._trips.add_lasting(encoded)
             self.wake()
 
     def take(self, flush: Flush) -> Answers:
@@ -162,6 +161,7 @@ class RemoteCohort:
 
         Raises:
             RunFailed: too few clients can answer; names those that failed.
+            StateLost: a client came back without its required state.
         """
         trips = self._trips
         with self._changed:
@@ -169,10 +169,11 @@ class RemoteCohort:
             self._patience.wait(
                 Notice(f"training, interaction {flush.interaction}", self.events, self._clock),
                 trips.at_work,
-                lambda: trips.is_decided(flush),
+                lambda: trips.is_decided(flush) or self._holdings.lost is not None,
                 lambda: len(trips.ready(flush)) >= flush.needed,
                 for_the_living=True,
             )
+            self._holdings.check()
             found = trips.take(flush)
         check_enough(found, flush.needed, flush.round)
         return found
@@ -336,7 +337,7 @@ class RemoteCohort:
     def is_superseded(self, interaction: int) -> bool:
         """Tell whether nobody wants the result of an interaction's order to train any more."""
         with self._changed:
-            return 0 <= interaction <= self.committed and not self._trips.is_lasting(interaction)
+            return 0 <= interaction <= self.committed and self._trips.are_done_with(interaction)
 
     def count_down(self, trip: OpenTrip, num_bytes: int) -> None:
         """Count bytes that were sent to a client."""

@@ -285,9 +285,10 @@ class Service:
                 if not receiver.is_complete:
                     at = f"{receiver.received} of {header.bundle.payload_bytes} bytes"
                     raise NotReady(f"the stream ended after {at}; bring the upload again")
-                upload = receiver.finish()
+                sent = receiver.finish()
+                upload = trip.trip.restored(sent, self.cohort.spool.allocate)
                 trip.trip.check_upload(client, upload)
-                outcome = Answer(upload, header.report, upload.num_bytes(), 0, wire)
+                outcome = Answer(upload, header.report, sent.num_bytes(), 0, wire)
             except PayloadError as error:
                 self.cohort.end_result(client, trip, printable(f"its upload was refused: {error}"))
                 raise

@@ -10,6 +10,7 @@ FedtideError                     one clear line for the user; ``exit_code`` says
 ├── TrainingFailed               a client's training diverged
 ├── RunFailed                    the run cannot go on                                     (exit 1)
 ├── RunStopped                   the run was asked to stop, and can be resumed            (exit 143)
+│   └── Interrupted              by Ctrl-C                                                (exit 130)
 └── LinkError                    the server refused, or cannot be reached any more        (exit 1)
 """
 
@@ -70,6 +71,12 @@ class RunStopped(FedtideError):
     """The run was asked to stop (SIGTERM), and stopped where it can be resumed."""
 
     exit_code = 143
+
+
+class Interrupted(RunStopped):
+    """Ctrl-C stopped the run, which can be resumed."""
+
+    exit_code = 130
 
 
 class LinkError(FedtideError):

@@ -120,3 +120,6 @@ def set_up_logging(level: LogLevel, *, as_json: bool = False) -> None:
         objects.setFormatter(JsonLines())
         how = {"handlers": [objects]}
     logging.basicConfig(level=level.value.upper(), **how)
+    logging.getLogger("torch").setLevel(
+        max(level.number, logging.WARNING)
+    )  # else its caches' sizes

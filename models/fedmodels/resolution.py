@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ def parse_experiment(
     _drop_former_keys(tables, overrides)
     for item in overrides:
         override(tables, item)
-    return experiment_of(tables, source)
+    experiment = experiment_of(tables, source)
+    _note_moved(tables["method"], experiment.method, source)
+    return experiment
 
 
 def experiment_of(
@@ -94,6 +97,23 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
             update = {"name": name, "code_sha256": digest_of(name)}
             found[key] = table.model_copy(update=update)
     return experiment.model_copy(update=found)
+
+
+def _note_moved(given: Mapping[str, Any], resolved: MethodTable, source: str) -> None:
+    """Say which keys of ``[method]`` have their place in ``[method.reading]`` now."""
+    moved = sorted(given.keys() - resolved.model_dump().keys())
+    if moved:
+        _say_once(
+            f"note: {source}: {', '.join(moved)} of [method] belong"
+            f"{'s' if len(moved) == 1 else ''} into [method.reading] now, and will be unknown "
+            "outside of it in a later release"
+        )
+
+
+@cache
+def _say_once(line: str) -> None:
+    """Log a warning, once however often a sweep reads the same config."""
+    log.warning("%s", line)
 
 
 def _drop_former_keys(tables: dict[str, Any], overrides: Sequence[str]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
+from typing import Any
 
-from fedmodels.errors import PayloadError
+from fedmodels.data_description import ClientFile
 from fedpb.tables import table_of, values_of
 from fedpb.v1 import description_pb2 as pb
 
@@ -27,23 +27,26 @@ def description_of(client_json: str) -> pb.ClientDescription:
 def client_json_of(description: pb.ClientDescription) -> str:
     """Return a message as the text of a ``client.json``, defaults filled in.
 
+    Whether the text describes anything is for its reader to check.
+
     Raises:
-        PayloadError: ``scale`` is not a number above 0, or ``partition`` is malformed.
+        PayloadError: ``partition`` is malformed.
     """
-    scale = description.scale or 1.0
-    if not (math.isfinite(scale) and scale > 0):
-        raise PayloadError(f"client.json is malformed: scale is {scale:g}, not above 0")
     has_partition = description.HasField("partition")
     facts = {
         "format": description.format,
-        "dataset": description.dataset or "own",
+        "dataset": description.dataset or _default("dataset"),
         "input_shape": list(description.input_shape),
         "num_classes": description.num_classes,
-        "scale": scale,
-        "mean": list(description.mean) or [0.0],
-        "std": list(description.std) or [1.0],
+        "scale": description.scale or _default("scale"),
+        "mean": list(description.mean) or _default("mean"),
+        "std": list(description.std) or _default("std"),
         "class_names": list(description.class_names),
         "partition": values_of(description.partition) if has_partition else None,
         "tasks": [{"train": list(t.train), "test": list(t.test)} for t in description.tasks],
     }
     return json.dumps(facts)
+
+
+def _default(name: str) -> Any:
+    return ClientFile.model_fields[name].default

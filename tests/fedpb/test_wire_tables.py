@@ -16,6 +16,7 @@ from fedpb.descriptions import client_json_of, description_of
 from fedpb.tables import MOST_DEPTH, MOST_VALUES, table_of, values_of
 from fedpb.v1.description_pb2 import ClientDescription
 from fedpb.v1.table_pb2 import Entry, Table, Value
+from fedsrv.engine.client_profile import Profile
 from fedtide.trial import TABLES
 
 
@@ -89,5 +90,6 @@ def test_what_a_description_leaves_out_has_defaults() -> None:
 
 @pytest.mark.parametrize("scale", [-1.0, math.nan, math.inf])
 def test_a_scale_is_a_number_above_0(scale: float) -> None:
-    with pytest.raises(PayloadError, match="scale is"):
-        client_json_of(ClientDescription(scale=scale))
+    text = client_json_of(ClientDescription(format=1, input_shape=[4], num_classes=2, scale=scale))
+    with pytest.raises(PayloadError, match=r"client 3: client.json is malformed: scale: "):
+        Profile.parse(3, text)

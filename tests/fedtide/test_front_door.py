@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import doctest
+import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 
 import fedtide
@@ -103,6 +106,26 @@ def test_a_run_is_extended(tmp_path: Path) -> None:
     second = first.extend(1, backend="inprocess")
     assert second.summary["rounds"] == 2
     assert second.summary["state_sha256"] == whole.summary["state_sha256"]
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Its records have the readings of a method beside its hyper-parameters."""
+    reading = {"method": {"name": "gldp", "t": 1, "s": 1, "reading": {"kl_space": "head"}}}
+    one = fedtide.run({**TINY, **reading}, backend="inprocess", out=tmp_path / "run")
+    as_it_was = one.experiment.to_dict()
+    as_it_was["method"] |= as_it_was["method"].pop("reading")
+    (one.path / "config.toml").write_text(tomli_w.dumps(as_it_was))
+    with sqlite3.connect(one.path / "run.db") as ledger:
+        values = (json.dumps(as_it_was), "experiment")
+        assert ledger.execute("UPDATE meta SET value = ? WHERE key = ?", values).rowcount == 1
+    ledger.close()
+    old = fedtide.open(one.path)
+    assert old.experiment == one.experiment
+    whole = fedtide.run(
+        {**TINY, **reading}, {"schedule.rounds": 2}, backend="inprocess", out=tmp_path / "whole"
+    )
+    longer = old.extend(1, backend="inprocess")
+    assert longer.summary["state_sha256"] == whole.summary["state_sha256"]
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -84,6 +84,26 @@ def test_a_kill_while_clients_train_together(
     assert_same(run.finish(server, clients), undisturbed)
 
 
+def test_a_kill_loses_nothing_that_a_client_owes(
+    loopback: Sites, partition: Path, tmp_path: Path, trained: int, steer: Path
+) -> None:
+    """Everybody dies when a client has saved what it did not send, before it sends the rest."""
+    table = {"up": "top-k", "share": 0.1, "down": "bfloat16"}
+    experiment = {**EXPERIMENT, "compression": table}
+    undisturbed = run_in_process(experiment, partition, tmp_path / "alone")
+    (steer / f"saved-{trained}-2").touch()
+    run = loopback(experiment)
+    server = run.serve()
+    clients = run.join("0-2")
+    reached(steer / f"saved-{trained}-2.reached")
+    clients.kill()
+    server.kill()
+    server, clients = run.serve(), run.join("0-2")
+    found = run.finish(server, clients)
+    assert_same(found, undisturbed)
+    assert found["bytes"]["up"] == undisturbed["bytes"]["up"]
+
+
 @pytest.mark.parametrize("point", ["train", "aggregate"])
 def test_the_coordinator_is_killed(
     point: str, loopback: Sites, undisturbed: dict[str, Any], trained: int, steer: Path

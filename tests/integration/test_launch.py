@@ -183,7 +183,7 @@ def test_ctrl_c_leaves_a_resumable_run_and_nothing_else(
     run.process.send_signal(signal.SIGINT)
     status, output = run.end()
     assert status == 130
-    assert "add --resume to go on" in output
+    assert output.splitlines()[-1] == (f"stopped; add --resume to go on with the run in {run.out}")
     assert "Traceback" not in output
     assert gone(family)
     status, output = launch(LONG, "--resume").end()

@@ -96,6 +96,7 @@ def test_a_client_in_javascript_takes_part(loopback: Sites, scripts: list[Script
     server = mixed.serve()
     python = mixed.join("0-1")
     scripts.append(Script(mixed.port, "2", mixed.partition, mixed.root))
+    server.wait_kind("beat", client="2")
     mixed.finish(server, python, *scripts)
     for ours, theirs in zip(records_of(alone), records_of(mixed), strict=True):
         assert theirs["metrics"]["loss"] == pytest.approx(ours["metrics"]["loss"], rel=1e-5)

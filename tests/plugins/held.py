@@ -5,7 +5,7 @@ interaction 2) or ``aggregate-2``, makes the process that gets there write ``POI
 sleep; the second time it goes on. ``sync-limit`` holds the last interaction that any fsync reaches,
 as if the disk lagged behind.
 
-Its base is shared and its head private, so that clients have a state to lose.
+Two methods are held: ``held-whole`` shares the net as a whole, ``held`` its base alone.
 """
 
 from __future__ import annotations
@@ -44,12 +44,26 @@ def sync_limit() -> int:
     return int(limit.read_text()) if limit.exists() else 10**9
 
 
-@register("held")
+@register("held-whole")
 @dataclass(frozen=True, kw_only=True)
-class Held(FedAvg):
-    """FedAvg on the base with private heads."""
+class HeldWhole(FedAvg):
+    """FedAvg: clients have no state to lose."""
 
     citation: ClassVar[str] = "tests"
+
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        hold(f"aggregate-{ctx.interaction}")
+        return super().aggregate(ctx, state, uploads)
+
+    def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
+        hold(f"train-{ctx.client}-{ctx.interaction}")
+
+
+@register("held")
+@dataclass(frozen=True, kw_only=True)
+class Held(HeldWhole):
+    """FedAvg on the base with private heads, so that clients have a state to lose."""
+
     trains_together: ClassVar[bool] = True
 
     @property
@@ -58,13 +72,6 @@ class Held(FedAvg):
 
     def shares(self, name: str) -> bool:
         return name.startswith("base/")
-
-    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
-        hold(f"aggregate-{ctx.interaction}")
-        return super().aggregate(ctx, state, uploads)
-
-    def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:
-        hold(f"train-{ctx.client}-{ctx.interaction}")
 
 
 _save, _sync, _store_sync = StateDirectory.save, StateDirectory._sync, Store.sync

@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 
@@ -180,7 +181,31 @@ def test_exit_status(monkeypatch, capsys, module, error, status):
         raise error
 
     monkeypatch.setattr(module, "app", fails)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert run(monkeypatch, capsys, module)[0] == status
+
+
+@pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
+def test_a_config_may_begin_with_the_mark_of_some_editors(module, config):
+    config.write_text(config.read_text(), "utf-8-sig")
+    assert module.read_experiment(config, []).method.name == "fedprox"
+
+
+@pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
+def test_ctrl_c_is_one_line(monkeypatch, capsys, module):
+    """Also while a command only begins; another Ctrl-C does not disturb the end."""
+
+    def interrupted(self, *_):
+        raise KeyboardInterrupt
+
+    told = []
+    monkeypatch.setattr(typer.core.TyperGroup, "invoke", interrupted)
+    monkeypatch.setattr(signal, "signal", lambda *words: told.append(words))
+    assert run(monkeypatch, capsys, module, "init" if module is fedsrv.cli else "data") == (
+        130,
+        "stopped\n",
+    )
+    assert told == [(signal.SIGINT, signal.SIG_IGN)]
 
 
 def test_client_ids():

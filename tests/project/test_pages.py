@@ -40,10 +40,10 @@ def test_blocks_of_toml_were_found() -> None:
         experiment_of({**LEAST, "data": {"nme": "digits"}})
 
 
-def generated() -> str:
-    """Return the reference of the configuration, as its script writes it."""
-    script = ROOT / "docs" / "site" / "configuration.py"
-    spec = importlib.util.spec_from_file_location("configuration_page", script)
+def generated(name: str) -> str:
+    """Return a page of the reference, as its script writes it."""
+    script = ROOT / "docs" / "site" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_page", script)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -52,12 +52,23 @@ def generated() -> str:
     return page
 
 
-def test_the_reference_of_the_configuration_is_current() -> None:
-    assert (ROOT / "docs" / "configuration.md").read_text() == generated()
+@pytest.mark.parametrize("name", ["configuration", "schema"])
+def test_a_generated_page_is_current(name: str) -> None:
+    assert (ROOT / "docs" / f"{name}.md").read_text() == generated(name), "make docs writes it"
 
 
-def test_every_key_has_a_meaning() -> None:
-    assert re.findall(r"^\| `(\w+)` .*\|\s+\|$", generated(), flags=re.MULTILINE) == []
+@pytest.mark.parametrize("name", ["configuration", "schema"])
+def test_every_row_of_a_generated_page_has_a_meaning(name: str) -> None:
+    page = generated(name)
+    assert len(re.findall(r"^\| .*\|$", page, flags=re.MULTILINE)) > 50
+    assert re.findall(r"^\| .*\|\s+\|$", page, flags=re.MULTILINE) == []
+
+
+def test_the_schema_has_every_message() -> None:
+    told = set(re.findall(r"^### (\w+)$", generated("schema"), flags=re.MULTILINE))
+    files = (ROOT / "proto" / "fedpb" / "v1").glob("*.proto")
+    named = r"^(?:message|enum|service) (\w+)"
+    assert told == {n for f in files for n in re.findall(named, f.read_text(), flags=re.MULTILINE)}
 
 
 def constants() -> Iterator[tuple[str, str, float]]:

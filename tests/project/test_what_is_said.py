@@ -19,7 +19,7 @@ from fedcli.runtime.diary import tell_scored
 from fedmodels.log_lines import JsonLines
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event, EventLog
-from fedsrv.narration import Pace, duration
+from fedsrv.narration import Pace, duration, tell
 from fedtide.inprocess import run_in_process
 from fedtide.trial import tiny_experiment
 
@@ -36,7 +36,7 @@ def test_a_server_says_what_happens(caplog: pytest.LogCaptureFixture) -> None:
     events.tell("joined", 3)
     events.close()
     with caplog.at_level(logging.INFO, "fedsrv"):
-        fedsrv.cli._tell(events)
+        tell(events)
     spent = "1.5 MB down, 20 kB up"
     assert [(r.levelname, r.message) for r in caplog.records] == [
         ("INFO", "waiting for 4 clients to join (2 suffice) at 127.0.0.1:5"),

@@ -30,7 +30,7 @@ class Partition:
     clients: tuple[tuple[TaskIndices, ...], ...]
     global_test: IntArray
     pooled: bool = False
-    """Indices go into training examples followed by test examples, not into each of them."""
+    """Indices count through training examples followed by test examples, as one list."""
     zscore: Literal["none", "per_client_channel", "official"] = "none"
     """How inputs are normalised where the data set's own mean and deviation are not used."""
 

@@ -178,8 +178,10 @@ def read_image(path: Path, channels: int | None = None) -> NDArray[np.uint8]:
 
     try:
         with Image.open(path) as image:
-            grey = image.mode in ("L", "1", "I;16") if channels is None else channels == 1
-            array = np.asarray(image.convert("L" if grey else "RGB"), dtype=np.uint8)
+            deep = image.mode.startswith("I")  # 16 bits of grey, which convert() would cut at 255
+            grey = deep or image.mode in ("L", "1") if channels is None else channels == 1
+            flat = Image.fromarray((np.asarray(image) // 257).astype(np.uint8)) if deep else image
+            array = np.asarray(flat.convert("L" if grey else "RGB"), dtype=np.uint8)
     except (*DAMAGED, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     return array[None] if grey else np.ascontiguousarray(array.transpose(2, 0, 1))

@@ -1,4 +1,4 @@
-"""Image sets that take long to read, kept as one memory-mapped file each once they were read.
+"""Image sets that take long to read, kept as one memory-mapped file each.
 
 The file is named after what it was made from: names, sizes and times of the publisher's files, and
 the options. Another version of any of them gives another file; a damaged one is made anew.

@@ -1,6 +1,6 @@
 """A client's directory, read: what it announces, and the arrays of its tasks.
 
-    DIR/<id>/client.json                                      a :class:`ClientFile`
+    DIR/<id>/client.json                                      :mod:`fedmodels.data_description`
     DIR/<id>/task-K/{train_x,train_y,test_x,test_y}.npy       memory-mapped
     DIR/<id>/task-K/{train,test}/<class>/*.png                or a participant's own images
     DIR/global-test/{problem.json,x.npy,y.npy}                simulations only
@@ -13,109 +13,26 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedcli.data.arrays import IntArray, read_array
 from fedcli.data.sets.directory import Labelled, read_class_folders
+from fedmodels.data_description import (
+    ClientFile,
+    Normaliser,
+    ProblemFile,
+    TaskCounts,
+    read_file,
+)
 from fedmodels.errors import DataError
 from fedmodels.tensors.bundle import Problem
 
-FORMAT = 1
+Described = TypeVar("Described", bound=ProblemFile)
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
-Count = Annotated[int, Field(ge=0)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-File = TypeVar("File", bound=_File)
-
-
-class ProblemFile(_File):
-    """What describes any examples: their shape, their classes, how they are normalised."""
-
-    format: Literal[1] = 1
-    dataset: str = "own"
-    input_shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, max_length=4)
-    num_classes: Annotated[int, Field(ge=1, le=1_000_000)]
-    scale: Positive = 1.0
-    mean: tuple[Finite, ...] = Field(default=(0.0,), min_length=1)
-    """Of ``x / scale``: one number per channel, or one for all."""
-    std: tuple[Positive, ...] = Field(default=(1.0,), min_length=1)
-    class_names: tuple[str, ...] = ()
-    partition: dict[str, Any] | None = None
-    """Config of the partition; absent for data of one's own."""
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> ProblemFile:
-        channels = self.input_shape[channel_axis(self.input_shape)]
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) not in (1, channels):
-                raise ValueError(f"{name} must hold 1 or {channels} numbers")
-        if self.class_names and len(self.class_names) != self.num_classes:
-            raise ValueError(f"class_names must hold {self.num_classes} names")
-        return self
-
-
-class TaskCounts(_File):
-    """Examples of one task per class."""
-
-    train: tuple[Count, ...]
-    test: tuple[Count, ...]
-
-
-class ClientFile(ProblemFile):
-    """``client.json``: what a client announces when it joins."""
-
-    tasks: tuple[TaskCounts, ...] | None = None
-    """Counted from the files where a participant leaves them out."""
-
-
-def channel_axis(shape: tuple[int, ...]) -> int:
-    """Return the axis of the channels of one example: the first of images, else the last."""
-    return 0 if len(shape) == 3 else len(shape) - 1
-
-
-@dataclass(frozen=True)
-class Normaliser:
-    """Turns raw inputs into what a net sees: ``(x / scale - mean) / std``."""
-
-    scale: float
-    mean: NDArray[np.float32]  # broadcasts over (n, *input_shape)
-    std: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, problem: ProblemFile) -> Normaliser:
-        """Return the normaliser a file describes."""
-        axis = channel_axis(problem.input_shape)
-        shape = [1] * len(problem.input_shape)
-
-        def spread(values: tuple[float, ...]) -> NDArray[np.float32]:
-            shape[axis] = len(values)
-            return np.array(values, dtype=np.float32).reshape(shape)
-
-        return cls(problem.scale, spread(problem.mean), spread(problem.std))
-
-    def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        """Return a normalised copy (n, …) of raw inputs."""
-        out = x.astype(np.float32)
-        out /= np.float32(self.scale)
-        out -= self.mean
-        out /= self.std
-        return out
-
-    def limits(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return what raw values 0 and ``scale``, black and white, become: (C,) each."""
-        low, high = -self.mean / self.std, (1 - self.mean) / self.std
-        return low.ravel(), high.ravel()
 
 
 @dataclass(frozen=True)
@@ -159,19 +76,19 @@ class ClientData:
         self.file = read_file(directory / "client.json", ClientFile)
         if "scale" not in self.file.model_fields_set:
             self.file = scaled(self.file, self._is_bytes(), directory / "client.json")
-        if self.file.tasks is None:
+        if "tasks" not in self.file.model_fields_set:
             self.file = self.file.model_copy(update={"tasks": self._counted()})
         self.normaliser = Normaliser.of(self.file)
 
     @property
     def problem(self) -> Problem:
         """What is learned: input shape and number of classes."""
-        return Problem(self.file.input_shape, self.file.num_classes)
+        return self.file.problem
 
     @property
     def tasks(self) -> tuple[TaskCounts, ...]:
         """Counts per class of each task."""
-        return self.file.tasks or ()
+        return self.file.tasks
 
     @property
     def num_tasks(self) -> int:
@@ -277,25 +194,7 @@ class ClientData:
         return tuple(tasks)
 
 
-def read_file(path: Path, kind: type[File]) -> File:
-    """Read a JSON description.
-
-    Raises:
-        DataError: it is missing, or says what it must not.
-    """
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{path}: {where}{': ' if where else ''}{first['msg']}") from None
-
-
-def scaled(file: File, is_bytes: bool, path: Path) -> File:
+def scaled(file: Described, is_bytes: bool, path: Path) -> Described:
     """Return a description that leaves out ``scale`` with what it is: 255 for uint8 inputs, else 1.
 
     Raises:
@@ -303,7 +202,7 @@ def scaled(file: File, is_bytes: bool, path: Path) -> File:
     """
     if not is_bytes:
         return file
-    if isinstance(file, ProblemFile) and max(file.mean) > 1:
+    if max(file.mean) > 1:
         raise DataError(
             f"{path}: mean is of x / scale, and scale is 255 for uint8 inputs unless given; "
             f'mean = {max(file.mean):g} wants "scale": 1 as well, or has to be divided by 255'

@@ -26,17 +26,8 @@ from fedcli.data.arrays import IntArray, read_array
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import Labelled
-from fedcli.data.store.client_data import (
-    PARTS,
-    ClientData,
-    ClientFile,
-    Normaliser,
-    Part,
-    ProblemFile,
-    TaskCounts,
-    check_examples,
-    read_file,
-)
+from fedcli.data.store.client_data import PARTS, ClientData, Part, check_examples
+from fedmodels.data_description import ClientFile, Normaliser, ProblemFile, TaskCounts, read_file
 from fedmodels.errors import DataError
 
 STORE = "store"

@@ -23,19 +23,16 @@ from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset, Inputs
 from fedcli.data.sets.directory import Labelled, channel_moments
-from fedcli.data.store.client_data import (
+from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest, Part
+from fedcli.data.store.partition_store import STORE, write_store
+from fedcli.data.store.reserve import Reserve
+from fedmodels.data_description import (
     FORMAT,
-    PARTS,
-    ClientData,
     ClientFile,
-    GlobalTest,
     Normaliser,
-    Part,
     ProblemFile,
     TaskCounts,
 )
-from fedcli.data.store.partition_store import STORE, write_store
-from fedcli.data.store.reserve import Reserve
 from fedmodels.errors import DataError
 
 __all__ = ["ClientData", "GlobalTest", "digest_of", "same_partition", "write_partition"]

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcli.data.arrays import IntArray
-from fedcli.data.store.client_data import ClientData, GlobalTest, Normaliser
+from fedcli.data.store.client_data import ClientData, GlobalTest
+from fedmodels.data_description import Normaliser
 from fedmodels.errors import DataError
 
 Examples = tuple[Tensor, Tensor]
@@ -62,7 +63,7 @@ class TaskStream:
         self.num_seen = max(self.num_seen, task + 1)
 
     def meet(self, tasks: int) -> None:
-        """Let test data of the first ``tasks`` tasks be scored on, whatever was trained on."""
+        """Allow scoring on the test data of the first ``tasks`` tasks, trained on or not."""
         self.num_seen = max(self.num_seen, min(tasks, self.data.num_tasks))
 
     def close(self) -> None:
@@ -117,7 +118,7 @@ class TaskStream:
 
     def limits(self) -> tuple[Tensor, Tensor]:
         """Return what black and white of each channel are in the inputs, (C,) each."""
-        low, high = self.data.normaliser.limits()
+        low, high = self.data.file.limits()
         return torch.from_numpy(low), torch.from_numpy(high)
 
     def _gone(self, task: int) -> str:

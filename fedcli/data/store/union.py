@@ -9,8 +9,8 @@ import numpy as np
 from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.cut_input import Partition, TaskIndices
 from fedcli.data.sets.dataset import Dataset
-from fedcli.data.store.client_data import Normaliser, ProblemFile
 from fedcli.data.store.partition_writer import client_moments, description_of, groups_of, owners_of
+from fedmodels.data_description import Normaliser, ProblemFile
 
 
 def gathered(dataset: Dataset, partition: Partition) -> tuple[Dataset, Partition]:

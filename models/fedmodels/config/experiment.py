@@ -223,6 +223,25 @@ class Server(StrictTable):
         return self
 
 
+Form = Literal["float32", "float16", "bfloat16", "int8"]
+
+
+class Compression(StrictTable):
+    """``[compression]``: how parameters of the net travel; docs/compression.md has cost and effect.
+
+    Left out, everything travels as it is.
+    """
+
+    up: Form | Literal["top-k"] = "float32"
+    """Form of what clients' training changed; ``top-k`` sends the largest changes alone."""
+    down: Form = "float32"
+    """Form of the parameters that everybody gets."""
+    share: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Part of the parameters that ``top-k`` sends."""
+    feedback: bool = True
+    """With ``int8`` and ``top-k``, clients keep what they did not send, and send it later."""
+
+
 class Tracking(StrictTable):
     """``[tracking]``: where else the numbers go."""
 
@@ -247,6 +266,7 @@ class Experiment(StrictTable):
     training: Training = Training()
     evaluate: Evaluate = Evaluate()
     server: Server = Server()
+    compression: Compression | None = None
     tracking: Tracking = Tracking()
 
     @property

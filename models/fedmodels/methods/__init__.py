@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -111,29 +111,67 @@ def _own_class(name: str) -> type[Method]:
 def make(name: str, **hyper_parameters: Any) -> Method:
     """Return a method; ``make("fedprox", mu=0.1)``.
 
+    A reading may stand in ``reading``, where ``hyper_parameters()`` has it, or beside it:
+    ``make("gldp", reading={"heads": "round"})`` is ``make("gldp", heads="round")``.
+
     Raises:
         ConfigError: unknown method or hyper-parameter, or a value of the wrong type.
     """
-    from pydantic import TypeAdapter, ValidationError
-
     cls = method_class(name)
-    fields = {f.name: f for f in dataclasses.fields(cls)}
+    return cls(**_checked(cls, _with_readings_apart(cls, hyper_parameters), "method", name))
+
+
+def reading_of(cls: type[Method]) -> type[Any] | None:
+    """Return the dataclass of a method's ``reading``; None where it has no such table."""
+    found = typing.get_type_hints(cls).get("reading")
+    return found if dataclasses.is_dataclass(found) and isinstance(found, type) else None
+
+
+def _with_readings_apart(cls: type[Method], table: dict[str, Any]) -> dict[str, Any]:
+    """Return a method's table with every reading in ``reading``."""
+    reading, inside = reading_of(cls), table.get("reading", {})
+    if reading is None or not isinstance(inside, Mapping):
+        return table
+    beside = [field.name for field in dataclasses.fields(reading) if field.name in table]
+    if not beside:
+        return table
+    for key in beside:
+        if key in inside:
+            raise ConfigError(f"method.{key} and method.reading.{key} are one switch: give one")
+    plain = {key: value for key, value in table.items() if key not in beside}
+    return {**plain, "reading": {**inside, **{key: table[key] for key in beside}}}
+
+
+def _checked(cls: type[Any], table: Mapping[str, Any], where: str, name: str) -> dict[str, Any]:
+    """Return a table's values as the fields of a dataclass, a table in it as one of its own."""
+    fields = {f.name for f in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
-    values = {}
-    for key, value in hyper_parameters.items():
+    values: dict[str, Any] = {}
+    for key, value in table.items():
         if key not in fields:
             has = ", ".join(sorted(fields)) or "none"
             raise ConfigError(
-                f"unknown key {key!r} in [method]; {name} has: {has}.{suggestion(key, fields)}"
+                f"unknown key {key!r} in [{where}]; {name} has: {has}.{suggestion(key, fields)}"
             )
-        try:
-            values[key] = TypeAdapter(hints[key]).validate_python(
-                value, strict=not _is_number(value)
-            )
-        except ValidationError as error:
-            what = error.errors()[0]["msg"]
-            raise ConfigError(f"method.{key}: {what} (given: {value!r})") from None
-    return cls(**values)
+        if not dataclasses.is_dataclass(hints[key]):
+            values[key] = _value(hints[key], value, f"{where}.{key}")
+        elif isinstance(value, Mapping):
+            inner = typing.cast("type[Any]", hints[key])
+            values[key] = inner(**_checked(inner, value, f"{where}.{key}", name))
+        else:
+            raise ConfigError(f"{where}.{key} must be a table (given: {value!r})")
+    return values
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """Return a value of the type that a field has."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(hint).validate_python(value, strict=not _is_number(value))
+    except ValidationError as error:
+        what = error.errors()[0]["msg"]
+        raise ConfigError(f"{where}: {what} (given: {value!r})") from None
 
 
 def _is_number(value: object) -> bool:

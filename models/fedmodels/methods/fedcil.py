@@ -57,7 +57,7 @@ ROLES = ("source", "generator")
 NOW, LAST = "now", "last"
 """A client's generator after its last upload, and at the end of its previous task."""
 REPORTS = 10
-"""Times that consolidation tells how far it is."""
+"""How many times consolidation reports its progress."""
 
 
 @dataclass
@@ -217,7 +217,7 @@ class FedCIL(FedAvg):
     def _pool(
         self, ctx: ServerContext, cohort: Mapping[int, Bundle], name: str, device: torch.device
     ) -> Pool:
-        """Return the generators of one name that know something, by client."""
+        """Return the generators of one name that know a class, by client."""
         holders: dict[int, list[int]] = {}
         makers: dict[int, Maker] = {}
         for client, held in cohort.items():
@@ -327,13 +327,13 @@ class FedCIL(FedAvg):
     def _consistency(
         self, net: SplitNet, parts: Sequence[tuple[Tensor, Tensor]], refs: FedCilReferences
     ) -> Tensor | float:
-        """Return what ties the critic to the received generator, of classes that one knows."""
+        """Return the consistency loss on the classes that the received generator knows."""
         if self.preset == "released" or not self.consistency or not len(refs.known):
             return 0.0
         loss = torch.zeros((), device=parts[0][0].device)
         for x, y in parts:  # real images, and the client's own of earlier tasks
             rows = torch.isin(y, refs.known)
-            if int(rows.sum()) > 1:  # one alone cannot be normalised
+            if int(rows.sum()) > 1:  # a batch of one cannot be normalised
                 with torch.no_grad():
                     received = refs.received(y[rows], refs.draw)
                     wanted = (net if refs.teacher is None else refs.teacher)(received)

@@ -18,8 +18,8 @@ page; Eq. 6, whose index stands outside of its sum, is a mean over the minority 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -27,32 +27,30 @@ from torch import Tensor
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
-from fedmodels.methods.bases.private_parts import PRIVATE_VIEWS, PrivateParts
 from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
-from fedmodels.nets.embedding import embeddings
-from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.numerics.algebra import class_means, cluster, nearest
-from fedmodels.numerics.clustering import finch
+from fedmodels.methods.bases.round_heads import RoundHeads, is_head
+from fedmodels.methods.readings.fedmlp import FedMLPReading
+from fedmodels.nets.split import weights_of
+from fedmodels.numerics.algebra import class_means, nearest
 from fedmodels.numerics.distances import divergence, smooth_l1
-from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import (
     ByClass,
-    class_prototypes,
-    mean_prototypes,
     moved,
     nearest_scores,
     uncounted,
 )
-from fedmodels.techniques import evaluation_heads, round_heads
+from fedmodels.techniques import evaluation_heads
 from fedmodels.techniques.levels import (
     CLUSTER,
     class_counts,
+    clustered,
     levels_of,
     levels_spec,
+    minority_by_counts,
     minority_of,
     with_latest,
 )
-from fedmodels.techniques.shallow import check_share, travelling_names
+from fedmodels.techniques.shallow import travelling_names
 from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
@@ -84,13 +82,11 @@ class Levels:
 
 @register("fedmlp")
 @dataclass(frozen=True, kw_only=True)
-class FedMLP(PrivateParts, ReleasedPrototypes):
+class FedMLP(RoundHeads, ReleasedPrototypes):
     """A shared extractor under regularisers of three kinds of prototypes, and private heads."""
 
     citation: ClassVar[str] = "Guo et al., Pattern Recognition 2024"
     reduction: ClassVar[Reduction] = "each"
-
-    # --- the paper's numbers and parts ---------------------------------------------------------
 
     alpha: float = 1.0
     """Weight of L_S."""
@@ -107,83 +103,42 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
     loss_s: bool = True
     """Whether minority classes are drawn to semantic prototypes, L_S."""
 
-    # --- readings of what the paper leaves open ------------------------------------------------
-
     weighting: Literal["examples", "uniform"] = "uniform"
     """Aggregation weights: 1 / the number of participants, as the paper's; or n_k / n."""
-    share: str = "extractor"
-    """What travels: ``extractor``, ``all``, or ``shallow(n)``: the first n layers with weights."""
-    heads: Literal["private", "round"] = "private"
-    """``round``: every round begins with the mean of the participants' heads, which travel; heads
-    are private only within it."""
-    clustering: Literal["kmeans", "finch"] = "kmeans"
-    """How semantic prototypes are found; ``finch`` finds their number itself."""
-    smooth_l1_threshold: float = 1.0
-    """Distance at which smooth-L1 turns from a square into a line."""
-    sl1_reduction: Literal["mean", "sum"] = "mean"
-    """Over the coordinates of an embedding."""
-    ls_norm: Literal["minority_mean", "class_sum", "batch_mean"] = "minority_mean"
-    """What L_S is divided by: minority examples, those of each class, or the batch."""
-    kl_norm: Literal["softmax", "l2_softmax"] = "softmax"
-    """How embeddings become distributions; ``l2_softmax`` normalises them first."""
-    kl_dir: Literal["z_c", "c_z"] = "z_c"
-    """KL(embedding || prototype), or the other way round."""
-    history: Literal["accumulate", "previous_task"] = "accumulate"
-    """Local prototypes a client remembers: the latest of every class, or the last task's."""
-    c_new: Literal["sample", "class_mean"] = "sample"
-    """A new class starts at the semantic prototype nearest to each example, or to their mean."""
-    minority: Literal["server_counts", "oracle"] = "server_counts"
-    """J from the counts clients reported, or from those of all data, known in advance."""
-    minority_when_balanced: bool = False
-    """Whether the upper half of the classes stands for J where all counts are equal."""
-    proto_agg: Literal["participants", "all_latest"] = "participants"
-    """Global prototypes: means over this interaction's clients, or over everybody's latest."""
-    inference: Literal["classifier", "prototype"] = "classifier"
-    """The rule that counts; the other one is scored beside it."""
-    eval_base: Literal["aggregated", "local"] = "aggregated"
-    """Extractor of a client's scored model: the received one, or the one it just trained."""
+    reading: FedMLPReading = field(default_factory=FedMLPReading)
+    """How the paper is read where it leaves something open."""
 
     def __post_init__(self) -> None:
         """Check what types leave open."""
-        check_share(self.share)
-        if min(self.u, self.v) < 0 or min(self.tau, self.smooth_l1_threshold) <= 0:
-            raise ConfigError("method.u and v must be 0 or more, tau and the threshold above 0")
-        if self.share == "all" and self.heads == "round":
-            raise ConfigError(
-                "method.share = 'all' shares heads for good: heads = 'round' has none"
-            )
+        if min(self.u, self.v) < 0 or self.tau <= 0:
+            raise ConfigError("method.u and method.v must be 0 or more, method.tau above 0")
 
     @property
     def views(self) -> tuple[str, ...]:
-        if self.heads == "round":
-            return ("global", *PRIVATE_VIEWS)
-        return ("global", "after_local") if self.share == "all" else super().views
+        return ("global", "after_local") if self.reading.share == "all" else super().views
 
     @property
     def rules(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.inference, "classifier", "prototype")))
+        return tuple(dict.fromkeys((self.reading.inference, "classifier", "prototype")))
 
     @property
     def local_view(self) -> str:
-        return "after_local" if self.eval_base == "local" else super().local_view
+        return "after_local" if self.reading.eval_base == "local" else super().local_view
 
     def shared(self, weights: Weights) -> Weights:
-        travels = self._travelling(weights)
-        return evaluation_heads.travelling(weights, travels.__contains__, self.eval_upload_head)
+        stays = self.withheld(weights)
+        return evaluation_heads.travelling(
+            weights, lambda name: name not in stays, self.eval_upload_head
+        )
 
-    def _travelling(self, weights: Weights) -> set[str]:
-        """Return the names of a net's weights that clients share."""
-        of_round = filter(round_heads.is_head, weights) if self.heads == "round" else ()
-        return {*travelling_names(weights, self.share), *of_round}
+    def withheld(self, weights: Weights) -> Weights:
+        travels = travelling_names(weights, self.reading.share)
+        heads = set(filter(is_head, weights)) if self.heads_travel else set()
+        return {name: tensor for name, tensor in weights.items() if name not in travels | heads}
 
     def net_weights(self, payload: Bundle) -> Weights:
         found = super().net_weights(payload).items()
         return {name: tensor for name, tensor in found if not name.startswith("levels/")}
-
-    def private(self, weights: Weights) -> Weights:
-        """Return the part of a net's weights that stays with the client."""
-        travels = self._travelling(weights)
-        return {name: tensor for name, tensor in weights.items() if name not in travels}
 
     # --- server half ---------------------------------------------------------------------------
 
@@ -208,11 +163,11 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         classes = ctx.run.problem.num_classes
         counts = {f"counts/{c}/{ctx.task}": class_counts(r, classes) for c, r in reported.items()}
         clients = state.clients
-        if self.proto_agg == "all_latest":
+        if self.reading.proto_agg == "all_latest":
             clients = {**clients, **with_latest(clients, reported)}
             reported = {i: clients[i].prototypes["class"] for i in sorted(clients)}
-        found = mean_prototypes(reported, classes, ctx.run.width, uniform=True)  # eq. 3
-        g = moved(uncounted(state.common.prototypes["class"]), uncounted(found), 0.0)  # eq. 4
+        found = self.everyones(ctx.run, reported, uniform=True)  # eq. 3
+        g = moved(uncounted(state.common.prototypes["class"]), found, 0.0)  # eq. 4
         prototypes = {**state.common.prototypes, "class": g}
         common = Bundle({**state.common.weights, **mean}, prototypes)
         own = Bundle({**state.own.weights, **counts})
@@ -229,22 +184,16 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         common = Bundle({**state.common.weights, **levels}, prototypes)
         return replace(state, common=common), {"known_share": len(g.labels) / classes}
 
-    def _minority(self, ctx: ServerContext, state: ServerState) -> list[int]:
+    def _minority(self, ctx: ServerContext, state: ServerState) -> Sequence[int]:
         """Return J: the lower half of the known classes; every (client, task) counts once."""
-        if self.minority == "oracle":
-            return list(ctx.minority)
+        if self.reading.minority == "oracle":
+            return ctx.minority
         tables = [c for k, c in state.own.weights.items() if k.startswith("counts/")]
-        totals = torch.stack(tables).sum(0) if tables else torch.zeros(0, dtype=torch.int64)
-        balanced = len(set(totals[totals > 0].tolist())) <= 1
-        return minority_classes(totals) if self.minority_when_balanced or not balanced else []
+        return minority_by_counts(tables, when_balanced=self.reading.minority_when_balanced)
 
     def _clustered(self, points: Tensor, size: int, run: RunFacts) -> tuple[Tensor, Tensor]:
         """Return up to ``size`` centres (v, d) of points (n, d), and the centre of each (n,)."""
-        if len(points) == 0:
-            return points, torch.zeros(0, dtype=torch.int64)
-        if self.clustering == "finch":
-            return finch(points)
-        return cluster(points, min(size, len(points)), seed=run.experiment.seed)
+        return clustered(points, size, self.reading.clustering, run.experiment.seed)
 
     # --- client half ---------------------------------------------------------------------------
 
@@ -253,29 +202,20 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         memory = {"class": Prototypes.of({}, run.width)}
-        return Bundle(self.private(run.initial_weights), memory)
-
-    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        own = state.weights
-        if self.heads == "round":
-            own = {**self.private(own), **round_heads.going_on(ctx, state)}
-        load_weights(ctx.net, {**self.net_weights(payload), **own})
+        return Bundle(self.withheld(run.initial_weights), memory)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Levels:
         g, memory = payload.prototypes["class"], state.prototypes["class"]
         centres, a = payload.prototypes["semantic"].vectors, payload.weights[CLUSTER].long()
         rare = minority_of(payload.weights, ctx.run.problem.num_classes).to(ctx.device)
-        semantic = self._table(ctx, replace(g, vectors=centres[a]))  # P[a(k)]
+        semantic = self.by_class(ctx, replace(g, vectors=centres[a]))  # P[a(k)]
         size = self.u or math.ceil(math.sqrt(len(memory.labels)))
         return Levels(
-            self._table(ctx, g),
+            self.by_class(ctx, g),
             ByClass(semantic.vectors, semantic.known & rare),
-            self._table(ctx, memory),
+            self.by_class(ctx, memory),
             self._clustered(memory.vectors, size, ctx.run)[0].to(ctx.device),
         )
-
-    def _table(self, ctx: ClientContext, rows: Prototypes) -> ByClass:
-        return ByClass.of(rows, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Levels) -> Tensor:
         total = super().loss(ctx, batch, out, refs)  # eq. 10
@@ -298,34 +238,32 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
         old, target = refs.local_class.known[y], refs.local_class.vectors[y]  # eq. 8, first case
         if len(refs.local_semantic):
             points = z.detach()
-            if self.c_new == "class_mean":
+            if self.reading.c_new == "class_mean":
                 means = class_means(points, y, len(refs.local_class.known))
                 points = torch.stack([means[k][0] for k in y.tolist()])
             initial = refs.local_semantic[nearest(points, refs.local_semantic)]  # eq. 9
             target, old = torch.where(old[:, None], target, initial), torch.ones_like(old)
-        rows = divergence(z[old], target[old], self.tau, self.kl_norm, self.kl_dir)
+        rows = divergence(z[old], target[old], self.tau, self.reading.kl_norm, self.reading.kl_dir)
         return rows.sum() / len(y)
 
     def semantic_loss(self, z: Tensor, y: Tensor, refs: Levels) -> Tensor:
         """Return L_S: the distance of minority examples to their cluster's prototype (eq. 6)."""
         rare = refs.global_semantic.known[y]
         rows = self._distance(z[rare], refs.global_semantic.vectors[y[rare]])
-        if self.ls_norm == "class_sum":
+        if self.reading.ls_norm == "class_sum":
             return (rows / torch.bincount(y[rare])[y[rare]]).sum()
-        return rows.sum() / (len(y) if self.ls_norm == "batch_mean" else max(len(rows), 1))
+        return rows.sum() / (len(y) if self.reading.ls_norm == "batch_mean" else max(len(rows), 1))
 
     def _distance(self, z: Tensor, target: Tensor) -> Tensor:
-        return smooth_l1(z, target, self.smooth_l1_threshold, self.sl1_reduction)
+        return smooth_l1(z, target, self.reading.smooth_l1_threshold, self.reading.sl1_reduction)
 
     def after_local(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Levels
     ) -> Bundle:
-        x, y = ctx.stream.train(ctx.task)
-        found = class_prototypes(embeddings(ctx.net, x), y, ctx.run.problem.num_classes)  # eq. 1
-        before = state.prototypes["class"] if self.history == "accumulate" else None
-        latest = moved(before, self.computed(ctx, found), 0.0)
-        after = Bundle(self.private(weights_of(ctx.net)), {"class": latest})
-        return round_heads.kept(ctx, after) if self.heads == "round" else after
+        found = self.class_means(ctx, *ctx.stream.train(ctx.task))  # eq. 1
+        before = state.prototypes["class"] if self.reading.history == "accumulate" else None
+        latest = moved(before, found, 0.0)
+        return self.with_head(ctx, Bundle(self.withheld(weights_of(ctx.net)), {"class": latest}))
 
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Levels, num_examples: int) -> Bundle:
         upload = super().uplink(ctx, state, refs, num_examples)
@@ -337,6 +275,6 @@ class FedMLP(PrivateParts, ReleasedPrototypes):
     def predict(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
     ) -> Mapping[str, Tensor]:
-        z, g = ctx.net.features(x), self._table(ctx, payload.prototypes["class"])
+        z, g = ctx.net.features(x), self.by_class(ctx, payload.prototypes["class"])
         by_rule = {"classifier": ctx.net.head(z), "prototype": nearest_scores(z, g, g.known)}
         return {rule: by_rule[rule] for rule in self.rules}

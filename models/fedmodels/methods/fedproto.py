@@ -29,10 +29,8 @@ from fedmodels.numerics.prototypes import (
     ByClass,
     class_prototypes,
     distance_per_example,
-    mean_prototypes,
     moved,
     nearest_scores,
-    uncounted,
 )
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, prototype_spec
 from fedmodels.tensors.uploads import Uploads
@@ -83,8 +81,7 @@ class FedProto(ReleasedPrototypes):
         return False
 
     def init_server(self, run: RunFacts) -> ServerState:
-        nothing = uncounted(Prototypes.of({}, run.width))
-        return ServerState(Bundle(prototypes={"class": nothing}))
+        return ServerState(Bundle(prototypes={"class": self.nothing(run)}))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         return prototype_spec("class", run.width, run.problem.num_classes)
@@ -94,22 +91,16 @@ class FedProto(ReleasedPrototypes):
         return prototype_spec("class", run.width, classes, counted=False), BundleSpec()
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
-        uniform = self.weighting == "uniform"
-        classes = ctx.run.problem.num_classes
         reported = {c: u.prototypes["class"] for c, u in uploads.items()}
-        found = mean_prototypes(reported, classes, ctx.run.width, uniform=uniform)  # eq. 6
-        now = moved(state.common.prototypes["class"], uncounted(found), beta=0.0)
+        found = self.everyones(ctx.run, reported, uniform=self.weighting == "uniform")  # eq. 6
+        now = moved(state.common.prototypes["class"], found, beta=0.0)
         return ServerState(Bundle(prototypes={"class": now}), state.own, state.clients)
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         load_weights(ctx.net, state.weights)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedProtoReferences:
-        return FedProtoReferences(self.table(ctx, payload.prototypes.get("class")))
-
-    def table(self, ctx: ClientContext, prototypes: Prototypes | None) -> ByClass:
-        """Return prototypes laid out by class."""
-        return ByClass.of(prototypes, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+        return FedProtoReferences(self.by_class(ctx, payload.prototypes.get("class")))
 
     def loss(
         self, ctx: ClientContext, batch: Batch, out: Output, refs: FedProtoReferences
@@ -135,8 +126,8 @@ class FedProto(ReleasedPrototypes):
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
     ) -> Mapping[str, Tensor]:
         z = ctx.net.features(x)
-        met = self.table(ctx, state.prototypes.get("class")).known
+        met = self.by_class(ctx, state.prototypes.get("class")).known
         among = met if self.candidates == "local" else torch.ones_like(met)
-        nearest = nearest_scores(z, self.table(ctx, payload.prototypes.get("class")), among)
+        nearest = nearest_scores(z, self.by_class(ctx, payload.prototypes.get("class")), among)
         rules = {"nearest": nearest, "classifier": ctx.net.head(z)}
         return {self.inference: rules.pop(self.inference), **rules}

@@ -14,19 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedmodels.methods import register
-from fedmodels.methods.bases.private_parts import PRIVATE_VIEWS, PrivatePrefixes
-from fedmodels.nets.split import load_weights
-from fedmodels.techniques import round_heads
-from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.method import ClientContext, Phase, RunFacts
+from fedmodels.methods.bases.private_parts import PrivatePrefixes
+from fedmodels.methods.bases.round_heads import RoundHeads
+from fedmodels.training.method import ClientContext, Phase
 
 
 @register("fedrep")
 @dataclass(frozen=True, kw_only=True)
-class FedRep(PrivatePrefixes):
+class FedRep(PrivatePrefixes, RoundHeads):
     """A shared representation; each client fits its own head to it, then it to the head."""
 
     citation: ClassVar[str] = "Collins et al., ICML 2021"
@@ -42,28 +40,9 @@ class FedRep(PrivatePrefixes):
     """Weight decay of the head, in place of the run's."""
     bn_of_frozen: Literal["train", "eval"] = "train"
     """Whether running statistics of the base move while the head trains; as released, they do."""
-    heads: Literal["private", "round"] = "private"
-    """``round``: every round begins with the mean of the participants' heads, which travel; heads
-    are private only within it (a reading; the paper's are private for good)."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        travels = self.heads == "round" and self.private
-        return ("global", *PRIVATE_VIEWS) if travels else super().views
 
     def shares(self, name: str) -> bool:
-        return self.heads == "round" or super().shares(name)
-
-    def keeps_state(self, run: RunFacts) -> bool:
-        return self.heads == "round" or super().keeps_state(run)
-
-    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        own = round_heads.going_on(ctx, state) if self.heads == "round" else state.weights
-        load_weights(ctx.net, {**self.net_weights(payload), **own})
-
-    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
-        after = super().after_local(ctx, payload, state, refs)
-        return round_heads.kept(ctx, after) if self.heads == "round" else after
+        return self.heads_travel or super().shares(name)
 
     def epochs(self, local_epochs: int) -> tuple[int, int]:
         """Return the epochs of head and base."""

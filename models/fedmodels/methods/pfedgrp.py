@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.methods import register
 from fedmodels.methods.bases.replay import GenerativeReplay
+from fedmodels.methods.readings.pfedgrp import PFedGRPReading
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.techniques.class_replay import ClassReplay, Rehearsal, published
@@ -34,7 +35,7 @@ from fedmodels.techniques.collaboration import (
     parameter_keys,
     proportions,
 )
-from fedmodels.techniques.mixing import Mixer, Search, WeightSearch, find_all
+from fedmodels.techniques.mixing import Mixer, WeightSearch, find_all
 from fedmodels.techniques.server_replay import (
     as_examples,
     check_generators,
@@ -76,8 +77,6 @@ class PFedGRP(GenerativeReplay):
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
     reduction: ClassVar[Reduction] = "each"
 
-    # --- the paper's numbers and ablations -----------------------------------------------------
-
     lam: float = 0.3
     """lambda: how much replayed outputs are held to the personal model's; 0 is ablation ASG."""
     server_volume: int = 200
@@ -95,34 +94,10 @@ class PFedGRP(GenerativeReplay):
     generator_width_mult: int = 1
     """Factor of the generators' width; 2 in ablation AS3."""
 
-    # --- readings of what the paper leaves open ------------------------------------------------
-
     weighting: Literal["examples", "uniform"] = "uniform"
     """Aggregation weights of the mean model C_g."""
-    loss_norm: Literal["joint", "separate", "sum"] = "joint"
-    """Normalisation of eq. 6: both sums over b, means over each set, or plain sums."""
-    align: Literal["logits", "probs"] = "logits"
-    """Outputs that eq. 6 compares."""
-    label_dist: Literal["counts", "freq"] = "counts"
-    """What clients send of S: the counts, or shares in parts per million."""
-    w_param: Literal["softmax", "quad", "pgd", "affine"] = "softmax"
-    """Parametrisation of the simplex in eq. 8; ``affine`` allows negative weights."""
-    w_init: Literal["uniform", "self"] = "uniform"
-    """Weights that the search of eq. 8 begins with."""
-    w_optimizer: Literal["adam", "sgd"] = "adam"
-    """Optimiser of eq. 8."""
-    w_lr: float = 0.01
-    """Learning rate of eq. 8."""
-    w_epochs: int = 20
-    """Epochs of eq. 8."""
-    w_batch: int = 64
-    """Batch size of eq. 8."""
-    w_entropy_floor: float = 0.0
-    """Lower bound of a row's entropy over log n."""
-    w_device: Literal["cpu", "auto"] = "cpu"
-    """Where eq. 8 is minimised: on the coordinator's cores, or on its GPU where it has one."""
-    bn: Literal["weighted", "batch"] = "weighted"
-    """Batch normalisation in eq. 8: by statistics mixed with w, or by the batch's."""
+    reading: PFedGRPReading = field(default_factory=PFedGRPReading)
+    """How the paper is read where it leaves something open."""
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -168,7 +143,7 @@ class PFedGRP(GenerativeReplay):
     def check_upload(
         self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
     ) -> None:
-        in_parts = self.label_dist == "freq"  # S over its sum
+        in_parts = self.reading.label_dist == "freq"  # S over its sum
         most = torch.full_like(announced.trained, PARTS) if in_parts else announced.trained
         super().check_upload(ctx, state, upload, replace(announced, trained=most))
         held = state.clients.get(announced.client, Bundle())
@@ -221,9 +196,9 @@ class PFedGRP(GenerativeReplay):
             keys = parameter_keys(ctx.run.make_net())
             d = distances(models, ctx.run.initial_weights, keys)
             return collaboration_graph(d, shares, self.graph_alpha), {}
-        on_gpu = self.w_device == "auto" and torch.cuda.is_available()
+        on_gpu = self.reading.w_device == "auto" and torch.cuda.is_available()
         device, threads = ("cuda", 1) if on_gpu else ("cpu", len(os.sched_getaffinity(0)))
-        mixer = Mixer(ctx.run.make_net().to(device), models, bn=self.bn)
+        mixer = Mixer(ctx.run.make_net().to(device), models, bn=self.reading.bn)
         replay, run_seed = self.class_replay(ctx.run), ctx.run.experiment.seed
         searches, drawn = [], []
         for own, (client, upload) in enumerate(uploads.items()):
@@ -233,21 +208,9 @@ class PFedGRP(GenerativeReplay):
             data = as_examples(first, draw, device, renewed=not self.generator_decouple)
             seed = derive_seed(run_seed, f"server/{client}", ctx.interaction, "method")
             searches.append(WeightSearch(data, own, seed))
-        found = find_all(mixer, searches, self._search(), threads)  # eq. 8
+        found = find_all(mixer, searches, self.reading.search(), threads)  # eq. 8
         ctx.series["mixing_loss"] = [[f.uniform, f.loss] for f in found if f.loss == f.loss]
         return torch.stack([f.w for f in found]), drawing_metrics(drawn)
-
-    def _search(self) -> Search:
-        """Return the settings of eq. 8's minimisation."""
-        return Search(
-            epochs=self.w_epochs,
-            lr=self.w_lr,
-            optimizer=self.w_optimizer,
-            batch_size=self.w_batch,
-            param=self.w_param,
-            init=self.w_init,
-            entropy_floor=self.w_entropy_floor,
-        )
 
     # --- client half ---------------------------------------------------------------------------
 
@@ -285,7 +248,7 @@ class PFedGRP(GenerativeReplay):
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Rehearsal) -> Tensor:
         first = len(refs.real[1])
         replayed = batch.index >= first
-        if self.loss_norm != "sum" and not bool(replayed.any()):
+        if self.reading.loss_norm != "sum" and not bool(replayed.any()):
             return cross_entropy(out.logits, batch.y)
         rows, outputs = batch.index[replayed] - first, out.logits[replayed]
         if refs.replayed.soft is None:
@@ -296,12 +259,12 @@ class PFedGRP(GenerativeReplay):
         held = torch.zeros_like(fit)
         if refs.teacher is not None:
             target = refs.teacher[rows]
-            if self.align == "probs":
+            if self.reading.align == "probs":
                 outputs, target = outputs.softmax(1), target.softmax(1)
             held = (outputs - target).square().mean(1).sum()
-        if self.loss_norm == "sum":
+        if self.reading.loss_norm == "sum":
             return fit + self.lam * held
-        over = len(batch.y) if self.loss_norm == "joint" else len(rows)
+        over = len(batch.y) if self.reading.loss_norm == "joint" else len(rows)
         return fit / len(batch.y) + self.lam * held / over  # eq. 6
 
     def uplink(
@@ -309,7 +272,7 @@ class PFedGRP(GenerativeReplay):
     ) -> Bundle:
         assert state.histogram is not None
         total = state.histogram.total
-        if self.label_dist == "freq":
+        if self.reading.label_dist == "freq":
             parts = PARTS * total.double() / total.sum().clamp_min(1)
             total = parts.round().to(torch.int32)
         new = {k: g for k, g in state.generators.items() if k in refs.trained}

@@ -80,7 +80,7 @@ class Acgan:
         """Step the critic; return its loss.
 
         Args:
-            parts: inputs and labels that count as real: new ones, and past ones where there are.
+            parts: inputs and labels that count as real: new ones, and past ones if there are any.
             fakes: labels of as many batches to generate.
             draw: noise.
             further: what is added to the loss.

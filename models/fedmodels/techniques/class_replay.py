@@ -100,9 +100,9 @@ class Rehearsal:
     redraw: Callable[[int], Replayed] | None = None
     """Draws the replayed examples of an epoch, where they are not the same in all."""
     teacher: Tensor | None = None
-    """(n, K) logits that outputs on the replayed examples are held to, where a method does that."""
+    """(n, K) logits that outputs on replayed examples are held to; None holds them to nothing."""
     trained: frozenset[str] = frozenset()
-    """Keys of the generators trained after it."""
+    """Keys of the generators that were trained after the local training."""
 
     def training_data(self) -> tuple[Tensor, Tensor]:
         """Return all inputs and labels, replayed ones last."""
@@ -273,11 +273,12 @@ class ClassReplay:
     ) -> tuple[dict[str, GeneratorState], dict[str, float]]:
         """Train generators on this round's real examples, where that is due.
 
-        The net in ``ctx``, just trained itself, judges whether it is. Counts and ratios go into
+        The net in ``ctx``, which has just trained, judges their images. Counts and ratios go into
         ``ctx.metrics``.
 
         Returns:
-            The trained ones, with their next version; and what thresholds of all are relative to.
+            The trained generators, with their next version; and for each generator the share that
+            its threshold is relative to.
         """
         held, fresh = state.generators, dict(state.scalars)
         x, y = real

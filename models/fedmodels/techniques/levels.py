@@ -1,17 +1,21 @@
-"""FedMLP's levels as they travel: the cluster of each global prototype, one bit a class for J.
+"""FedMLP's levels: clusters of prototypes and the minority J, and how the two travel.
 
-They travel among the weights, as ``levels/…``, beside the prototypes that they speak of.
+The cluster of each global prototype and one bit a class for J travel among the weights, as
+``levels/…``, beside the prototypes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedmodels.numerics.algebra import cluster
+from fedmodels.numerics.clustering import finch
+from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import moved
 from fedmodels.tensors.bundle import (
     Bundle,
@@ -37,6 +41,35 @@ def minority_of(weights: Weights, num_classes: int) -> Tensor:
     """Return whether each class belongs to J, (K,) bool."""
     bits = np.unpackbits(weights[MINORITY].numpy())[:num_classes]
     return torch.from_numpy(bits.astype(bool))
+
+
+def minority_by_counts(tables: Sequence[Tensor], *, when_balanced: bool) -> list[int]:
+    """Return the lower half of the known classes, by their examples.
+
+    Args:
+        tables: examples of each class, (K,) int32, one table for each client and task.
+        when_balanced: return the upper half of the ids where all known classes have equally many;
+            otherwise none is a minority then.
+    """
+    totals = torch.stack(list(tables)).sum(0) if tables else torch.zeros(0, dtype=torch.int64)
+    balanced = len(set(totals[totals > 0].tolist())) <= 1
+    return minority_classes(totals) if when_balanced or not balanced else []
+
+
+def clustered(points: Tensor, size: int, algorithm: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Return up to ``size`` centres (v, d) of points (n, d), and the centre of each (n,).
+
+    Args:
+        points: what is clustered, maybe no row.
+        size: how many centres; ``finch`` finds their number itself.
+        algorithm: ``kmeans`` or ``finch``.
+        seed: of k-means.
+    """
+    if len(points) == 0:
+        return points, torch.zeros(0, dtype=torch.int64)
+    if algorithm == "finch":
+        return finch(points)
+    return cluster(points, min(size, len(points)), seed=seed)
 
 
 def levels_spec(run: RunFacts) -> BundleSpec:

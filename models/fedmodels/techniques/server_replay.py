@@ -66,7 +66,7 @@ def drawn_by(
         most: V, the examples of the client's most frequent class; others are in proportion to S.
     """
     assert held.histogram is not None
-    total = held.histogram.total.double().clamp_min(0)  # whatever a client says
+    total = held.histogram.total.double().clamp_min(0)  # a client may send negative counts
     volumes = (most * total / total.max().clamp_min(1)).round().long()
     net = ctx.run.make_net()
     load_weights(net, weights)

@@ -9,13 +9,15 @@ from fedmodels.tensors.bundle import Weights
 
 
 def check_share(share: str) -> None:
-    """Check a ``method.share``.
+    """Check a ``method.reading.share``.
 
     Raises:
         ConfigError: names what it may be.
     """
     if not re.fullmatch(r"extractor|all|shallow\([1-9]\d*\)", share):
-        raise ConfigError(f"method.share must be extractor, all or shallow(n), not {share!r}")
+        raise ConfigError(
+            f"method.reading.share must be extractor, all or shallow(n), not {share!r}"
+        )
 
 
 def travelling_names(weights: Weights, share: str) -> set[str]:

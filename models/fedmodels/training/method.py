@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -210,7 +211,7 @@ class Method(ABC):
     laid out alike for all clients; it decides nothing by their values and keeps nothing. ``fit`` is
     the stock one. A class with its own ``fit``, ``loss`` or ``after_step`` declares it anew."""
     trains_alone_with: ClassVar[Mapping[str, object]] = {}
-    """Switches and values with which clients train in turn all the same."""
+    """Switches, maybe ``reading.…``, and values with which clients train in turn all the same."""
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -244,7 +245,7 @@ class Method(ABC):
     def may_train_together(self) -> bool:
         """Tell whether clients may train together with these switches."""
         held = self.trains_alone_with.items()
-        return self.trains_together and all(getattr(self, name) != value for name, value in held)
+        return self.trains_together and all(attrgetter(key)(self) != value for key, value in held)
 
     def hyper_parameters(self) -> dict[str, Any]:
         """Return the fields under their names; ``make(name, **…)`` gives this method again."""

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from fedcli.data.cuts.partition import Partition, partition
 from fedcli.data.sets.dataset import Dataset
-from fedcli.data.store.client_data import ClientData, GlobalTest, Normaliser, ProblemFile
+from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.partition_writer import (
     digest_of,
     examples_of,
@@ -20,6 +20,7 @@ from fedcli.data.store.partition_writer import (
     write_partition,
 )
 from fedmodels.config.scenario import Scenario
+from fedmodels.data_description import Normaliser
 from fedmodels.errors import DataError
 
 SCENARIOS: TypeAdapter[Scenario] = TypeAdapter(Scenario)
@@ -314,13 +315,3 @@ def test_wrong_image_folders(tmp_path: Path) -> None:
     Image.new("L", (5, 4)).save(root / "task-0/train/cat/9.png")
     with pytest.raises(DataError, match=r"others are \(1, 4, 4\)"):
         ClientData(root)
-
-
-def test_normaliser_broadcasts_over_channels() -> None:
-    images = ProblemFile(
-        input_shape=(3, 2, 2), num_classes=2, scale=2.0, mean=(1, 2, 3), std=(1, 2, 4)
-    )
-    out = Normaliser.of(images)(np.full((5, 3, 2, 2), 8, dtype=np.uint8))
-    assert out[0, :, 0, 0].tolist() == [3.0, 1.0, 0.25]
-    windows = ProblemFile(input_shape=(4, 2), num_classes=2, mean=(1, 2), std=(1, 2))
-    assert Normaliser.of(windows)(np.full((1, 4, 2), 4.0))[0, 0].tolist() == [3.0, 1.0]

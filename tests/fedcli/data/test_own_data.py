@@ -13,6 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from fedcli.cli import main
+from fedcli.data.sets.directory import read_image
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.inspection import inspect
 from fedmodels.errors import DataError, PayloadError, RunFailed, TrainingFailed
@@ -195,3 +196,10 @@ def test_check_says_what_is_wrong(tmp_path, capsys):
     ):
         assert line in said, said
     assert "Traceback" not in said
+
+
+def test_an_image_of_16_bits_keeps_its_shades(tmp_path):
+    """257 shades of 16 bits are one of 8; all above 255 became white."""
+    deep = np.array([[0, 257, 25700, 65535]], dtype=np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert read_image(tmp_path / "deep.png").tolist() == [[[0, 1, 100, 255]]]

@@ -87,6 +87,31 @@ def test_overrides_replace_and_add():
     assert parse_experiment(TEXT, overrides=("data.root=a=b",)).data.root == "a=b"
 
 
+GLDP = TEXT.replace('name = "fedprox"', 'name = "gldp"').replace("mu = 0.01", "")
+
+
+def test_a_reading_beside_its_table_is_moved_with_a_note(caplog):
+    inside = parse_experiment(GLDP, "inside", ("method.reading.kl_space=head",))
+    assert not caplog.records
+    beside = parse_experiment(GLDP, "beside", ("method.kl_space=head", "method.bn=local"))
+    assert beside.method.hyper_parameters()["reading"]["kl_space"] == "head"
+    assert "kl_space" not in beside.method.hyper_parameters()
+    assert difference(inside, beside) == ["method.reading.bn"]
+    (line,) = caplog.messages
+    assert line.startswith(
+        "note: beside: bn, kl_space of [method] belong into [method.reading] now"
+    )
+
+
+def test_what_an_earlier_version_recorded_is_the_same_experiment():
+    """Its resolved tables have every reading beside the hyper-parameters."""
+    now = parse_experiment(GLDP, "now", ("method.reading.heads=round",))
+    recorded = now.to_dict()
+    recorded["method"] |= recorded["method"].pop("reading")
+    assert "reading" not in recorded["method"]
+    assert experiment_of(recorded) == now
+
+
 EXAMPLE_FILES = sorted(EXAMPLES.rglob("*.toml"))
 
 
@@ -128,6 +153,14 @@ def test_there_are_examples():
         (["schedule.per_round=4"], "schedule: per_round = 4 exceeds clients = 3"),
         (["method.mu=much"], "method.mu: "),
         (["method.weighting=equal"], "method.weighting: "),
+        (["method.name=gldp", "method.reading.head=1"], "unknown key 'head' in [method.reading]; "),
+        (["method.name=gldp", "method.reading.head=1"], " Did you mean 'heads'?"),
+        (["method.name=gldp", "method.reading.bn=x"], "method.reading.bn: "),
+        (["method.name=gldp", "method.reading=3"], "method.reading must be a table (given: 3)"),
+        (
+            ["method.name=gldp", "method.reading.bn=local", "method.bn=local"],
+            "method.bn and method.reading.bn are one switch: give one",
+        ),
         (["evaluate.views=['local']"], "evaluate.views.0: "),
         (["training.lr=0"], "training.lr: "),
         (["training.precision=half"], "training.precision: Input should be 'float32' or "),

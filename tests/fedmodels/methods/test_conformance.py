@@ -13,10 +13,11 @@ from torch import Tensor
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import method_class, names
 from fedmodels.methods.bases.collaborating import Collaborating
-from fedmodels.methods.bases.private_parts import PrivateParts, PrivatePrefixes
+from fedmodels.methods.bases.private_parts import PrivatePrefixes
 from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.methods.bases.remembering import Remembering
 from fedmodels.methods.bases.replay import GenerativeReplay
+from fedmodels.methods.bases.round_heads import RoundHeads
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.training.method import (
     Batch,
@@ -120,7 +121,11 @@ def test_conformance(case: tuple[str, dict[str, Any]], check: str, cases: dict[s
 def test_only_fedavg_and_bases_are_inherited(name: str) -> None:
     cls = method_class(name)
     alone = (FedAvg, Method, PrivatePrefixes, Collaborating, ReleasedPrototypes)
-    both = ((Collaborating, GenerativeReplay), (PrivateParts, ReleasedPrototypes))
+    both = (
+        (Collaborating, GenerativeReplay),
+        (RoundHeads, ReleasedPrototypes),
+        (PrivatePrefixes, RoundHeads),
+    )
     assert cls.__bases__ in (*((base,) for base in (*alone, GenerativeReplay, Remembering)), *both)
     assert cls.name == name
 

@@ -426,7 +426,7 @@ def test_shallow_shares_the_first_layers():
         method = make("fedmlp", share=f"shallow({n})")
         shared, names = method.shared(everything), list(everything)
         assert list(shared) == names[: names.index(ends)]
-        assert shared.keys() | method.private(everything).keys() == everything.keys()
+        assert shared.keys() | method.withheld(everything).keys() == everything.keys()
     assert make("fedmlp", share="shallow(99)").shared(everything).keys() == everything.keys()
     for wrong in ("shallow", "shallow(0)", "head", "shallow(1) "):
         with pytest.raises(ConfigError, match="extractor, all or shallow"):
@@ -598,12 +598,13 @@ def same_models(one, other):
 def test_experiment_keeps_its_switches():
     """The documented defaults; a wrong value is an error that names the key."""
     method = make("fedmlp")
-    assert (method.alpha, method.tau, method.u, method.v, method.share) == (1, 1, 0, 0, "extractor")
+    assert (method.alpha, method.tau, method.u, method.v) == (1, 1, 0, 0)
+    assert method.reading.share == "extractor"
     assert method.views == ("after_local", "after_downlink")
     assert method.local_view == "after_downlink"
     assert make("fedmlp", eval_base="local").local_view == "after_local"
     assert make("fedmlp", share="all").views == ("global", "after_local")
-    assert math.isclose(make("fedmlp", smooth_l1_threshold=2).smooth_l1_threshold, 2.0)
+    assert math.isclose(make("fedmlp", smooth_l1_threshold=2).reading.smooth_l1_threshold, 2.0)
     for wrong in ({"tau": 0.0}, {"u": -1}, {"kl_dir": "zc"}):
         with pytest.raises(ConfigError, match="method"):
             make("fedmlp", **wrong)

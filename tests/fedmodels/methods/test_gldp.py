@@ -176,7 +176,7 @@ def test_total():
     batch, out = Batch(z, torch.tensor([0]), torch.arange(1)), Output(z, logits)
     ctx = linear_context(gldp(), [[0.0] * 3], [0])
     away = (math.sqrt(3 * 1.375), 1.0, 0.0)
-    refs = Stage(table({0: (1.0, 0.0, 0.0)}), table({0: away}), z, torch.ones(1))
+    refs = Stage(table({0: (1.0, 0.0, 0.0)}), table({0: away}))
     assert make("gldp").loss(ctx, batch, out, refs).item() == pytest.approx(1.569588, **CLOSE)
     quarter = make("gldp", lam=0.25).loss(ctx, batch, out, refs)
     assert quarter.item() == pytest.approx(1.822294, **CLOSE)
@@ -571,7 +571,7 @@ def test_bytes_of_resnet18():
     assert method.broadcast(ctx, ServerState(common))[0].num_bytes() == 44_734_408
     net = run.make_net()
     client = ClientContext(run, 0, START, net, OneTask([[0.0]], [0]), torch.device("cpu"))
-    refs = Stage(nowhere(512), nowhere(512), torch.zeros(0), torch.zeros(0))
+    refs = Stage(nowhere(512), nowhere(512))
     refs.fresh = Prototypes.of({k: rows[k] for k in range(4)}, 512)
     upload = method.uplink(client, Bundle(), refs, 20)
     assert upload.num_bytes() == 44_713_888 + 4 * 2_056

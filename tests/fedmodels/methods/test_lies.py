@@ -121,7 +121,9 @@ def test_a_share_of_the_labels_is_in_parts_per_million(honest):
     shares = replace(uploads[1], histogram=replace(counted, total=parts))
     with pytest.raises(PayloadError, match="'histogram/total' counts"):
         method.check_upload(ctx, state, shares, told)
-    replace(method, label_dist="freq").check_upload(ctx, state, shares, told)
+    replace(method, reading=replace(method.reading, label_dist="freq")).check_upload(
+        ctx, state, shares, told
+    )
 
 
 def extremes_of(upload: Bundle):

@@ -73,6 +73,11 @@ def refs_of(teacher, replayed=1, soft=None):
     )
 
 
+def on_gpu(method):
+    """Return the method with its search for weights on a GPU, where there is one."""
+    return replace(method, reading=replace(method.reading, w_device="auto"))
+
+
 def loss_of(refs, logits=((2.0, 0.0), (0.0, 1.0)), labels=(0, 1), **switches):
     logits, y = torch.tensor(logits), torch.tensor(labels)
     batch = Batch(torch.zeros(len(y), 1), y, torch.arange(len(y)))
@@ -278,7 +283,9 @@ def test_a_gpu_finds_the_weights_a_cpu_finds(digits):
     method, run, results = trained(digits, replay_filter=False, w_init="self")
     uploads = {c: r.upload for c, r in results.items()}
     _, _, at_cpu = finished(method, run, uploads)
-    _, _, at_gpu = finished(replace(method, w_device="auto"), run, uploads)
+    _, _, at_gpu = finished(
+        replace(method, reading=replace(method.reading, w_device="auto")), run, uploads
+    )
     found = [torch.tensor(ctx.series["aggregation_weights"]) for ctx in (at_cpu, at_gpu)]
     torch.testing.assert_close(*found, atol=1e-3, rtol=0)
 
@@ -288,7 +295,9 @@ def test_without_a_gpu_weights_are_searched_on_the_cpu(digits, monkeypatch):
     method, run, results = trained(digits, replay_filter=False)
     uploads = {c: r.upload for c, r in results.items()}
     _, _, at_cpu = finished(method, run, uploads)
-    _, _, wherever = finished(replace(method, w_device="auto"), run, uploads)
+    _, _, wherever = finished(
+        replace(method, reading=replace(method.reading, w_device="auto")), run, uploads
+    )
     assert wherever.series["aggregation_weights"] == at_cpu.series["aggregation_weights"]
 
 

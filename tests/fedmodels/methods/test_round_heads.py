@@ -20,7 +20,7 @@ METHODS = ["fedrep", "gldp", "fedmlp"]
 
 def ready(name: str, digits: Path) -> tuple[Any, ClientContext, Bundle, Bundle]:
     """Return a method, a client that has just trained in round 0, its payload and its state."""
-    experiment = tiny_experiment(method={"name": name, "heads": "round"})
+    experiment = tiny_experiment(method={"name": name, "reading": {"heads": "round"}})
     ctx = context_of(experiment, digits)
     method, (payload, state) = method_of(experiment), payload_of(experiment, ctx)
     method.load(ctx, payload, state)
@@ -41,11 +41,28 @@ def test_a_head_is_its_clients_own_within_its_round_alone(name: str, digits: Pat
         torch.testing.assert_close(weights_of(ctx.net)["head/weight"], received + own)
 
 
+def test_private_layers_stay_while_the_head_travels(digits: Path) -> None:
+    """With ``shallow(1)`` the second layer is the client's own for good, whatever the head does."""
+    reading = {"heads": "round", "share": "shallow(1)"}
+    net = {"name": "mlp", "hidden": [8, 8]}
+    experiment = tiny_experiment(method={"name": "fedmlp", "reading": reading}, net=net)
+    ctx = context_of(experiment, digits)
+    method, (payload, state) = method_of(experiment), payload_of(experiment, ctx)
+    assert [k for k in state.weights if k.startswith("base/")]
+    own = {k: w + 1.0 for k, w in state.weights.items()}
+    for view in ("", "after_downlink"):
+        ctx.view = view
+        method.load(ctx, payload, Bundle(own, state.prototypes))
+        loaded = weights_of(ctx.net)
+        for name, tensor in own.items():
+            torch.testing.assert_close(loaded[name], tensor)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_heads_travel_and_make_everyones_model(name: str, digits: Path, tmp_path: Path) -> None:
     """What clients hold after a round is everyone's model: A_loc as received is A_glo."""
     tables: dict[str, Any] = {"schedule": {"order": "rounds_outer"}}
-    one = tiny_experiment(method={"name": name, "heads": "round"}, **tables)
+    one = tiny_experiment(method={"name": name, "reading": {"heads": "round"}}, **tables)
     other = tiny_experiment(method={"name": name}, **tables)
     found = run_in_process(one, digits, tmp_path / "round")
     private = run_in_process(other, digits, tmp_path / "private")

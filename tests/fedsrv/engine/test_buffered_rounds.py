@@ -111,7 +111,7 @@ def test_idle_clients_alone_score_before_the_end(digits, tmp_path):
 # --- the way back to the bits ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedntd"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedntd", "fedrep", "ditto", "moon"])
 def test_a_run_that_follows_recorded_arrivals_comes_to_the_same_bits(method, digits, tmp_path):
     first = tmp_path / "first"
     shuffled = {"arrival": random.Random(1)}
@@ -129,15 +129,17 @@ def test_a_run_that_follows_recorded_arrivals_comes_to_the_same_bits(method, dig
     assert scores[0] == scores[1]
 
 
+@pytest.mark.parametrize("method", ["fedavg", "apfl"])
 @pytest.mark.parametrize("at", [(1, 0), (2, 1), (3, 2)])
-def test_a_killed_run_goes_on_with_the_orders_that_were_under_way(at, digits, tmp_path):
+def test_a_killed_run_goes_on_with_the_orders_that_were_under_way(method, at, digits, tmp_path):
     """Each of these orders is counted two interactions after it was given."""
-    expected = run_in_process(asynchronous(), digits, tmp_path / "whole")
+    run = asynchronous(method)
+    expected = run_in_process(run, digits, tmp_path / "whole")
     out = tmp_path / "run"
     with pytest.raises(Killed):
-        run_in_process(asynchronous(), digits, out, before=dies_at(*at))
+        run_in_process(run, digits, out, before=dies_at(*at))
     orders = []
-    again = run_in_process(asynchronous(), digits, out, resume=True, before=orders.append)
+    again = run_in_process(run, digits, out, resume=True, before=orders.append)
     assert again["state_sha256"] == expected["state_sha256"]
     assert arrivals_of(out) == arrivals_of(tmp_path / "whole")
     trained = [(o.interaction, int(o.client_id)) for o in orders if o.kind == 1]
@@ -157,28 +159,58 @@ def test_what_was_undone_is_replayed_as_it_was_recorded(digits, tmp_path):
     assert arrivals_of(out) == before
 
 
-def test_a_state_stays_as_long_as_an_order_of_it_is_under_way(digits, tmp_path):
-    """Client 2's order of round 0 is counted last of all; its model is that after round -1.
-
-    Client 1's order of round 1 began with the state after round 0, which everybody else has left.
-    """
-    first, out = tmp_path / "first", tmp_path / "run"
-    run_in_process(asynchronous(rounds=4), digits, first)
-    lines = records_of(first)
-    order = [(0, 0), (1, 0), (0, 1), (0, 3), (0, 4), (0, 5), (0, 6), (1, 2)]
-    under_way = {0: 0, 1: 0, 2: 0}
-    for record, (client, begun) in zip(lines, order, strict=True):
+def record_arrivals(run, order):
+    """Change which orders the records of a run say were counted, one in each interaction."""
+    under_way, lines = {0: 0, 1: 0, 2: 0}, []
+    for record, (client, begun) in zip(records_of(run), order, strict=True):
         assert under_way.pop(client) == begun
-        record["arrivals"], record["under_way"] = [[client, begun]], [*under_way.items()]
+        lines.append(record | {"arrivals": [(client, begun)], "under_way": [*under_way.items()]})
         under_way[client] = record["interaction"] + 1
-    (first / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
-    follows = asynchronous(rounds=4, arrivals=str(first), tables={"server": {"max_rollback": 1}})
-    expected = run_in_process(follows, digits, tmp_path / "whole")
+    (run / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+
+
+LATE = [(0, 0), (1, 0), (0, 1), (0, 3), (0, 4), (0, 5), (0, 6), (1, 2), (1, 8), (0, 7)]
+"""Client 1's order of interaction 2 is counted in 7, client 2's of 0 never; client 0 is quick."""
+
+
+@pytest.fixture
+def late(digits, tmp_path):
+    """Return a maker of runs with these arrivals that go back by one interaction at most."""
+    run_in_process(asynchronous(rounds=5), digits, tmp_path / "first")
+    record_arrivals(tmp_path / "first", LATE)
+    follows = {"rounds": 5, "arrivals": str(tmp_path / "first")}
+    return lambda method: asynchronous(method, **follows, tables={"server": {"max_rollback": 1}})
+
+
+def test_a_state_stays_as_long_as_an_order_of_it_is_under_way(late, digits, tmp_path):
+    """Client 1's order of interaction 2 began with the state after 1, which others have left."""
+    expected, out = run_in_process(late("fedavg"), digits, tmp_path / "whole"), tmp_path / "run"
     with pytest.raises(Killed):
-        run_in_process(follows, digits, out, before=dies_at(2, 1))
-    kept = sorted(int(f.stem[-8:]) for f in (out / "server").glob("state-*"))
-    assert kept == [1, 5, 6], "the state after round 1 is what client 1's order began with"
-    again = run_in_process(follows, digits, out, resume=True)
+        run_in_process(late("fedavg"), digits, out, before=dies_at(2, 1))
+    assert sorted(int(f.stem[-8:]) for f in (out / "server").glob("state-*")) == [1, 5, 6]
+    again = run_in_process(late("fedavg"), digits, out, resume=True)
+    assert again["state_sha256"] == expected["state_sha256"]
+
+
+def test_clients_keep_what_a_roll_back_may_ask_for(late, digits, tmp_path, monkeypatch):
+    """At commit 6 client 1's last state is that of order 0; that of order 2 is counted in 7."""
+    expected, out = run_in_process(late("fedper"), digits, tmp_path / "whole"), tmp_path / "run"
+    commit = Store.commit
+
+    def dies(store, record, *rest):
+        if record["interaction"] == 8:  # client 1 has had order 8, and forgot what it may
+            raise Killed
+        commit(store, record, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "commit", dies)
+        with pytest.raises(Killed):
+            run_in_process(late("fedper"), digits, out)
+    (out / "server" / "state-00000007.safetensors").write_bytes(b"damaged")
+    with closing(Store(out, late("fedper"), resume=True)) as store:
+        assert store.committed == 6
+        assert store.history().last_trained(6) == {0: 6, 1: 0}
+    again = run_in_process(late("fedper"), digits, out, resume=True)
     assert again["state_sha256"] == expected["state_sha256"]
 
 
@@ -214,7 +246,9 @@ def test_a_run_may_grow(digits, tmp_path):
     ("method", "why"),
     [
         ("fedmlp", "its server half reads single uploads"),
-        ("fedper", "its clients keep a private state"),
+        ("fedproto", "other tensors than weights of the net are shared"),
+        ("fedem", "other tensors than weights of the net are shared"),
+        ("local", "clients do not send the weights that they get"),
         ("mfcl", "its server sends parts to single clients"),
     ],
 )

@@ -18,6 +18,10 @@ def text(**changes):
     return json.dumps({**FACTS, **changes})
 
 
+def nested(depth):
+    return {"a": nested(depth - 1)} if depth else {}
+
+
 def without(key):
     return json.dumps({k: v for k, v in FACTS.items() if k != key})
 
@@ -80,8 +84,9 @@ def test_what_a_client_announces_is_understood(digits):
         text(tasks=[{"train": [[1], [2]], "test": [1, 2]}]),
         text(num_classes=float("inf")),
         "[" * 100_000,
+        text(partition=nested(300)),
     ],
-    ids=range(33),
+    ids=range(34),
 )
 def test_what_is_no_description(given):
     with pytest.raises(PayloadError, match=r"client 4: client\.json") as caught:

@@ -113,7 +113,10 @@ def test_losses_do_not_add_up(tmp_path):
 
 
 HISTORY = History(
-    cohorts={n: (0, 1) if n % 2 else (0, 2) for n in range(10)}, highest=9, floor=6, max_rollback=3
+    trained={n: dict.fromkeys((0, 1) if n % 2 else (0, 2), n) for n in range(10)},
+    highest=9,
+    floor=6,
+    max_rollback=3,
 )
 
 

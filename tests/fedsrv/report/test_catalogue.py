@@ -1,11 +1,12 @@
 import dataclasses
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from fedmodels.errors import ConfigError
-from fedmodels.methods import make, method_class, names
+from fedmodels.methods import make, method_class, names, reading_of
 from fedmodels.numerics.metric_names import METRICS
 from fedsrv.catalogue import method_table, methods_table, metrics_markdown, metrics_table
 
@@ -26,13 +27,18 @@ def test_every_method_has_its_line():
 
 @pytest.mark.parametrize("name", names())
 def test_every_hyper_parameter_has_default_and_meaning(name):
-    table = method_table(name)
-    fields = dataclasses.fields(method_class(name))
+    table, cls = method_table(name), method_class(name)
     keys, defaults, meanings = (list(column.cells) for column in table.columns)
-    assert keys == [field.name for field in fields]
+    reading = reading_of(cls)
+    expected = [field.name for field in dataclasses.fields(cls)]
+    if reading is not None:  # below the hyper-parameters
+        expected.remove("reading")
+        expected += [f"reading.{field.name}" for field in dataclasses.fields(reading)]
+    assert keys == expected
     for key, default, meaning in zip(keys, defaults, meanings, strict=True):
-        assert default == repr(getattr(make(name), key))
+        assert default == repr(attrgetter(key)(make(name)))
         assert meaning, f"{name}.{key} is not explained"
+        assert meaning.endswith("."), f"{name}.{key} is explained by {meaning!r}"
     assert method_class(name).citation in str(table.title)
 
 

@@ -197,6 +197,16 @@ def test_only_the_seed_may_differ_within_a_group(tmp_path: Path) -> None:
     assert [len(g.runs) for g in groups] == [2, 1, 1]
 
 
+def test_readings_of_an_earlier_version_are_the_same_settings(tmp_path: Path) -> None:
+    before = {"method": {"name": "gldp", "lam": 0.5, "bn": "local"}}
+    now = {"method": {"name": "gldp", "lam": 0.5, "reading": {"bn": "local"}}}
+    runs = [
+        read_run(write_run(tmp_path / "a", seed=0, config=before)),
+        read_run(write_run(tmp_path / "b", seed=1, config=now)),
+    ]
+    assert [len(g.runs) for g in group_runs(runs)] == [2]
+
+
 def test_methods_side_by_side(tmp_path: Path) -> None:
     runs = [
         read_run(write_run(tmp_path / "a", metrics={"a_glo": 0.5, "afm": 0.1})),
@@ -448,10 +458,24 @@ def test_damage_is_one_line_that_names_the_file(
     assert "\n" not in str(caught.value)
 
 
+def test_one_run_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, damaged = write_run(tmp_path / "run"), write_run(tmp_path / "damaged")
+    (damaged / "summary.json").write_text("{")
+    with pytest.raises(ArchiveError, match=r"summary\.json is damaged.*; .*nowhere is not a run"):
+        report.report_command([run, damaged, tmp_path / "nowhere"], tmp_path / "page.html")
+    assert "a_loc" in capsys.readouterr().out
+    assert (tmp_path / "page.html").exists()
+
+
 def test_what_is_no_run_directory_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(ArchiveError, match="is not a run directory"):
             report.report_command([path], None)
+    (file := tmp_path / "page.html").touch()
+    with pytest.raises(ArchiveError, match=r"page\.html is a file; name the run directory"):
+        report.report_command([file], None)
     with pytest.raises(ConfigError, match="at least one"):
         report.report_command([], None)
     run = write_run(tmp_path / "run")

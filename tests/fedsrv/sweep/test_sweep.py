@@ -16,7 +16,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 import fedsrv.cli
-from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.errors import ConfigError, Interrupted, RunFailed
 from fedmodels.resolution import parse_experiment
 from fedsrv.sweep import execution
 from fedsrv.sweep.figures import difference
@@ -112,8 +112,8 @@ def test_there_are_studies() -> None:
 
 def test_switches_go_to_the_table_they_name() -> None:
     preset = {"method": {"name": "gldp", "t": 3}, "net": {"name": "mlp"}, "seed": 0}
-    own = tomllib.loads(config_for(preset, "gldp s=2", ["schedule.rounds=4"]))
-    assert own["method"] == {"name": "gldp", "t": 3, "s": 2}
+    own = tomllib.loads(config_for(preset, "gldp s=2 reading.bn=local", ["schedule.rounds=4"]))
+    assert own["method"] == {"name": "gldp", "t": 3, "s": 2, "reading": {"bn": "local"}}
     assert own["schedule"] == {"rounds": 4}
     other = tomllib.loads(config_for(preset, 'fedprox mu=0.5 net.name="cnn5"', []))
     assert other["method"] == {"name": "fedprox", "mu": 0.5}
@@ -146,7 +146,10 @@ def test_every_method_runs_with_every_seed_in_every_setting(sweep: Any, tmp_path
         ({"methods": {}}, "methods: "),
         ({"seeds": [-1]}, r"seeds\.0: "),
         ({"seeds": []}, "seeds: "),
-        ({"methods": {"x": " "}}, "methods.x names no method"),
+        ({"methods": {"x": " "}}, "methods.x names no method; .* such as 'fedprox mu=0.1'"),
+        ({"methods": {"x": "mu=0.1"}}, "methods.x names no method; .*'fedprox mu=0.1'"),
+        ({"methods": {"x": "fedprox mu = 1"}}, "methods.x: 'mu' is no switch; .*'fedprox mu=0.1'"),
+        ({"methods": {"x": 3}}, r"methods\.x: .*valid string; .*'fedprox mu=0.1'"),
         ({"against": "FedAvgg"}, "against = 'FedAvgg' is none of its methods"),
         ({"preset": "no.toml"}, r"preset = 'no\.toml' is no file"),
         ({"preset": "quickstrat"}, "Did you mean 'quickstart'"),
@@ -227,6 +230,50 @@ def test_a_finished_run_of_another_config_is_never_tabulated(
     assert "| FedAvg | 51.00 ± 0.82 |" in (out / "table.md").read_text()
 
 
+@pytest.mark.parametrize("columns", [{"A": "metrics.a_loc"}, {}])
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("summary.json", '{"metrics": '), ("rounds.jsonl", "\udcff\n{"), ("summary.json", "[]")],
+)
+def test_a_damaged_run_is_left_out_alone(
+    sweep: Any,
+    tmp_path: Path,
+    launches: Launches,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    text: str,
+    columns: dict[str, str],
+) -> None:
+    monkeypatch.setattr("fedsrv.sweep.sweeping.report_command", lambda runs, html: html.touch())
+    out, said = tmp_path / "out", list[str]()
+    run_sweep(sweep(columns=columns), out, seeds=[0], say=said.append)
+    damaged = out / "fedprox-0-5-seed0" / file
+    damaged.write_text(text, errors="surrogateescape")
+    (out / "report.html").unlink()
+    said.clear()
+    with pytest.raises(RunFailed, match="1 of 3 runs failed and are left out: fedprox-0-5-seed0"):
+        run_sweep(sweep(columns=columns), out, seeds=[0], say=said.append)
+    assert said[0].startswith("fedprox-0-5-seed0 is left out: ")
+    assert said[0].endswith("; remove its directory to run it again")
+    assert (out / "report.html").exists()
+    if columns:
+        table = (out / "table.md").read_text()
+        assert "| FedProx, 0.5 (0 of 1 seeds) | – |" in table
+        assert "| Local | 40.00 |" in table
+
+
+def test_a_column_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches: Launches) -> None:
+    def run(path: str) -> None:
+        made = sweep(columns={"A": "metrics.a_loc", "B": path})
+        run_sweep(made, tmp_path / "out", only=["Local"], seeds=[0], say=lambda line: None)
+
+    run("metrics.a_glo")  # known; these runs have none
+    for path, near in (("metrics.a_lco", "metrics.a_loc"), ("byte.up", "bytes.up")):
+        with pytest.raises(ConfigError, match=rf"column 'B', '{path}'. Did you mean '{near}'\?"):
+            run(path)
+        assert "| Local | 40.00 | – |" in (tmp_path / "out" / "table.md").read_text()
+
+
 def test_an_out_that_is_a_file_gets_one_line(
     sweep: Any, tmp_path: Path, launches: Launches
 ) -> None:
@@ -238,6 +285,30 @@ def test_what_failed_is_said_without_its_box(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("╭─ Error ─╮\n│ No such option: --hots │\n╰─────────╯\n\n")
     assert execution._last_line(log) == "No such option: --hots"
+
+
+def test_ctrl_c_ends_a_sweep_with_one_line(
+    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run under way ended with the status of Ctrl-C, which the sweep's process got too."""
+
+    def interrupted(command: list[str], **more: Any) -> SimpleNamespace:
+        launches.commands.append(command)
+        return SimpleNamespace(returncode=130)
+
+    class Waiting(list[Any]):
+        def __init__(self, done: Any) -> None:
+            super().__init__(done)
+            raise KeyboardInterrupt
+
+    said = list[str]()
+    monkeypatch.setattr(execution.subprocess, "run", interrupted)
+    monkeypatch.setattr(execution, "list", Waiting, raising=False)
+    monkeypatch.setattr(execution.signal, "signal", lambda *_: None)
+    with pytest.raises(Interrupted, match="stopped; the same command goes on with the sweep"):
+        run_sweep(sweep(), tmp_path / "out", seeds=[0], say=said.append)
+    assert said[1:] == ["fedavg-seed0 was stopped"]
+    assert len(launches.commands) == 1
 
 
 def test_the_command(sweep: Any, tmp_path: Path, launches: Launches) -> None:

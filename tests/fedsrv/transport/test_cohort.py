@@ -428,6 +428,8 @@ def test_what_the_payload_counts_for_each_client(world):
 
 def test_training_for_what_is_committed_is_pointless(world):
     world.cohort.commit(3, -1)
+    assert not world.cohort.is_superseded(3), "before its first trip it cannot know"
+    world.exchange(trip_to(0, interaction=4))
     assert [world.cohort.is_superseded(i) for i in (-1, 0, 3, 4)] == [False, True, True, False]
 
 

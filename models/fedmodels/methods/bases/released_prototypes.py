@@ -1,17 +1,29 @@
-"""What the methods share whose clients send prototypes: limits on what the prototypes give away."""
+"""What the methods share whose clients send prototypes: their means, and limits on what they tell.
+
+Shapes: n examples, K classes, d coordinates of an embedding.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from fedmodels.errors import TrainingFailed
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import weights_of
-from fedmodels.numerics.prototypes import released
+from fedmodels.numerics.prototypes import (
+    ByClass,
+    class_prototypes,
+    mean_prototypes,
+    released,
+    uncounted,
+)
 from fedmodels.tensors.bundle import Prototypes
-from fedmodels.training.method import ClientContext
+from fedmodels.training.method import ClientContext, RunFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +37,27 @@ class ReleasedPrototypes(FedAvg):
     min_count: int = 1
     """Prototypes and counts of classes of fewer examples do not leave a client."""
 
+    def nothing(self, run: RunFacts) -> Prototypes:
+        """Return everyone's prototypes before a client has reported any."""
+        return uncounted(Prototypes.of({}, run.width))
+
+    def by_class(self, ctx: ClientContext, prototypes: Prototypes | None) -> ByClass:
+        """Return prototypes laid out by class, on the client's device; None has no class."""
+        return ByClass.of(prototypes, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+
+    def everyones(
+        self, run: RunFacts, reported: Mapping[int, Prototypes], *, uniform: bool
+    ) -> Prototypes:
+        """Return the mean of each class over the clients that report it, without counts.
+
+        Args:
+            run: the run.
+            reported: what each client reports, in client-id order.
+            uniform: every client counts alike; otherwise by its number of examples of the class.
+        """
+        classes = run.problem.num_classes
+        return uncounted(mean_prototypes(reported, classes, run.width, uniform=uniform))
+
     def released(self, ctx: ClientContext, prototypes: Prototypes) -> Prototypes:
         """Return the prototypes that may leave a client."""
         return released(
@@ -34,6 +67,15 @@ class ReleasedPrototypes(FedAvg):
             noise_std=self.noise_std,
             min_count=self.min_count,
         )
+
+    def class_means(self, ctx: ClientContext, x: Tensor, y: Tensor) -> Prototypes:
+        """Return the mean embedding of each class of inputs (n, …) and labels (n,).
+
+        Raises:
+            TrainingFailed: it is not finite.
+        """
+        means = class_prototypes(embeddings(ctx.net, x), y, ctx.run.problem.num_classes)
+        return self.computed(ctx, means)
 
     def computed(self, ctx: ClientContext, prototypes: Prototypes) -> Prototypes:
         """Return prototypes that were just computed, before anything is clustered by them.

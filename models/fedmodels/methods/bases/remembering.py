@@ -10,8 +10,8 @@ stay without a private state. Until there is a memory, everything is FedAvg.
     own.generators                 the memory's generator
     own.histogram                  clients that trained on each class, up to now
 
-A client gets the old model only where it is not the model that comes anyway; nothing of all that is
-sent for evaluation.
+A client gets the old model only where it differs from the model that the order brings. Evaluation
+orders bring neither the old model nor the memory.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class Remembering(FedAvg):
     trains_together: ClassVar[bool] = False
 
     weighting: Literal["examples", "uniform"] = "uniform"
-    """Of the mean model: plain, or by examples."""
+    """Aggregation weights of the mean model: 1 / the number of participants, or n_k / n."""
     current: Literal["client", "anybody"] = "client"
     """The classes of the task at hand: those this client holds now, or those that anybody does."""
     renew: Literal["task", "round"] = "task"
-    """Take the old model and its memory anew when a task ends, or after every interaction."""
+    """Freeze the old model and make its memory when a task ends, or after every interaction."""
     server_device: Literal["cpu", "auto"] = "cpu"
     """Where the memory is made: on the coordinator's cores, or on its GPU where it has one."""
 

@@ -1,0 +1,167 @@
+"""How data are described: ``client.json``, which a client announces too, and ``problem.json``.
+
+Clients read these files, and the coordinator holds what strangers say of their data against the
+same definition. Its limits size nets and arrays, so everything is checked before it is used. A
+check stops at the first fault: a long list of wrong numbers costs no more than one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+
+from fedmodels.errors import DataError
+from fedmodels.printable import printable
+from fedmodels.tensors.bundle import Problem
+
+FORMAT = 1
+MOST_AXES, MOST_VALUES, MOST_CLASSES = 4, 2**24, 100_000
+"""Limits of an example's axes and values, and of classes."""
+MOST_EXAMPLES = 2**31
+"""Limit of one class in one task."""
+Size = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Counts = Annotated[tuple[Annotated[int, Field(ge=0, lt=MOST_EXAMPLES)], ...], FailFast()]
+"""Examples of each class, (K,)."""
+Limits = tuple[NDArray[np.float32], NDArray[np.float32]]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+File = TypeVar("File", bound=_File)
+
+
+class ProblemFile(_File):
+    """What describes any examples: their shape, their classes, how they are normalised."""
+
+    format: Literal[1] = 1
+    dataset: str = "own"
+    input_shape: Annotated[tuple[Size, ...], FailFast()] = Field(min_length=1, max_length=MOST_AXES)
+    num_classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
+    scale: Positive = 1.0
+    mean: Annotated[tuple[Finite, ...], FailFast()] = Field(default=(0.0,), min_length=1)
+    """Of ``x / scale``: one number per channel, or one for all."""
+    std: Annotated[tuple[Positive, ...], FailFast()] = Field(default=(1.0,), min_length=1)
+    class_names: Annotated[tuple[str, ...], FailFast()] = ()
+    """In the order of labels; empty where nobody states them."""
+    partition: dict[str, Any] | None = None
+    """Config of the partition; absent for data of one's own."""
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> ProblemFile:
+        if math.prod(self.input_shape) > MOST_VALUES:
+            raise ValueError(f"input_shape must have {MOST_VALUES} values at most")
+        channels = self.input_shape[channel_axis(self.input_shape)]
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) not in (1, channels):
+                raise ValueError(f"{name} must hold 1 or {channels} numbers")
+        if not np.isfinite(self.limits()).all():
+            raise ValueError("mean / std and 1 / std must be finite in float32")
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise ValueError(f"class_names must hold {self.num_classes} names")
+        return self
+
+    @property
+    def problem(self) -> Problem:
+        """What is learned: input shape and number of classes."""
+        return Problem(self.input_shape, self.num_classes)
+
+    def limits(self) -> Limits:
+        """Return what raw values 0 and ``scale``, black and white, become.
+
+        Returns:
+            (C,) each, or (1,) where all channels are normalised alike.
+        """
+        with np.errstate(all="ignore"):  # a number beyond float32 becomes infinite
+            mean, std = (np.array(v, dtype=np.float32) for v in (self.mean, self.std))
+            return -mean / std, (1 - mean) / std
+
+
+class TaskCounts(_File):
+    """Examples of one task per class."""
+
+    train: Counts
+    test: Counts
+
+
+class ClientFile(ProblemFile):
+    """``client.json``: what a client announces when it joins."""
+
+    tasks: Annotated[tuple[TaskCounts, ...], FailFast()] = ()
+    """Counted from the files where a participant leaves them out."""
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> ClientFile:
+        for number, task in enumerate(self.tasks):
+            for part, counts in (("train", task.train), ("test", task.test)):
+                if len(counts) != self.num_classes:
+                    raise ValueError(
+                        f"tasks.{number}.{part} must hold {self.num_classes} counts, one a class"
+                    )
+        return self
+
+
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """Return the axis of the channels of one example: the first of images, else the last."""
+    return 0 if len(shape) == 3 else len(shape) - 1
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """Turns raw inputs into what a net sees: ``(x / scale - mean) / std``."""
+
+    scale: float
+    mean: NDArray[np.float32]  # broadcasts over (n, *input_shape)
+    std: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, problem: ProblemFile) -> Normaliser:
+        """Return the normaliser a file describes."""
+        axis = channel_axis(problem.input_shape)
+        shape = [1] * len(problem.input_shape)
+
+        def spread(values: tuple[float, ...]) -> NDArray[np.float32]:
+            shape[axis] = len(values)
+            return np.array(values, dtype=np.float32).reshape(shape)
+
+        return cls(problem.scale, spread(problem.mean), spread(problem.std))
+
+    def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        """Return a normalised copy (n, …) of raw inputs."""
+        out = x.astype(np.float32)
+        out /= np.float32(self.scale)
+        out -= self.mean
+        out /= self.std
+        return out
+
+
+def read_file(path: Path, kind: type[File]) -> File:
+    """Read a JSON description.
+
+    Raises:
+        DataError: it is missing, or says what it must not.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    except ValidationError as error:
+        raise DataError(f"{path}: {first_fault(error)}") from None
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return where a description is wrong, and how, in one line."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return printable(f"{where}{': ' if where else ''}{first['msg']}")

@@ -1,0 +1,49 @@
+"""What GLDP's paper leaves open; docs/methods/gldp.md argues the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedmodels.methods.readings.heads import HeadsReading
+
+
+@dataclass(frozen=True, kw_only=True)
+class GldpReading(HeadsReading):
+    """How Guo et al., 2025, is read."""
+
+    order: Literal["base_first", "head_first"] = "base_first"
+    """Which phase comes first."""
+    wd_head: float = 0.0
+    """Weight decay of the head, in place of the run's."""
+    kl_space: Literal["embedding", "head"] = "embedding"
+    """Where eq. 8 compares: softmax over the embedding's coordinates, or over the head's logits."""
+    kl_reduction: Literal["batchmean", "mean", "sum"] = "batchmean"
+    """Mean over examples; over examples and coordinates; or the sum."""
+    gp_mode: Literal["class_mean", "per_sample"] = "class_mean"
+    """What eq. 10 compares with the global prototype: the batch's class mean, or every example."""
+    uplink_proto: Literal["raw", "ema"] = "raw"
+    """What goes up: this stage's class means, or the client's moving averages of them."""
+    proto_pass: Literal["eval", "running"] = "eval"
+    """Class means after training, in evaluation mode, or as embedded in the last epoch."""
+    own_moves: Literal["stage", "epoch"] = "stage"
+    """When eq. 9 moves a client's own prototypes: after the stage, or after each epoch of the
+    representation too, by the epoch's embeddings, so that eq. 8 follows (Algorithm 1, line 15)."""
+    gp_refresh: Literal["stage", "round"] = "stage"
+    """Which global prototypes clients train with: the newest, or those of the round's beginning."""
+    bn: Literal["average", "local"] = "average"
+    """Whether running statistics belong to the representation or stay with the client."""
+    inference: Literal["gldp_gp", "gldp_lp", "classifier"] = "gldp_gp"
+    """The rule the method is scored by: nearest global or local prototype, or the head; all are."""
+    candidates: Literal["client_seen", "all"] = "client_seen"
+    """Classes of eq. 13: those the client has trained on, or all. Methods without such a mask are
+    compared with the rule ``all_classes``, which has none."""
+    eval_base: Literal["aggregated", "local"] = "aggregated"
+    """Representation of a client's personal model: everyone's, or its own of its last training."""
+    eval_model: Literal["last", "stage_mean"] = "last"
+    """What is scored: the newest representation, or the mean over the stages of the round."""
+
+    @property
+    def keeps_embeddings(self) -> bool:
+        """Whether class means are taken of embeddings as they were while they trained."""
+        return self.proto_pass == "running" or self.own_moves == "epoch"

@@ -1,0 +1,50 @@
+"""What pFedGRP's paper leaves open; docs/methods/pfedgrp.md argues the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedmodels.techniques.mixing import Search
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedGRPReading:
+    """How Tan and Liu, 2024, is read."""
+
+    loss_norm: Literal["joint", "separate", "sum"] = "joint"
+    """Normalisation of eq. 6: both sums over b, means over each set, or plain sums."""
+    align: Literal["logits", "probs"] = "logits"
+    """Outputs that eq. 6 compares."""
+    label_dist: Literal["counts", "freq"] = "counts"
+    """What clients send of S: the counts, or shares in parts per million."""
+    w_param: Literal["softmax", "quad", "pgd", "affine"] = "softmax"
+    """Parametrisation of the simplex in eq. 8; ``affine`` allows negative weights."""
+    w_init: Literal["uniform", "self"] = "uniform"
+    """Weights that the search of eq. 8 begins with."""
+    w_optimizer: Literal["adam", "sgd"] = "adam"
+    """Optimiser of eq. 8."""
+    w_lr: float = 0.01
+    """Learning rate of eq. 8."""
+    w_epochs: int = 20
+    """Epochs of eq. 8."""
+    w_batch: int = 64
+    """Batch size of eq. 8."""
+    w_entropy_floor: float = 0.0
+    """Lower bound of a row's entropy over log n."""
+    w_device: Literal["cpu", "auto"] = "cpu"
+    """Where eq. 8 is minimised: on the coordinator's cores, or on its GPU where it has one."""
+    bn: Literal["weighted", "batch"] = "weighted"
+    """Batch normalisation in eq. 8: by statistics mixed with w, or by the batch's."""
+
+    def search(self) -> Search:
+        """Return the settings of eq. 8's minimisation."""
+        return Search(
+            epochs=self.w_epochs,
+            lr=self.w_lr,
+            optimizer=self.w_optimizer,
+            batch_size=self.w_batch,
+            param=self.w_param,
+            init=self.w_init,
+            entropy_floor=self.w_entropy_floor,
+        )

@@ -1,0 +1,93 @@
+"""Asynchronous rounds between real processes: slow clients, kills, and the same bits again."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedtide.inprocess import run_in_process
+from tests.integration.conftest import Sites, tables
+from tests.integration.harness import reached
+
+pytestmark = pytest.mark.loopback
+
+
+def experiment(**schedule: Any) -> dict[str, Any]:
+    """Return eight interactions of three clients; a round ends with the first upload."""
+    at_once = {"order": "asynchronous", "rounds": 4, "clients": 3, "buffer": 1, **schedule}
+    return tables("held-whole", schedule=at_once)
+
+
+def records_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["state_sha256"] == expected["state_sha256"]
+    assert found["metrics"] == expected["metrics"]
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    partition: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """Return a run of one process, and its summary; most orders are counted two rounds later."""
+    out = tmp_path_factory.mktemp("recorded") / "run"
+    return out, run_in_process(experiment(), partition, out)
+
+
+@pytest.mark.parametrize("victims", ["nobody", "coordinator", "everybody"])
+def test_recorded_arrivals_bring_the_same_bits_whoever_is_killed(
+    victims: str, loopback: Sites, recorded: tuple[Path, dict[str, Any]], steer: Path
+) -> None:
+    """The kill comes while orders of three interactions are under way."""
+    first, expected = recorded
+    if victims != "nobody":
+        (steer / "aggregate-3").touch()
+    run = loopback(experiment(arrivals=str(first)))
+    server = run.serve()
+    clients = [run.join(str(c)) for c in range(3)]
+    if victims != "nobody":
+        reached(steer / "aggregate-3.reached")
+        server.kill()
+    if victims == "everybody":
+        for client in clients:
+            client.kill()
+    if victims != "nobody":
+        server = run.serve()
+    if victims == "everybody":
+        clients = [run.join("0-1"), run.join("2")]
+    assert_same(run.finish(server, *clients), expected)
+    assert [r["arrivals"] for r in records_of(run.out)] == [
+        r["arrivals"] for r in records_of(first)
+    ]
+    if victims == "coordinator":  # who lives sends what it has, and does not train again
+        trained = [re.findall(r"round (\d+), task \d+: loss", c.output()) for c in clients]
+        assert trained == [[*dict.fromkeys(rounds)] for rounds in trained]
+
+
+def test_a_slow_client_holds_up_nobody_and_a_kill_loses_no_order(
+    loopback: Sites, partition: Path, tmp_path: Path, steer: Path
+) -> None:
+    """Client 2 is stuck in its first order; the others go on, also with a new coordinator."""
+    (steer / "train-2-0").touch()
+    run = loopback(experiment())
+    server = run.serve()
+    clients = {c: run.join(str(c)) for c in range(3)}
+    server.wait_kind("commit", interaction=2)
+    server.kill()
+    committed = records_of(run.out)
+    assert [2, 0] in committed[-1]["under_way"]
+    server = run.serve()
+    order = server.wait_kind("order", client="2")
+    assert order["interaction"] == 0, "its order of interaction 0 is given again"
+    clients[2].kill()
+    clients[2] = run.join("2")
+    summary = run.finish(server, *clients.values())
+    assert records_of(run.out)[: len(committed)] == committed
+    again = run_in_process(experiment(arrivals=str(run.out)), partition, tmp_path / "again")
+    assert_same(again, summary)
