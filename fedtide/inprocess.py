@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedcli.data.store.evaluator_data import open_data
+from fedcli.data.store.opening import open_data
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Result, Worker

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import torch
 
-from fedcli.data.store.evaluator_data import open_data
+from fedcli.data.store.opening import open_data
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment

@@ -102,8 +102,8 @@ class Engine:
         if self.experiment.training.together > 1:
             check_stacks(self.run_facts)
         self.tasks = self.roster.tasks(self.experiment.schedule.clients)
-        trainers, draw = self.method.trainers(self.run_facts), self.roster.weights(self.experiment)
-        self.steps = steps(self.experiment, trainers, self.tasks, draw)
+        trainers = self.method.trainers(self.run_facts)
+        self.steps = steps(self.experiment, trainers, self.tasks, self.roster.weights())
         how = Compression.of(self.method, self.run_facts)
         self.stateful = self.method.keeps_state(self.run_facts) or how.feedback
         self.upload_spec = how.upload_spec(self.method.upload_spec(self.run_facts))
@@ -126,7 +126,7 @@ class Engine:
             found = self.cohort.meet(step.cohort, needed)
             if not found.keys() <= self.profiles.keys():
                 self.roster.add(found)
-        return self.roster.ordered(step, self.experiment)
+        return self.roster.ordered(step)
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return the context of the server half at a step."""
@@ -169,15 +169,14 @@ class Engine:
 
     def _state_after(self, interaction: int) -> ServerState:
         """Return the committed state after an interaction; the initial one for -1."""
-        return self.store.state(interaction) if interaction >= 0 else self._initial_state()
+        if interaction < 0:
+            return self.method.init_server(self.run_facts)
+        return self.store.state(interaction)
 
     def _remember(self, interaction: int) -> None:
         """Read who trained when, up to an interaction."""
         self.history = self.store.history()
         self.last_trained = self.history.last_trained(interaction)
-
-    def _initial_state(self) -> ServerState:
-        return self.method.init_server(self.run_facts)
 
     def _holds_state(self, client: int, versions: Sequence[int]) -> bool:
         """Tell whether a client holds its required private state; called from any thread."""
@@ -263,14 +262,14 @@ class Engine:
     def _trip(self, ctx: ServerContext, state: ServerState, due: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
         common, personal = self.method.broadcast(ctx, state)
-        scored = {"after_local"}.intersection(self.method.views, self.experiment.evaluate.views)
-        views = [*scored] if due else []
+        scored = due and "after_local" in {*self.method.views} & {*self.experiment.evaluate.views}
+        views = ["after_local"] if scored else []
         orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
         count = self.method.count if self.method.reduction == "mean" else None
         return self.trip(
             orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
             count, check_upload=partial(self._check_upload, ctx, state),
-            enough=min(self.experiment.cohort_size, len(orders)),
+            enough=self.experiment.cohort_size,
         )  # fmt: skip
 
     def _check_upload(
@@ -329,7 +328,7 @@ class Engine:
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
         views, number = self._views(step), ROUND if step.ends_round else STAGE
-        seen, kind = self._tasks_seen(step), rpc.ORDER_KIND_EVALUATE
+        kind, seen = rpc.ORDER_KIND_EVALUATE, self._tasks_seen(step)
         orders = self._orders(ctx, kind, clients, views, seen, number)
         trip = self.trip(orders, common, personal, needed=self._needed(clients))
         results = self.cohort.exchange(trip)

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from fedcli.data.store.evaluator_data import open_data
+from fedcli.data.store.opening import open_data
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.errors import ArchiveError

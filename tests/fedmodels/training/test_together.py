@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedcli.data.store.evaluator_data import open_data
+from fedcli.data.store.opening import open_data
 from fedcli.runtime.host import Host
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import Task, execute_together

@@ -1,4 +1,4 @@
-"""The evaluator's data, and the way to open anybody's data."""
+"""Opening the data of any client of a run: those of a directory, of a store, or the evaluator's."""
 
 from __future__ import annotations
 
