@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
+from fedcli.runtime.evaluator_data import open_data
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Result, Worker, open_data
+from fedcli.runtime.worker import Result, Worker
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.errors import ClientFailed

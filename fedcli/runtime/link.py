@@ -101,6 +101,7 @@ class Link:
             else grpc.insecure_channel(address, options)
         )
         self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
+        self._join_several = self._unary("JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinResponse)
         self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse)
         self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse)
         self._pull = self._channel.unary_stream(
@@ -201,16 +202,20 @@ class Link:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def join(self, request: rpc.JoinRequest) -> rpc.JoinResponse:
-        """Join the run as one client.
+    def join(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest) -> rpc.JoinResponse:
+        """Join the run as one client, or as several.
 
         Raises:
-            ConfigError: the client's data are of another partition than the run's.
+            ConfigError: the clients' data are of another partition than the run's.
             LinkError: the server refused, with its line.
         """
-        who = f"client {request.client_id}"
+        if isinstance(request, rpc.JoinRequest):
+            who, call = f"client {request.client_id}", self._join
+        else:
+            ids = [one.client_id for one in request.clients]
+            who, call = f"clients {ids[0]} to {ids[-1]}", self._join_several
         self._slow_down(who)
-        reply: rpc.JoinResponse = self._patiently(who, lambda: self._join(request))
+        reply: rpc.JoinResponse = self._patiently(who, lambda: call(request))
         return reply
 
     def pull(

@@ -33,7 +33,7 @@ from fedmodels.training.method import (
 )
 from fedsrv.engine.cohort import Answers, Cohort, Flush, Trip
 from fedsrv.engine.rounds import Engine
-from fedsrv.engine.schedule import Step, draw_cohort
+from fedsrv.engine.schedule import Step, draw_cohort, scorers
 from fedsrv.events import EventLog
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
@@ -155,7 +155,8 @@ class BufferedEngine(Engine):
 
     def _scorers(self, step: Step, record: Record) -> Iterable[int]:
         """Return who scores after a step: whoever is idle; all clients at the end of the run."""
-        return self.profiles if step.ends_run else record["cohort"]
+        cohort = record["cohort"]
+        return scorers(self.experiment, self.profiles, cohort) if step.ends_run else cohort
 
 
 def _begun_in(record: Record) -> tuple[int, ...]:

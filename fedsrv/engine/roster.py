@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from fedmodels.errors import RunFailed
 from fedmodels.numerics.metrics import frequency_groups, minority_classes
-from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.schedule import Step
 from fedsrv.state.store import Store
 
@@ -20,6 +22,8 @@ class Roster:
         """Descriptions by id, ascending."""
         self.groups: dict[str, list[int]] = {}
         """Classes by name, such as ``minority``."""
+        self.limits: tuple[Tensor, Tensor]
+        """Black and white after normalisation, as most clients have them: (C,) each."""
 
     def add(self, descriptions: Mapping[int, str]) -> None:
         """Add and store clients' descriptions; known clients stay."""
@@ -30,6 +34,7 @@ class Roster:
         self.profiles.clear()
         self.profiles.update(parsed)
         examples = sum(p.train.sum(axis=0) for p in parsed.values())
+        self.limits = common_limits(parsed.values())
         self.groups.update({"minority": minority_classes(examples), **frequency_groups(examples)})
 
     def tasks(self, clients: int) -> dict[int, int]:

@@ -24,13 +24,12 @@ from fedmodels.training.compression import Compression
 from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
 from fedmodels.training.stack import check_stacks
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.client_profile import common_limits
 from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip
 from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
 from fedsrv.engine.rows import commit_facts, record_of
-from fedsrv.engine.schedule import Step, ends_task, is_scored, steps
+from fedsrv.engine.schedule import Step, ends_task, is_scored, scorers, steps
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.engine.server_data import check_fits, check_given
 from fedsrv.engine.summary import summarise
@@ -138,7 +137,7 @@ class Engine:
             server_data=self.server_data,
             minority=tuple(self.groups["minority"]),
             labels={c: self.profiles[c].labels(step.task) for c in cohort},
-            limits=common_limits(self.profiles.values()),
+            limits=self.roster.limits,
             ends_task=ends_task(self.steps, step),
             tell=partial(self._tell_work, step),
         )
@@ -341,7 +340,8 @@ class Engine:
 
     def _scorers(self, step: Step, record: Record) -> Iterable[int]:
         """Return the clients that score the models after a step."""
-        return self.profiles if step.ends_round else record["cohort"]
+        cohort = record["cohort"]
+        return scorers(self.experiment, self.profiles, cohort) if step.ends_round else cohort
 
     def _fill_in(self, step: Step, record: Record, scores: Scores) -> None:
         """Put scores into a record."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,20 @@ def _visits(
                 everybody = schedule.is_asynchronous  # who trains depends on who is done
                 drawn = len(candidates) if everybody else size
                 yield round, task, draw_cohort(experiment.seed, round, candidates, drawn)
+
+
+def scorers(experiment: Experiment, known: Collection[int], cohort: Iterable[int]) -> list[int]:
+    """Return the known clients that score the models after a round, ascending.
+
+    Where ``[evaluate] clients`` bounds them, they are the same in all rounds, so that rounds can be
+    compared, and the round's cohort.
+    """
+    most, everybody = experiment.evaluate.clients, range(experiment.schedule.clients)
+    if most is None or most >= len(everybody):
+        return sorted(known)
+    rng = np.random.default_rng(derive_seed(experiment.seed, "scorers", 0, "cohort"))
+    drawn = rng.choice(everybody, most, replace=False)
+    return sorted({*drawn.tolist(), *cohort}.intersection(known))
 
 
 def ends_task(steps: Sequence[Step], step: Step) -> bool:

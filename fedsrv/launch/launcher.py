@@ -90,6 +90,7 @@ def launch(
     held = server_data or root / "server"
     require_run(out) if resume else refuse_existing(out)
     _check_start(experiment, data, held, device)
+    clients = experiment.schedule.clients
     title = f"{experiment.method.name} on {name_of(experiment, data)}"
     display = display_of(title, log_level.number, as_json=as_json)
     logs = min(log_level, LogLevel.INFO, key=lambda level: level.number)
@@ -102,7 +103,7 @@ def launch(
             check_net(experiment, root)
             try:
                 with display, draining(run):
-                    run.start(hosts or affordable_hosts(experiment.schedule.clients))
+                    run.start(hosts or affordable_hosts(clients, experiment.cohort_size))
                     run.watch()
             except KeyboardInterrupt:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes are ended in any case
@@ -130,10 +131,14 @@ def _check_start(experiment: Experiment, data: Path | None, held: Path, device: 
         iaa_series(Path(experiment.evaluate.reference))
 
 
-def affordable_hosts(clients: int) -> int:
-    """Return how many client processes this machine can run."""
+def affordable_hosts(clients: int, cohort: int) -> int:
+    """Return how many client processes this machine can run, one for each client if it may be.
+
+    Where clients share processes, there are no more of them than clients that train in a round.
+    """
     fits = int(psutil.virtual_memory().available * 0.7) // CLIENT_BYTES
-    return max(1, min(clients, fits, PROCESSES_PER_CORE * (os.cpu_count() or 1)))
+    most = max(1, min(fits, PROCESSES_PER_CORE * (os.cpu_count() or 1)))
+    return clients if clients <= most else min(most, cohort)
 
 
 def host_ranges(clients: int, hosts: int) -> list[str]:

@@ -52,10 +52,6 @@ class OpenTrip:
         self.results[client] = result
         self.folding.add_answer(result, self.results, self.failed)
 
-    def waits_for(self, client: ClientId) -> bool:
-        """Tell whether a client has an order here that it did not answer."""
-        return client in self.trip.orders and not self.answered(client)
-
     def missing(self) -> list[ClientId]:
         """Return the clients that have not answered."""
         return [client for client in self.trip.orders if not self.answered(client)]
@@ -127,14 +123,13 @@ class OpenTrips:
 
         None if there is none, or if the caller has ``most_ahead`` orders that it did not answer.
         """
-        members = caller.clients
-        due = [(c, trip) for trip in self._all() for c in members if trip.waits_for(c)]
-        fresh = [(c, trip) for c, trip in due if members[c].issue != trip.issue]
-        caller.is_full = len(due) - len(fresh) >= most_ahead
-        if caller.is_full or not fresh:
+        trips = {trip.issue: trip for trip in self._all()}
+        left = caller.left_of({issue: trip.missing for issue, trip in trips.items()})
+        caller.is_full = sum(len(one.ahead) for one in left.values()) >= most_ahead
+        issue = next((issue for issue, one in left.items() if one.fresh), None)
+        if caller.is_full or issue is None:
             return None
-        client, first = fresh[0]
-        return client, first, sum(trip is first for _, trip in fresh) - 1
+        return caller.take(issue), trips[issue], len(left[issue].fresh)
 
     def answered_by(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
         """Return the trip whose order a result answers; None if there is none."""

@@ -145,6 +145,9 @@ class Evaluate(StrictTable):
 
     every: Annotated[int, Field(ge=0)] = 1
     """Score each time this many rounds have passed, and after the last; 0: after the last only."""
+    clients: Annotated[int, Field(ge=1)] | None = None
+    """Clients that score the models, the same ones in every round, beside the round's cohort; all
+    of them unless given. Metrics are means over those."""
     views: Annotated[tuple[View, ...], Field(strict=False)] = (  # TOML has lists only
         "global",
         "after_local",

@@ -45,8 +45,10 @@ def test_every_client_has_one_host(clients, hosts):
 
 
 def test_affordable_hosts():
-    assert affordable_hosts(1) == 1
-    assert 1 <= affordable_hosts(10_000) <= PROCESSES_PER_CORE * os.cpu_count()
+    assert affordable_hosts(1, 1) == 1
+    assert affordable_hosts(3, 2) == 3  # a process for each client, selected or not
+    assert 1 <= affordable_hosts(10_000, 10_000) <= PROCESSES_PER_CORE * os.cpu_count()
+    assert affordable_hosts(10_000, 5) == 5
 
 
 # --- one process ----------------------------------------------------------------------------------
