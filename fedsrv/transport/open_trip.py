@@ -59,7 +59,11 @@ class OpenTrip:
     def is_decided(self) -> bool:
         """Tell whether every client answered, or too many of them failed."""
         left = len(self.trip.orders) - len(self.failed)
-        return left == len(self.results) or left < self.needed
+        return self.is_full() or left == len(self.results) or left < self.needed
+
+    def is_full(self) -> bool:
+        """Tell whether no more results are wanted."""
+        return self.trip.enough is not None and len(self.results) >= self.trip.enough
 
     def end(self) -> Answers:
         """Return the answers, once the trip is closed.
@@ -141,7 +145,7 @@ class OpenTrips:
 
     def keep(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:
         """Add the first result of an order, or the reason of its failure; False for a later one."""
-        if trip.answered(client) or trip not in self._all():
+        if trip.answered(client) or trip not in self._all() or trip.is_full():
             return False
         if isinstance(result, str):
             trip.failed[client] = result
