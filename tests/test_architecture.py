@@ -77,13 +77,13 @@ ROOMS = {
         "training", "techniques", "methods", "resolution",
     ),
     "fedpb": (
-        "", "v1", "pem", "tables", "descriptions", "frames", "headers", "plans", "codec",
+        "", "v1", "pem", "tables", "descriptions", "zstd", "frames", "headers", "plans", "codec",
     ),
     "fedsrv": (
-        "presets", "events", "state", "report", "narration", "sweep", "engine", "transport",
-        "tracking", "dashboard", "coordinator", "catalogue", "trained_models", "export",
-        "certs_commands", "catalogue_commands", "monitor_commands", "sweep_commands", "launch",
-        "cli", "__main__",
+        "presets", "events", "availability", "state", "report", "narration", "sweep", "engine",
+        "transport", "tracking", "dashboard", "coordinator", "catalogue", "trained_models",
+        "export", "certs_commands", "catalogue_commands", "monitor_commands", "sweep_commands",
+        "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "prediction",

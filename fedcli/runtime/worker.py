@@ -9,20 +9,17 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.data.store.client_data import ClientData, GlobalTest
-from fedcli.data.store.partition_store import PartitionStore, open_client
+from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.diary import tell, tell_scored, tell_trained
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
-from fedmodels.data_description import ClientFile, Normaliser
-from fedmodels.errors import ArchiveError, DataError, FedtideError
+from fedmodels.errors import ArchiveError, FedtideError
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.nets.trained import ModelFacts, header_of
@@ -382,25 +379,3 @@ class Worker:
 def _same(one: rpc.Order, other: rpc.Order) -> bool:
     """Tell whether the result of one order to train answers another as well."""
     return one.interaction == other.interaction and one.views == other.views
-
-
-class EvaluatorData(ClientData):
-    """The evaluator's data: the global test set and no task."""
-
-    def __init__(self, root: Path) -> None:
-        """Open ``root/global-test``.
-
-        Raises:
-            DataError: it is missing or damaged.
-        """
-        found = GlobalTest.find(root)
-        if found is None:
-            raise DataError(f"{root / 'global-test'} is not there: the evaluator has nothing to do")
-        self.directory = root / "global-test"
-        self.file = ClientFile(**found.problem.model_dump(), tasks=())
-        self.normaliser = Normaliser.of(self.file)
-
-
-def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
-    """Open a client's data under a partition root; the evaluator's are the global test set."""
-    return open_client(root, client, store) if isinstance(client, int) else EvaluatorData(root)

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 
 from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.evaluator_data import open_data
 from fedcli.data.store.partition_store import PartitionStore
 from fedcli.runtime.state import StateDirectory
-from fedcli.runtime.worker import Worker, open_data
+from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import BundleSpec, ClientId
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import RunFailed
 from fedmodels.numerics.metrics import frequency_groups, minority_classes
 from fedsrv.engine.client_profile import Profile, common_limits
@@ -44,7 +45,26 @@ class Roster:
         """
         met = {c: p.num_tasks for c, p in self.profiles.items()}
         absent = dict.fromkeys(range(clients), max(met.values()))
-        return self._store.fixed_tasks({**absent, **met})
+        return self._store.fixed("tasks", {**absent, **met})
+
+    def weights(self, experiment: Experiment) -> dict[int, int] | None:
+        """Return each client's training examples, as fixed when the run began; None: all are alike.
+
+        An unknown client counts as one with the mean number.
+        """
+        if experiment.schedule.sampling != "weighted":
+            return None
+        met = {c: int(p.train.sum()) for c, p in self.profiles.items()}
+        absent = dict.fromkeys(range(experiment.schedule.clients), sum(met.values()) // len(met))
+        return self._store.fixed("examples", {**absent, **met})
+
+    def ordered(self, step: Step, experiment: Experiment) -> tuple[int, ...]:
+        """Return the clients that get orders at a step.
+
+        Where more are selected than count, a replay asks those whose uploads counted before.
+        """
+        undone = self._store.record(step.interaction) if experiment.schedule.over_select else None
+        return self.cohort_of(step) if undone is None else tuple(undone["cohort"])
 
     def cohort_of(self, step: Step) -> tuple[int, ...]:
         """Return the known clients of a step that have its task.

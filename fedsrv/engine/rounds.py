@@ -102,13 +102,13 @@ class Engine:
         if self.experiment.training.together > 1:
             check_stacks(self.run_facts)
         self.tasks = self.roster.tasks(self.experiment.schedule.clients)
-        self.steps = steps(self.experiment, self.method.trainers(self.run_facts), self.tasks)
-        self.compression = Compression.of(self.method, self.run_facts)
-        self.stateful = self.method.keeps_state(self.run_facts) or self.compression.feedback
-        self.upload_spec = self.compression.upload_spec(self.method.upload_spec(self.run_facts))
+        trainers, draw = self.method.trainers(self.run_facts), self.roster.weights(self.experiment)
+        self.steps = steps(self.experiment, trainers, self.tasks, draw)
+        how = Compression.of(self.method, self.run_facts)
+        self.stateful = self.method.keeps_state(self.run_facts) or how.feedback
+        self.upload_spec = how.upload_spec(self.method.upload_spec(self.run_facts))
         self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
-        check = self.terms.check_report
-        self.trip = partial(Trip, check_report=check, compression=self.compression)
+        self.trip = partial(Trip, check_report=self.terms.check_report, compression=how)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
         if self.stateful:  # a client that lost too much must join again, and learns what to do
@@ -126,7 +126,7 @@ class Engine:
             found = self.cohort.meet(step.cohort, needed)
             if not found.keys() <= self.profiles.keys():
                 self.roster.add(found)
-        return self.roster.cohort_of(step)
+        return self.roster.ordered(step, self.experiment)
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return the context of the server half at a step."""
@@ -263,13 +263,14 @@ class Engine:
     def _trip(self, ctx: ServerContext, state: ServerState, due: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
         common, personal = self.method.broadcast(ctx, state)
-        scored = due and "after_local" in {*self.method.views} & {*self.experiment.evaluate.views}
-        views = ["after_local"] if scored else []
+        scored = {"after_local"}.intersection(self.method.views, self.experiment.evaluate.views)
+        views = [*scored] if due else []
         orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
         count = self.method.count if self.method.reduction == "mean" else None
         return self.trip(
             orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
             count, check_upload=partial(self._check_upload, ctx, state),
+            enough=min(self.experiment.cohort_size, len(orders)),
         )  # fmt: skip
 
     def _check_upload(
@@ -327,9 +328,9 @@ class Engine:
         clients: list[ClientId] = [*self._scorers(step, record)]
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
-        kind, views = rpc.ORDER_KIND_EVALUATE, self._views(step)
-        number = ROUND if step.ends_round else STAGE
-        orders = self._orders(ctx, kind, clients, views, self._tasks_seen(step), number)
+        views, number = self._views(step), ROUND if step.ends_round else STAGE
+        seen, kind = self._tasks_seen(step), rpc.ORDER_KIND_EVALUATE
+        orders = self._orders(ctx, kind, clients, views, seen, number)
         trip = self.trip(orders, common, personal, needed=self._needed(clients))
         results = self.cohort.exchange(trip)
         scores.add(results.by_client)

@@ -308,12 +308,12 @@ class Store:
         with writing(self.path):
             self._ledger.add_profile(client, client_json)
 
-    def fixed_tasks(self, tasks: Mapping[int, int]) -> dict[int, int]:
-        """Return the stored numbers of tasks of the schedule; store these if there are none."""
-        if "tasks" not in self._ledger.facts():
+    def fixed(self, name: str, numbers: Mapping[int, int]) -> dict[int, int]:
+        """Return the stored numbers of the clients, such as their tasks; store these at first."""
+        if name not in self._ledger.facts():
             with writing(self.path):
-                self._ledger.set_facts(tasks=json.dumps(list(tasks.items())))
-        found = json.loads(self._ledger.facts()["tasks"])
+                self._ledger.set_facts(**{name: json.dumps(list(numbers.items()))})
+        found = json.loads(self._ledger.facts()[name])
         return {int(client): int(number) for client, number in found}
 
     # --- files ------------------------------------------------------------------------------------

@@ -37,7 +37,9 @@ class OpenTrip:
     def of(cls, trip: Trip, kept_bytes: int) -> Self:
         """Encode a trip's payload; uploads of more than ``kept_bytes`` in all may be folded."""
         folding = Folding(trip.orders, trip.count, kept_bytes)
-        return cls(trip, encode(trip.sent), _encoded_once(trip.personal), folding)
+        zstd = trip.compression.zstd
+        common = encode(trip.sent, zstd=zstd)
+        return cls(trip, common, _encoded_once(trip.personal, zstd=zstd), folding)
 
     def answered(self, client: ClientId) -> bool:
         """Tell whether a client has sent a result or failed."""
@@ -57,7 +59,11 @@ class OpenTrip:
     def is_decided(self) -> bool:
         """Tell whether every client answered, or too many of them failed."""
         left = len(self.trip.orders) - len(self.failed)
-        return left == len(self.results) or left < self.needed
+        return self.is_full() or left == len(self.results) or left < self.needed
+
+    def is_full(self) -> bool:
+        """Tell whether no more results are wanted."""
+        return self.trip.enough is not None and len(self.results) >= self.trip.enough
 
     def end(self) -> Answers:
         """Return the answers, once the trip is closed.
@@ -139,7 +145,7 @@ class OpenTrips:
 
     def keep(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:
         """Add the first result of an order, or the reason of its failure; False for a later one."""
-        if trip.answered(client) or trip not in self._all():
+        if trip.answered(client) or trip not in self._all() or trip.is_full():
             return False
         if isinstance(result, str):
             trip.failed[client] = result
@@ -201,12 +207,12 @@ def _is_wanted(flush: Flush, client: ClientId, trip: OpenTrip) -> bool:
     return isinstance(client, int) and flush.wanted.get(client) == interaction
 
 
-def _encoded_once(bundles: Mapping[ClientId, Bundle]) -> dict[ClientId, Encoded]:
+def _encoded_once(bundles: Mapping[ClientId, Bundle], *, zstd: bool) -> dict[ClientId, Encoded]:
     """Encode every bundle; clients that get the same object share the encoding."""
     by_object: dict[int, Encoded] = {}
     for bundle in bundles.values():
         if id(bundle) not in by_object:
-            by_object[id(bundle)] = encode(bundle)
+            by_object[id(bundle)] = encode(bundle, zstd=zstd)
     return {client: by_object[id(bundle)] for client, bundle in bundles.items()}
 
 

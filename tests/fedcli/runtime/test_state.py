@@ -5,8 +5,9 @@ import time
 import pytest
 import torch
 
+from fedcli.data.store.evaluator_data import open_data
 from fedcli.runtime.state import StateDirectory
-from fedcli.runtime.worker import Worker, open_data
+from fedcli.runtime.worker import Worker
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedcli.data.store.evaluator_data import open_data
 from fedcli.runtime.host import Host
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Worker, open_data
+from fedcli.runtime.worker import Worker
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc

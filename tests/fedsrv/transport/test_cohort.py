@@ -766,3 +766,14 @@ def test_a_flush_ends_where_a_client_lost_the_state_behind_its_upload(world):
     world.join(0, world.tokens[0], versions=(4,))
     with pytest.raises(StateLost, match=r"client 0 holds private states \[4\] only"):
         future.result(5)
+
+
+def test_a_round_closes_with_the_uploads_it_wants(world):
+    """Two of three orders are enough: the straggler's upload is no longer wanted."""
+    future = world.exchange(trip_to(0, 1, 2, needed=2, enough=2))
+    orders = {c: world.pull(c) for c in (0, 1, 2)}
+    for client in (2, 0):
+        assert world.push(client, orders[client])
+    assert list(future.result(5).by_client) == [0, 2]
+    with pytest.raises(Superseded):
+        world.push(1, orders[1])

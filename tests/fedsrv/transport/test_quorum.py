@@ -287,10 +287,10 @@ def test_the_schedule_stays_what_it_was_when_the_run_began(digits, tmp_path):
     """Whoever came late, with another number of tasks: interactions keep their numbers."""
     experiment = tiny_experiment()
     store = Store(tmp_path / "run", experiment, False)
-    assert store.fixed_tasks({0: 2, 1: 2, 2: 2}) == {0: 2, 1: 2, 2: 2}
+    assert store.fixed("tasks", {0: 2, 1: 2, 2: 2}) == {0: 2, 1: 2, 2: 2}
     store.close()
     store = Store(tmp_path / "run", experiment, True)
-    assert store.fixed_tasks({0: 2, 1: 7, 2: 2}) == {0: 2, 1: 2, 2: 2}
+    assert store.fixed("tasks", {0: 2, 1: 7, 2: 2}) == {0: 2, 1: 2, 2: 2}
     store.close()
 
 
