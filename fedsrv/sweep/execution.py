@@ -57,31 +57,43 @@ def _execute(run: PlannedRun, further: Sequence[str], say: Say) -> None:
     if run.is_finished:
         return
     out, data = run.directory, run.data
-    run.config_file.write_text(run.config)
     options = ["--out", str(out), "--set", f"seed={run.seed}", *further]
     options += ["--resume"] if (out / "config.toml").exists() else []
     options += ["--data", str(data)] if data.exists() and not run.own_data else []
     say(f"$ fedsrv launch {run.config_file} {' '.join(options)}")
     log = out.with_name(out.name + ".log")
-    with log.open("a") as to_log:
-        command = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
-        done = subprocess.run(command, stdout=to_log, stderr=subprocess.STDOUT)
+    try:
+        run.config_file.write_text(run.config)
+        with log.open("a") as to_log:
+            command = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
+            done = subprocess.run(command, stdout=to_log, stderr=subprocess.STDOUT)
+    except OSError as error:
+        say(f"{out.name} could not be started: {error}")
+        return
     if done.returncode == Interrupted.exit_code:
         say(f"{out.name} was stopped")
     elif done.returncode:
         say(f"{out.name} failed: {_last_line(log)} (see {log})")
     elif not run.own_data and not data.exists():
-        _share(out / "data", data)
+        try:
+            _share(out / "data", data)
+        except OSError as error:
+            say(f"{data} cannot be written, so that other runs deal out their own data: {error}")
 
 
 def _share(written: Path, data: Path) -> None:
-    """Copy a run's partition to where others find it; another run may do so at the same time."""
+    """Copy a run's partition to where others find it; another run may do so at the same time.
+
+    Raises:
+        OSError: it cannot be copied; nothing of it is left.
+    """
     copy = Path(mkdtemp(prefix=f".{data.name}-", dir=data.parent))
-    shutil.copytree(written, copy, dirs_exist_ok=True)
-    with suppress(OSError):
-        copy.rename(data)
-        return
-    shutil.rmtree(copy)
+    try:
+        shutil.copytree(written, copy, dirs_exist_ok=True)
+        with suppress(OSError):  # another run was first
+            copy.rename(data)
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 def _last_line(log: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
@@ -83,6 +84,7 @@ def run_sweep(
 def _is_sound(run: PlannedRun, sweep: Sweep, say: Callable[[str], None]) -> bool:
     """Tell whether a finished run can be read; say what is wrong with one that cannot."""
     try:
+        run.changes()
         read_run(run.directory)
         if sweep.columns:
             read_figures(run, sweep.columns.values(), sweep.curves.values())
@@ -94,10 +96,12 @@ def _is_sound(run: PlannedRun, sweep: Sweep, say: Callable[[str], None]) -> bool
 
 def _refuse_other_configs(runs: Sequence[PlannedRun]) -> None:
     """Refuse to tabulate what an earlier sweep ran with another config."""
-    changes = {run.directory: run.changes() for run in runs if run.is_finished}
-    for directory, keys in changes.items():
+    for run in runs:
+        keys: list[str] = []
+        with suppress(ArchiveError):  # told of when the others have run
+            keys = run.changes() if run.is_finished else []
         if keys:
             raise ConfigError(
-                f"{directory} was run with another config; it differs in {', '.join(keys)}. "
+                f"{run.directory} was run with another config; it differs in {', '.join(keys)}. "
                 "Give another --out, or remove that directory to run it again"
             )
