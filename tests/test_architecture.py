@@ -77,7 +77,7 @@ ROOMS = {
         "training", "techniques", "methods", "resolution",
     ),
     "fedpb": (
-        "", "v1", "pem", "tables", "descriptions", "frames", "headers", "plans", "codec",
+        "", "v1", "pem", "tables", "descriptions", "zstd", "frames", "headers", "plans", "codec",
     ),
     "fedsrv": (
         "presets", "events", "availability", "state", "report", "narration", "sweep", "engine",

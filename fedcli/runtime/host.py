@@ -36,6 +36,7 @@ from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
 from fedmodels.tensors.heap import give_back_free_pages
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.zstd import check_installed
 
 IDLE_TOLD_S = 60.0
 """A process without an order says so at this interval."""
@@ -95,6 +96,9 @@ class Host:
         )
         torch.set_num_threads(experiment.training.threads)
         self._together = experiment.training.together
+        if experiment.zstd:
+            check_installed()
+        self.link.zstd = experiment.zstd
         self.workers.begin(experiment)
 
     # --- the loop ---------------------------------------------------------------------------------

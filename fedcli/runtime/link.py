@@ -91,7 +91,7 @@ class Link:
             ("grpc.enable_retries", 0),
             (ChannelOptions.SingleThreadedUnaryStream, 1),  # a Pull needs no thread of its own
         ]
-        self.address = address
+        self.address, self.zstd = address, False
         self._give_up_after_s = give_up_after_s
         self._over_tls = credentials is not None
         self._closed = threading.Event()
@@ -316,7 +316,7 @@ class Link:
     def _send(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushResponse:
         """Make one Push; a frame is laid out while the one before it is under way."""
         head = rpc.PushRequest(header=header).SerializeToString()
-        frames = frames_of(upload, header.bundle.payload_bytes)
+        frames = frames_of(upload, header.bundle.payload_bytes, zstd=self.zstd)
         stream = messages(head, (frame.laid_out() for frame in frames))
         first, second = next(stream), next(stream, None)
         reply: rpc.PushResponse

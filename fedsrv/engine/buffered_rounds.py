@@ -73,6 +73,8 @@ class BufferedEngine(Engine):
         last = self.store.record(interaction)
         self.under_way: dict[int, int] = dict(last.get("under_way", ())) if last else {}
         """The interaction of each client's order that is not counted yet."""
+        self._undone = self.store.undone()
+        """Records whose arrivals the replay follows, also where their states are gone."""
         self._begun: dict[int, Weights] = {}
         """Everybody's weights at the start of each interaction that orders under way are of."""
         self.cohort.recall()
@@ -100,13 +102,15 @@ class BufferedEngine(Engine):
     def _train(self, ctx: ServerContext, due: bool) -> Answers:
         """Let idle clients begin, and take the first uploads that come."""
         step = self.steps[ctx.interaction]
-        followed = self.store.record(step.interaction) or self._followed.get(step.interaction)
+        followed = self._undone.get(step.interaction) or self._followed.get(step.interaction)
         begin = _begun_in(followed) if followed else self._draw(step, ctx.cohort)
         if begin:
             self.cohort.send(self._trip_of(step, self.state, begin))
         self.under_way |= dict.fromkeys(begin, step.interaction)
         found = self.cohort.take(self._flush(step, followed))
         self.under_way = found.under_way
+        if followed and len(found.arrivals) < len(followed["arrivals"]):
+            self._undone = {}  # it went another way, and later orders may be other ones
         if step.ends_run:
             self.cohort.recall()
         return found

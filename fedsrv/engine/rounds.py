@@ -104,12 +104,11 @@ class Engine:
         self.tasks = self.roster.tasks(self.experiment.schedule.clients)
         trainers = self.method.trainers(self.run_facts)
         self.steps = steps(self.experiment, trainers, self.tasks, self.roster.weights())
-        self.compression = Compression.of(self.method, self.run_facts)
-        self.stateful = self.method.keeps_state(self.run_facts) or self.compression.feedback
-        self.upload_spec = self.compression.upload_spec(self.method.upload_spec(self.run_facts))
+        how = Compression.of(self.method, self.run_facts)
+        self.stateful = self.method.keeps_state(self.run_facts) or how.feedback
+        self.upload_spec = how.upload_spec(self.method.upload_spec(self.run_facts))
         self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
-        check = self.terms.check_report
-        self.trip = partial(Trip, check_report=check, compression=self.compression)
+        self.trip = partial(Trip, check_report=self.terms.check_report, compression=how)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
         if self.stateful:  # a client that lost too much must join again, and learns what to do
@@ -263,8 +262,8 @@ class Engine:
     def _trip(self, ctx: ServerContext, state: ServerState, due: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
         common, personal = self.method.broadcast(ctx, state)
-        scored = due and "after_local" in {*self.method.views} & {*self.experiment.evaluate.views}
-        views = ["after_local"] if scored else []
+        scored = {"after_local"}.intersection(self.method.views, self.experiment.evaluate.views)
+        views = [*scored] if due else []
         orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
         count = self.method.count if self.method.reduction == "mean" else None
         return self.trip(

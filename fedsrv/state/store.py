@@ -159,6 +159,10 @@ class Store:
         """Return the record of an interaction, committed or undone; None if there is none."""
         return self._ledger.record(interaction)
 
+    def undone(self) -> dict[int, Record]:
+        """Return the undone records that the replay has not passed, by interaction."""
+        return self._ledger.undone()
+
     def oldest_begun(self, interaction: int) -> int:
         """Return after which interaction the oldest order began that a commit has to do with.
 

@@ -37,7 +37,9 @@ class OpenTrip:
     def of(cls, trip: Trip, kept_bytes: int) -> Self:
         """Encode a trip's payload; uploads of more than ``kept_bytes`` in all may be folded."""
         folding = Folding(trip.orders, trip.count, kept_bytes)
-        return cls(trip, encode(trip.sent), _encoded_once(trip.personal), folding)
+        zstd = trip.compression.zstd
+        common = encode(trip.sent, zstd=zstd)
+        return cls(trip, common, _encoded_once(trip.personal, zstd=zstd), folding)
 
     def answered(self, client: ClientId) -> bool:
         """Tell whether a client has sent a result or failed."""
@@ -205,12 +207,12 @@ def _is_wanted(flush: Flush, client: ClientId, trip: OpenTrip) -> bool:
     return isinstance(client, int) and flush.wanted.get(client) == interaction
 
 
-def _encoded_once(bundles: Mapping[ClientId, Bundle]) -> dict[ClientId, Encoded]:
+def _encoded_once(bundles: Mapping[ClientId, Bundle], *, zstd: bool) -> dict[ClientId, Encoded]:
     """Encode every bundle; clients that get the same object share the encoding."""
     by_object: dict[int, Encoded] = {}
     for bundle in bundles.values():
         if id(bundle) not in by_object:
-            by_object[id(bundle)] = encode(bundle)
+            by_object[id(bundle)] = encode(bundle, zstd=zstd)
     return {client: by_object[id(bundle)] for client, bundle in bundles.items()}
 
 

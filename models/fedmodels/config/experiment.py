@@ -240,6 +240,9 @@ class Compression(StrictTable):
     """Part of the parameters that ``top-k`` sends."""
     feedback: bool = True
     """With ``int8`` and ``top-k``, clients keep what they did not send, and send it later."""
+    zstd: bool = False
+    """Compress all payloads besides, without loss, where that makes them smaller; needs the extra
+    ``zstd`` at every end."""
 
 
 class Tracking(StrictTable):
@@ -278,6 +281,11 @@ class Experiment(StrictTable):
     def min_clients(self) -> int:
         """Return how many uploads an interaction needs at least."""
         return min(self.server.min_clients or self.cohort_size, self.cohort_size)
+
+    @property
+    def zstd(self) -> bool:
+        """Return whether payloads are compressed without loss."""
+        return self.compression is not None and self.compression.zstd
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain values; parsing it again is the same run."""

@@ -758,6 +758,16 @@ def test_a_run_that_is_to_stop_begins_no_flush(world):
         taking(world, 1).result(5)
 
 
+def test_a_flush_ends_where_a_client_lost_the_state_behind_its_upload(world):
+    world.cohort.require(lambda client, versions: True, {}, -1)
+    world.cohort.send(trip_to(0, 1, interaction=5))
+    future = taking(world, 2, interaction=6)
+    assert world.push(0, world.pull(0))
+    world.join(0, world.tokens[0], versions=(4,))
+    with pytest.raises(StateLost, match=r"client 0 holds private states \[4\] only"):
+        future.result(5)
+
+
 def test_a_round_closes_with_the_uploads_it_wants(world):
     """Two of three orders are enough: the straggler's upload is no longer wanted."""
     future = world.exchange(trip_to(0, 1, 2, needed=2, enough=2))
