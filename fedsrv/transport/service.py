@@ -51,6 +51,8 @@ BEAT_EVERY_S = 2.0
 AGAIN_AFTER_MS = 500
 PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
 """Time limit of an upload: a fixed part, and its size at the rate of the slowest usable link."""
+MOST_DESCRIBED = 256 << 20
+"""Characters of the descriptions of all clients that join with one message."""
 MOST_WATCHERS = 16
 """Limit of monitors at a time; each holds a thread that clients could use."""
 SERVICE = rpc.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
@@ -161,7 +163,12 @@ class Service:
     ) -> rpc.JoinResponse:
         """Admit several clients of one process; those before one that is refused are admitted."""
         clients = [self._client(one.client_id, context) for one in request.clients]
+        if not clients:
+            raise PayloadError("a JoinSeveral must name at least one client")
+        if len({*clients}) < len(clients):
+            raise PayloadError("a JoinSeveral must name each client once")
         self._check_run(request, "these clients' state directories belong")
+        room = MOST_DESCRIBED
         for client, one in zip(clients, request.clients, strict=True):
             if not one.token:
                 raise PayloadError(f"client {client} must bring a token to join with others")
@@ -171,6 +178,12 @@ class Service:
             del shared.tasks[:]
             shared.tasks.extend(one.tasks)
             description = client_json_of(shared)
+            room -= len(description)
+            if room < 0:
+                raise PayloadError(
+                    f"the descriptions take more than {MOST_DESCRIBED >> 20} MiB; join with fewer "
+                    "clients in one process"
+                )
             self.cohort.join(client, description, one.token, one.versions, request.start_over)
         return self._welcome(b"")
 

@@ -29,9 +29,9 @@ def commit_before_rename() -> None:
 
 def no_deduplication() -> None:
     """Take whatever a client pushes as the answer to the order it has now."""
-    from fedsrv.transport import remote_cohort as remote
+    from fedsrv.transport import open_trip
 
-    remote.answers = lambda header, order: True
+    open_trip.answers = lambda header, order: True
 
 
 def watermark_too_early() -> None:
@@ -56,7 +56,7 @@ def finish_before_acceptance() -> None:
     def executed(self: Any, tasks: Any) -> Any:
         results = execute(self, tasks)
         done = [result.order for result in results if result.order.kind == rpc.ORDER_KIND_FINISH]
-        self.left = getattr(self, "left", len(self.workers)) - len(done)
+        self.left = getattr(self, "left", len(self.workers.clients)) - len(done)
         return results
 
     def next_of(self: Any) -> Any:
