@@ -88,6 +88,7 @@ class Host:
 
         Raises:
             LinkError: the server refused one of them.
+            ConfigError: the run asks for an extra that is not installed.
         """
         reply = self.enrolment.join()
         self.beat_every_s = reply.beat_every_s

@@ -87,6 +87,7 @@ class Worker:
     progress: Progress = field(default_factory=Progress)
     run: RunFacts = field(init=False)
     net: SplitNet = field(init=False)
+    compression: Compression = field(init=False)
     nets: list[SplitNet] = field(init=False)
     """``net``, and the nets of the clients that train at the same time."""
 
@@ -98,7 +99,8 @@ class Worker:
         self.net = sibling.net if sibling else self.run.make_net().to(self.device).pack()
         self.nets = sibling.nets if sibling else [self.net]
         self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
-        self.compression = Compression.of(self.method, self.run)
+        how = sibling.compression if sibling else Compression.of(self.method, self.run)
+        self.compression = how
         self.stateful = self.method.keeps_state(self.run) or self.compression.feedback
         self._held: Result | None = None
         self._committed = -1

@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmodels.config.experiment import difference
-from fedmodels.errors import ConfigError, suggestion
+from fedmodels.errors import ArchiveError, ConfigError, suggestion
 from fedmodels.resolution import override, parse_experiment
 from fedsrv.presets import preset_file
 
@@ -176,11 +176,14 @@ class PlannedRun:
         The reference is left out: its path is another where the runs were moved.
 
         Raises:
-            ConfigError: the config it was begun with is none any more.
+            ArchiveError: the config it was begun with is none any more.
         """
         if not self.config_file.exists():
             return []
-        before = parse_experiment(self.config_file.read_text(), str(self.config_file))
+        try:
+            before = parse_experiment(self.config_file.read_text(), str(self.config_file))
+        except (OSError, UnicodeDecodeError, ConfigError) as error:
+            raise ArchiveError(f"{self.config_file} is damaged: {error}") from None
         found = difference(before, parse_experiment(self.config, self.cell.row))
         return [key for key in found if key != "evaluate.reference"]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +16,8 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedpb.zstd import check_installed
 from fedsrv.events import EventLog
+
+log = logging.getLogger(__name__)
 
 PROJECT = "fedtide"
 """Name of the experiment or project under which a tracker lists runs."""
@@ -138,15 +142,12 @@ def _missing(name: str) -> str:
 def track(events: EventLog, experiment: Experiment, out: Path) -> Ending:
     """Hand every score to the trackers of the config, from a thread; return what ends that.
 
+    A tracker that fails later is named in the log and told nothing more; the run goes on.
+
     Raises:
-        ConfigError: one of them is not installed.
+        ConfigError: one of them is not installed, or cannot begin.
     """
-    trackers = []
-    for name in wanted(experiment):
-        try:
-            trackers.append(TRACKERS[name](experiment, out))
-        except ImportError:
-            raise ConfigError(_missing(name)) from None
+    trackers = {name: _begun(name, experiment, out) for name in wanted(experiment)}
     thread = threading.Thread(target=_write, args=(events, trackers), name="tracking", daemon=True)
     thread.start()
 
@@ -157,10 +158,35 @@ def track(events: EventLog, experiment: Experiment, out: Path) -> Ending:
     return end
 
 
-def _write(events: EventLog, trackers: list[Tracker]) -> None:
+def _begun(name: str, experiment: Experiment, out: Path) -> Tracker:
+    try:
+        return TRACKERS[name](experiment, out)
+    except ImportError:
+        raise ConfigError(_missing(name)) from None
+    except Exception as error:  # a package of somebody else raises errors of its own
+        raise ConfigError(
+            f"[tracking] {name} cannot begin: {_first_line(error)}; log in or set it up as its "
+            f"documentation says, or leave it out: --set tracking.{name}=false"
+        ) from None
+
+
+def _write(events: EventLog, trackers: dict[str, Tracker]) -> None:
     for event in events.listen(from_start=True):
         if event.kind == "scores":
-            for tracker in trackers:
-                tracker.log(event.interaction, event.detail["metrics"])
-    for tracker in trackers:
-        tracker.close()
+            _tell(trackers, methodcaller("log", event.interaction, event.detail["metrics"]))
+    _tell(trackers, methodcaller("close"))
+
+
+def _tell(trackers: dict[str, Tracker], call: Callable[[Tracker], object]) -> None:
+    """Call every tracker; drop one that fails."""
+    for name, tracker in list(trackers.items()):
+        try:
+            call(tracker)
+        except Exception as error:  # a package of somebody else raises errors of its own
+            del trackers[name]
+            reason = _first_line(error)
+            log.warning("%s failed and gets no further metrics; the run goes on: %s", name, reason)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -90,6 +90,39 @@ def test_without_its_package_there_is_one_line(monkeypatch, tmp_path, name):
         track(EventLog(), tiny_experiment(tracking={name: True}), tmp_path)
 
 
+def test_a_tracker_that_fails_ends_neither_the_run_nor_the_others(monkeypatch, tmp_path, caplog):
+    def full(*_, **__):
+        raise OSError("quota exceeded\ndetails")
+
+    written, online = [], []
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Recorder(written))
+    run = Recorder(online, log=full)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **_: run))
+    events = EventLog()
+    switches = {"tensorboard": True, "wandb": True}
+    end = track(events, tiny_experiment(tracking=switches), tmp_path)
+    for step in (1, 2):
+        events.tell("scores", interaction=step, metrics={"a_glo": 0.5})
+    end()
+    assert [call[0] for call in written] == ["SummaryWriter", "add_scalar", "add_scalar", "close"]
+    assert online == []
+    (line,) = caplog.messages
+    assert line == "wandb failed and gets no further metrics; the run goes on: quota exceeded"
+
+
+def test_a_tracker_that_cannot_begin_gets_one_line(monkeypatch, tmp_path):
+    def no_login(**_):
+        raise RuntimeError("no API key configured\nuse wandb login")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=no_login))
+    with pytest.raises(ConfigError) as raised:
+        track(EventLog(), tiny_experiment(tracking={"wandb": True}), tmp_path)
+    assert str(raised.value) == (
+        "[tracking] wandb cannot begin: no API key configured; log in or set it up as its "
+        "documentation says, or leave it out: --set tracking.wandb=false"
+    )
+
+
 def test_settings_are_flat():
     found = settings_of(tiny_experiment(seed=4))
     assert (found["seed"], found["method.name"]) == (4, "fedavg")

@@ -54,7 +54,7 @@ class Launches:
         self.commands: list[list[str]] = []
         self.broken: set[str] = set()
 
-    def __call__(self, command: list[str], stdout: Any, stderr: int) -> SimpleNamespace:
+    def __call__(self, command: list[str], stdout: Any, stderr: int, **_: Any) -> SimpleNamespace:
         assert command[:4] == [sys.executable, "-m", "fedsrv", "launch"]
         self.commands.append(command)
         out = Path(command[command.index("--out") + 1])
@@ -233,7 +233,13 @@ def test_a_finished_run_of_another_config_is_never_tabulated(
 @pytest.mark.parametrize("columns", [{"A": "metrics.a_loc"}, {}])
 @pytest.mark.parametrize(
     ("file", "text"),
-    [("summary.json", '{"metrics": '), ("rounds.jsonl", "\udcff\n{"), ("summary.json", "[]")],
+    [
+        ("summary.json", '{"metrics": '),
+        ("rounds.jsonl", "\udcff\n{"),
+        ("summary.json", "[]"),
+        ("../fedprox-0-5-seed0.toml", "seed = "),
+        ("../fedprox-0-5-seed0.toml", "\udcff"),
+    ],
 )
 def test_a_damaged_run_is_left_out_alone(
     sweep: Any,
@@ -260,6 +266,32 @@ def test_a_damaged_run_is_left_out_alone(
         table = (out / "table.md").read_text()
         assert "| FedProx, 0.5 (0 of 1 seeds) | – |" in table
         assert "| Local | 40.00 |" in table
+
+
+def test_a_run_that_cannot_be_started_is_left_out_alone(
+    sweep: Any, tmp_path: Path, launches: Launches
+) -> None:
+    out, said = tmp_path / "out", list[str]()
+    (out / "local-seed0.toml").mkdir(parents=True)
+    with pytest.raises(RunFailed, match="1 of 3 runs failed and are left out: local-seed0"):
+        run_sweep(sweep(), out, seeds=[0], say=said.append)
+    assert any(line.startswith("local-seed0 could not be started: ") for line in said)
+    assert "| FedAvg | 50.00 |" in (out / "table.md").read_text()
+
+
+def test_a_partition_that_cannot_be_shared_stops_nothing(
+    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(execution.shutil, "copytree", full)
+    out, said = tmp_path / "out", list[str]()
+    run_sweep(sweep(), out, seeds=[0], say=said.append)
+    (line,) = {line for line in said if "cannot be written" in line}
+    assert line.startswith(f"{out / 'data-seed0'} cannot be written, so that other runs deal out")
+    assert "| Local | 40.00 |" in (out / "table.md").read_text()
+    assert not list(out.glob(".data*"))
 
 
 def test_a_column_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches: Launches) -> None:
@@ -296,17 +328,16 @@ def test_ctrl_c_ends_a_sweep_with_one_line(
         launches.commands.append(command)
         return SimpleNamespace(returncode=130)
 
-    class Waiting(list[Any]):
-        def __init__(self, done: Any) -> None:
-            super().__init__(done)
+    def say(line: str) -> None:
+        said.append(line)
+        if line.endswith("was stopped"):
             raise KeyboardInterrupt
 
     said = list[str]()
     monkeypatch.setattr(execution.subprocess, "run", interrupted)
-    monkeypatch.setattr(execution, "list", Waiting, raising=False)
     monkeypatch.setattr(execution.signal, "signal", lambda *_: None)
     with pytest.raises(Interrupted, match="stopped; the same command goes on with the sweep"):
-        run_sweep(sweep(), tmp_path / "out", seeds=[0], say=said.append)
+        run_sweep(sweep(), tmp_path / "out", seeds=[0], say=say)
     assert said[1:] == ["fedavg-seed0 was stopped"]
     assert len(launches.commands) == 1
 
