@@ -3,7 +3,8 @@
 // node client.js HOST:PORT CLIENT DATA SESSION
 //
 // It trains softmax regression ([net] name = "mlp", hidden = []) with FedAvg on DATA/CLIENT, as
-// `fedcli partition` writes it, and keeps its session in the file SESSION.
+// `fedcli partition` writes it, and keeps its session in the file SESSION. This file speaks the
+// protocol; softmax.js reads the data, trains and scores.
 'use strict';
 const crypto = require('crypto');
 const fs = require('fs');
@@ -11,6 +12,7 @@ const path = require('path');
 const zlib = require('zlib');
 const grpc = require('@grpc/grpc-js');
 const loader = require('@grpc/proto-loader');
+const softmax = require('./softmax');
 
 const PROTOCOL = 4, ALIGNMENT = 64, FRAME_BYTES = 1 << 20, WHOLE_BYTES = 2 << 20;
 const PROTO = path.join(__dirname, '..', '..', 'proto');
@@ -19,6 +21,8 @@ const OPTIONS = { includeDirs: [PROTO], keepCase: true, longs: String, enums: St
 const { fedpb } = grpc.loadPackageDefinition(
   loader.loadSync('fedpb/v1/coordinator.proto', OPTIONS));
 const [address, client_id, data, session_file] = process.argv.slice(2);
+const folder = path.join(data, client_id);
+const description = JSON.parse(fs.readFileSync(path.join(folder, 'client.json')));
 const server = new fedpb.v1.CoordinatorService(address, grpc.credentials.createInsecure(),
   { 'grpc.max_receive_message_length': 4 << 20 });
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
@@ -39,37 +43,17 @@ async function patiently(call) {
   }
 }
 
-const unary = (name, request) => patiently(() => new Promise((resolve, reject) =>
-  server[name](request, (error, answer) => (error ? reject(error) : resolve(answer)))));
+// Awaits the answer of a call, begin(done), that may be made again.
+const answered = (begin) => patiently(() => new Promise((resolve, reject) =>
+  begin((error, answer) => (error ? reject(error) : resolve(answer)))));
 
-const push = (messages) => patiently(() => new Promise((resolve, reject) => {
-  const stream = server.Push((error, answer) => (error ? reject(error) : resolve(answer)));
-  for (const message of messages) stream.write(message);
+const unary = (name, request) => answered((done) => server[name](request, done));
+
+const push = (messages) => answered((done) => {
+  const stream = server.Push(done);
+  messages.forEach((message) => stream.write(message));
   stream.end();
-}));
-
-// --- data ----------------------------------------------------------------------------------------
-
-// Reads an array of numpy: uint8, float32 or int64, in C order.
-function npy(file) {
-  const bytes = fs.readFileSync(file), size = bytes.readUInt16LE(8);
-  const head = bytes.toString('latin1', 10, 10 + size), body = bytes.subarray(10 + size);
-  const [, dtype] = /'descr': '[|<](\w+)'/.exec(head);
-  const [width, read] = { u1: [1, (i) => body[i]], f4: [4, (i) => body.readFloatLE(4 * i)],
-    i8: [8, (i) => Number(body.readBigInt64LE(8 * i))] }[dtype];
-  return Float64Array.from({ length: body.length / width }, (_, i) => read(i));
-}
-
-const description = JSON.parse(fs.readFileSync(path.join(data, client_id, 'client.json')));
-const K = description.num_classes, D = description.input_shape.reduce((a, b) => a * b);
-
-function examples(task, part) {
-  const at = (kind) => npy(path.join(data, client_id, `task-${task}`, `${part}_${kind}.npy`));
-  const { scale, mean, std, input_shape: shape } = description, x = at('x');
-  const inner = shape.length === 3 ? shape[1] * shape[2] : 1; // values of a channel that lie together
-  const of = (list, i) => list[list.length === 1 ? 0 : Math.floor(i / inner) % list.length];
-  return { x: x.map((v, i) => (v / scale - of(mean, i)) / of(std, i)), y: at('y') };
-}
+});
 
 // --- tables and bundles --------------------------------------------------------------------------
 
@@ -110,76 +94,26 @@ function decode(header, payload) {
   }));
 }
 
-// --- softmax regression --------------------------------------------------------------------------
-
-// Returns the probabilities of an example's classes.
-function predict(weights, x, n) {
-  const W = weights['head/weight'].values, b = weights['head/bias'].values;
-  const z = Array.from({ length: K }, (_, k) => {
-    let sum = b[k];
-    for (let d = 0; d < D; d++) sum += W[k * D + d] * x[n * D + d];
-    return sum;
-  });
-  const most = Math.max(...z), e = z.map((v) => Math.exp(v - most)), total = e.reduce((a, c) => a + c);
-  return e.map((v) => v / total);
-}
-
-// Trains with plain SGD, batch after batch; returns the mean loss of the last epoch. Before each
-// epoch it awaits beat(epoch, loss).
-async function train(weights, { x, y }, { local_epochs, batch_size, lr }, beat) {
-  let loss = 0;
-  for (let epoch = 0; epoch < local_epochs; epoch++) {
-    await beat(epoch, loss);
-    loss = 0;
-    for (let first = 0; first < y.length; first += batch_size) {
-      const last = Math.min(first + batch_size, y.length), gradients = [];
-      for (let n = first; n < last; n++) {
-        gradients.push(predict(weights, x, n));
-        loss -= Math.log(gradients.at(-1)[y[n]]) / y.length;
-        gradients.at(-1)[y[n]] -= 1;
-      }
-      const step = lr / (last - first);
-      gradients.forEach((g, i) => g.forEach((slope, k) => {
-        weights['head/bias'].values[k] -= step * slope;
-        for (let d = 0; d < D; d++) {
-          weights['head/weight'].values[k * D + d] -= step * slope * x[(first + i) * D + d];
-        }
-      }));
-    }
-  }
-  return loss;
-}
-
-// Scores weights on the test data of the tasks seen so far.
-function scores(weights, view, tasks_seen) {
-  const tasks = Math.min(Number(tasks_seen), description.tasks.length);
-  return Array.from({ length: tasks }, (_, task) => {
-    const { x, y } = examples(task, 'test');
-    const [support, predicted, correct] = [0, 1, 2].map(() => new Array(K).fill(0));
-    let loss_sum = 0;
-    y.forEach((label, n) => {
-      const p = predict(weights, x, n), best = p.indexOf(Math.max(...p));
-      support[label]++, predicted[best]++;
-      if (best === label) correct[label]++;
-      loss_sum -= Math.log(p[label]);
-    });
-    return { view, rule: 'classifier', test_set: `task/${task}`, support, predicted, correct, loss_sum };
-  });
-}
-
 // --- the run -------------------------------------------------------------------------------------
 
 let session, experiment, beat_every_s, last_beat = 0;
 
+// Keeps a session, so that this client joins as the same one after a restart.
+function keep(changed) {
+  session = changed;
+  fs.writeFileSync(session_file, JSON.stringify(session));
+}
+
+// Returns what every call says of its caller.
+const caller = () => ({ client_id, token: Buffer.from(session.token, 'base64') });
+
 async function join() {
-  session = fs.existsSync(session_file) ? JSON.parse(fs.readFileSync(session_file)) : {};
-  session.token ??= crypto.randomBytes(16).toString('base64'); // kept before it is sent
-  fs.writeFileSync(session_file, JSON.stringify(session));
+  const before = fs.existsSync(session_file) ? JSON.parse(fs.readFileSync(session_file)) : {};
+  keep({ token: crypto.randomBytes(16).toString('base64'), ...before }); // before it is sent
   const { partition, ...own } = description; // JSON here has one kind of number, and a Table two
-  const answer = await unary('Join', { client_id, protocol: PROTOCOL, run_id: session.run_id,
-    token: Buffer.from(session.token, 'base64'), description: own });
-  session = { run_id: answer.run_id, token: answer.token.toString('base64') };
-  fs.writeFileSync(session_file, JSON.stringify(session));
+  const answer = await unary('Join',
+    { ...caller(), protocol: PROTOCOL, run_id: session.run_id, description: own });
+  keep({ run_id: answer.run_id, token: answer.token.toString('base64') });
   [experiment, beat_every_s] = [valuesIn(answer.experiment), answer.beat_every_s];
   const { method, net } = experiment;
   if (method.name !== 'fedavg' || net.name !== 'mlp' || net.hidden?.length !== 0) {
@@ -189,9 +123,8 @@ async function join() {
 
 // Yields the orders of one Pull, each with its weights; parts that are held come out of `held`.
 async function* orders(held, issue) {
-  const token = Buffer.from(session.token, 'base64');
-  const request = { waiting: [{ client_id, token, durable: -1, issue }], held: [...held.keys()]
-    .map((digest) => Buffer.from(digest, 'hex')) };
+  const request = { waiting: [{ ...caller(), durable: -1, issue }],
+    held: [...held.keys()].map((digest) => Buffer.from(digest, 'hex')) };
   let order, parts = [], frames = [], received = 0;
   for await (const { header, frame } of server.Pull(request)) {
     if (header) ({ order, parts } = header), (frames = []), (received = 0);
@@ -216,32 +149,38 @@ async function* orders(held, issue) {
 const beat = (interaction, epoch, loss) => new Promise((resolve, reject) => {
   if (Date.now() - last_beat < 1000 * beat_every_s) return resolve();
   last_beat = Date.now();
-  const token = Buffer.from(session.token, 'base64');
-  const request = { client_id, token, epoch, batch: 0, loss, durable: -1, interaction };
+  const request = { ...caller(), epoch, batch: 0, loss, durable: -1, interaction };
   server.Beat(request, { deadline: last_beat + 5000 }, (error, answer) => (answer?.superseded
     ? reject(Object.assign(new Error('superseded'), { code: grpc.status.ABORTED })) : resolve()));
 });
 
+// Scores weights on the test data of the tasks that the order counts as seen.
+function scores(weights, view, order) {
+  const tasks = Math.min(Number(order.tasks_seen), description.tasks.length);
+  return Array.from({ length: tasks }, (_, task) => ({ view, rule: 'classifier',
+    test_set: `task/${task}`,
+    ...softmax.score(weights, softmax.examples(folder, description, task, 'test')) }));
+}
+
+// Does what an order asks, and sends the result.
 async function obey(order, weights) {
-  const begun = Date.now(), report = { durable: -1, counts: [] };
+  const { kind, interaction, trip, views } = order, begun = Date.now();
+  const received = views.filter((view) => view !== 'after_local');
+  const counts = received.flatMap((view) => scores(weights, view, order));
+  const report = { durable: -1, counts };
   let upload = encode({}, {});
-  for (const each of order.views.filter((v) => v !== 'after_local')) {
-    report.counts.push(...scores(weights, each, order.tasks_seen));
-  }
-  if (order.kind === 'ORDER_KIND_TRAIN') {
-    const set = examples(Number(order.task), 'train'), num_examples = set.y.length;
-    const loss = await train(weights, set, experiment.training,
-      (epoch, loss) => beat(order.interaction, epoch, loss));
+  if (kind === 'ORDER_KIND_TRAIN') {
+    const set = softmax.examples(folder, description, order.task, 'train');
+    const num_examples = set.y.length;
+    const loss = await softmax.train(weights, set, experiment.training,
+      (epoch, loss) => beat(interaction, epoch, loss));
     Object.assign(report, { loss, num_examples, seconds: (Date.now() - begun) / 1000 });
     upload = encode(weights, { num_examples });
-    if (order.views.includes('after_local')) {
-      report.counts.push(...scores(weights, 'after_local', order.tasks_seen));
-    }
-  } else if (order.kind === 'ORDER_KIND_FINISH') { // FedAvg keeps no private state: of no bytes
+    if (views.includes('after_local')) counts.push(...scores(weights, 'after_local', order));
+  } else if (kind === 'ORDER_KIND_FINISH') { // FedAvg keeps no private state: of no bytes
     report.state_sha256 = crypto.createHash('sha256').digest('hex');
   }
-  const { kind, interaction, trip } = order, token = Buffer.from(session.token, 'base64');
-  const header = { client_id, token, kind, interaction, trip, report, bundle: upload.bundle };
+  const header = { ...caller(), kind, interaction, trip, report, bundle: upload.bundle };
   await push([{ header }, ...upload.frames]);
 }
 
@@ -266,7 +205,7 @@ async function main() {
     }
     if (!over) await sleep(wait);
   }
-  await unary('Leave', { client_id, token: Buffer.from(session.token, 'base64'), reason: 'finished' });
+  await unary('Leave', { ...caller(), reason: 'finished' });
 }
 
 main().then(() => server.close(), (error) => {

@@ -33,31 +33,10 @@ from fedmodels.methods.readings.fedmlp import FedMLPReading
 from fedmodels.nets.split import weights_of
 from fedmodels.numerics.algebra import class_means, nearest
 from fedmodels.numerics.distances import divergence, smooth_l1
-from fedmodels.numerics.prototypes import (
-    ByClass,
-    moved,
-    nearest_scores,
-    uncounted,
-)
-from fedmodels.techniques import evaluation_heads
-from fedmodels.techniques.levels import (
-    CLUSTER,
-    class_counts,
-    clustered,
-    levels_of,
-    levels_spec,
-    minority_by_counts,
-    minority_of,
-    with_latest,
-)
+from fedmodels.numerics.prototypes import ByClass, moved, nearest_scores, uncounted
+from fedmodels.techniques import levels
 from fedmodels.techniques.shallow import travelling_names
-from fedmodels.tensors.bundle import (
-    Bundle,
-    BundleSpec,
-    Prototypes,
-    Weights,
-    prototype_spec,
-)
+from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.method import (
     Batch,
@@ -125,12 +104,6 @@ class FedMLP(RoundHeads, ReleasedPrototypes):
     def local_view(self) -> str:
         return "after_local" if self.reading.eval_base == "local" else super().local_view
 
-    def shared(self, weights: Weights) -> Weights:
-        stays = self.withheld(weights)
-        return evaluation_heads.travelling(
-            weights, lambda name: name not in stays, self.eval_upload_head
-        )
-
     def withheld(self, weights: Weights) -> Weights:
         travels = travelling_names(weights, self.reading.share)
         heads = set(filter(is_head, weights)) if self.heads_travel else set()
@@ -143,28 +116,27 @@ class FedMLP(RoundHeads, ReleasedPrototypes):
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
-        levels = levels_of(torch.zeros(0), (), run.problem.num_classes)
+        empty = levels.levels_of(torch.zeros(0), (), run.problem.num_classes)
         nothing = Prototypes.by_position(torch.zeros(0, run.width))
         prototypes = {"class": nothing, "semantic": nothing}
-        return ServerState(Bundle({**self.shared(run.initial_weights), **levels}, prototypes))
+        return ServerState(Bundle({**self.shared(run.initial_weights), **empty}, prototypes))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
-        return super().upload_spec(run) | prototype_spec(
-            "class", run.width, run.problem.num_classes
-        )
+        return super().upload_spec(run) | self.prototype_spec(run)
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         common, own = super().payload_spec(run)
-        return common | levels_spec(run), own
+        return common | levels.levels_spec(run), own
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         mean = super().aggregate(ctx, state, uploads).common.weights
         reported = {client: upload.prototypes["class"] for client, upload in uploads.items()}
         classes = ctx.run.problem.num_classes
-        counts = {f"counts/{c}/{ctx.task}": class_counts(r, classes) for c, r in reported.items()}
+        tables = {c: levels.class_counts(rows, classes) for c, rows in reported.items()}
+        counts = {f"counts/{client}/{ctx.task}": table for client, table in tables.items()}
         clients = state.clients
         if self.reading.proto_agg == "all_latest":
-            clients = {**clients, **with_latest(clients, reported)}
+            clients = {**clients, **levels.with_latest(clients, reported)}
             reported = {i: clients[i].prototypes["class"] for i in sorted(clients)}
         found = self.everyones(ctx.run, reported, uniform=True)  # eq. 3
         g = moved(uncounted(state.common.prototypes["class"]), found, 0.0)  # eq. 4
@@ -179,9 +151,9 @@ class FedMLP(RoundHeads, ReleasedPrototypes):
         classes, g = ctx.run.problem.num_classes, state.common.prototypes["class"]
         size = self.v or math.ceil(math.sqrt(classes))
         p, a = self._clustered(g.vectors, size, ctx.run)
-        levels = levels_of(a, self._minority(ctx, state), classes)
+        found = levels.levels_of(a, self._minority(ctx, state), classes)
         prototypes = {"class": g, "semantic": Prototypes.by_position(p)}
-        common = Bundle({**state.common.weights, **levels}, prototypes)
+        common = Bundle({**state.common.weights, **found}, prototypes)
         return replace(state, common=common), {"known_share": len(g.labels) / classes}
 
     def _minority(self, ctx: ServerContext, state: ServerState) -> Sequence[int]:
@@ -189,11 +161,11 @@ class FedMLP(RoundHeads, ReleasedPrototypes):
         if self.reading.minority == "oracle":
             return ctx.minority
         tables = [c for k, c in state.own.weights.items() if k.startswith("counts/")]
-        return minority_by_counts(tables, when_balanced=self.reading.minority_when_balanced)
+        return levels.minority_by_counts(tables, when_balanced=self.reading.minority_when_balanced)
 
     def _clustered(self, points: Tensor, size: int, run: RunFacts) -> tuple[Tensor, Tensor]:
         """Return up to ``size`` centres (v, d) of points (n, d), and the centre of each (n,)."""
-        return clustered(points, size, self.reading.clustering, run.experiment.seed)
+        return levels.clustered(points, size, self.reading.clustering, run.experiment.seed)
 
     # --- client half ---------------------------------------------------------------------------
 
@@ -206,8 +178,8 @@ class FedMLP(RoundHeads, ReleasedPrototypes):
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Levels:
         g, memory = payload.prototypes["class"], state.prototypes["class"]
-        centres, a = payload.prototypes["semantic"].vectors, payload.weights[CLUSTER].long()
-        rare = minority_of(payload.weights, ctx.run.problem.num_classes).to(ctx.device)
+        centres, a = payload.prototypes["semantic"].vectors, payload.weights[levels.CLUSTER].long()
+        rare = levels.minority_of(payload.weights, ctx.run.problem.num_classes).to(ctx.device)
         semantic = self.by_class(ctx, replace(g, vectors=centres[a]))  # P[a(k)]
         size = self.u or math.ceil(math.sqrt(len(memory.labels)))
         return Levels(

@@ -32,7 +32,7 @@ from fedmodels.numerics.prototypes import (
     moved,
     nearest_scores,
 )
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, prototype_spec
+from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import (
     Batch,
@@ -84,11 +84,10 @@ class FedProto(ReleasedPrototypes):
         return ServerState(Bundle(prototypes={"class": self.nothing(run)}))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
-        return prototype_spec("class", run.width, run.problem.num_classes)
+        return self.prototype_spec(run)
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        classes = run.problem.num_classes
-        return prototype_spec("class", run.width, classes, counted=False), BundleSpec()
+        return self.prototype_spec(run, counted=False), BundleSpec()
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         reported = {c: u.prototypes["class"] for c, u in uploads.items()}

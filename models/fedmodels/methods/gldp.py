@@ -26,22 +26,13 @@ from torch.nn.functional import log_softmax, one_hot
 from fedmodels.methods import register
 from fedmodels.methods.bases.private_parts import PRIVATE_VIEWS
 from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
-from fedmodels.methods.bases.round_heads import RoundHeads
+from fedmodels.methods.bases.round_memory import RoundMemory
 from fedmodels.methods.readings.gldp import GldpReading
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.latest_embeddings import LatestEmbeddings
 from fedmodels.numerics.prototypes import ByClass, distance_per_example, moved, nearest_scores, only
-from fedmodels.techniques import round_memory
 from fedmodels.tensors.announced import STATISTICS
-from fedmodels.tensors.bundle import (
-    Bundle,
-    BundleSpec,
-    ClientId,
-    Prototypes,
-    Weights,
-    prototype_spec,
-    scalar_spec,
-)
+from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights, scalar_spec
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import (
     Batch,
@@ -67,7 +58,7 @@ class Stage:
 
 @register("gldp")
 @dataclass(frozen=True, kw_only=True)
-class Gldp(RoundHeads, ReleasedPrototypes):
+class Gldp(RoundMemory, ReleasedPrototypes):
     """Shared base, private heads, and prototypes that hold on to what is old or rare."""
 
     citation: ClassVar[str] = "Guo et al., 2025"
@@ -99,7 +90,7 @@ class Gldp(RoundHeads, ReleasedPrototypes):
 
     @property
     def views(self) -> tuple[str, ...]:
-        headless = self.reading.inference == "classifier" and not self._has_global_head
+        headless = self.reading.inference == "classifier" and not self.has_global_head
         is_private = headless or self.reading.bn == "local"
         return PRIVATE_VIEWS if is_private else ("global", *PRIVATE_VIEWS)
 
@@ -108,10 +99,6 @@ class Gldp(RoundHeads, ReleasedPrototypes):
         unmasked = ("all_classes",) if self.reading.candidates == "client_seen" else ()
         all_of_them = (self.reading.inference, "gldp_gp", "gldp_lp", *unmasked, "classifier")
         return tuple(dict.fromkeys(all_of_them))  # everyone's model may have no head: it is last
-
-    @property
-    def _has_global_head(self) -> bool:
-        return self.eval_upload_head or self.heads_travel
 
     def shares(self, name: str) -> bool:
         stays = self.reading.bn == "local" and name.endswith(STATISTICS)
@@ -122,28 +109,14 @@ class Gldp(RoundHeads, ReleasedPrototypes):
     def init_server(self, run: RunFacts) -> ServerState:
         return ServerState(Bundle(self.shared(run.initial_weights), {"class": self.nothing(run)}))
 
-    def broadcast(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        common, own = super().broadcast(ctx, state)
-        if self.reading.gp_refresh == "round" and round_memory.goes_on(ctx, state):
-            common = Bundle(common.weights, {"class": state.own.prototypes["class"]})
-        return common, own
-
-    def scored(self, state: ServerState) -> Weights:
-        return {**super().scored(state), **state.own.weights}
-
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         sent = BundleSpec.of(Bundle(weights=self.shared(run.forms)))
         counts = scalar_spec("num_examples") if self.weighting == "examples" else BundleSpec()
-        return sent | counts | prototype_spec("class", run.width, run.problem.num_classes)
+        return sent | counts | self.prototype_spec(run)
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         common, own = super().payload_spec(run)
-        if self.reading.eval_model == "stage_mean":
-            own = own | round_memory.mean_model_spec(self.shared(run.forms))
-        known = prototype_spec("class", run.width, run.problem.num_classes, counted=False)
-        return common | known, own
+        return common | self.prototype_spec(run, counted=False), own
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         weights = super().aggregate(ctx, state, uploads).common.weights  # eq. 5
@@ -151,17 +124,7 @@ class Gldp(RoundHeads, ReleasedPrototypes):
         found = self.everyones(ctx.run, reported, uniform=True)
         known = state.common.prototypes["class"]
         common = Bundle(weights, {"class": moved(known, found, self.beta)})  # eq. 11
-        return ServerState(common, self._remembered(ctx, state, common), state.clients)
-
-    def _remembered(self, ctx: ServerContext, state: ServerState, common: Bundle) -> Bundle:
-        """Return what the server remembers of the round: its mean model, its first prototypes."""
-        averages, holds = (
-            self.reading.eval_model == "stage_mean",
-            self.reading.gp_refresh == "round",
-        )
-        weights = round_memory.mean_model(ctx, state, common) if averages else {}
-        prototypes = self.broadcast(ctx, state)[0].prototypes if holds else {}
-        return round_memory.remembered(ctx, state, weights, prototypes)
+        return ServerState(common, self.remembered(ctx, state, common), state.clients)
 
     # --- client half ---------------------------------------------------------------------------
 
@@ -279,6 +242,6 @@ class Gldp(RoundHeads, ReleasedPrototypes):
         rules["gldp_lp"] = nearest_scores(z, local, among)
         if masked:  # what other methods choose from
             rules["all_classes"] = nearest_scores(z, everyone, anything)
-        if ctx.view != "global" or self._has_global_head:  # everyone's model has no head otherwise
+        if ctx.view != "global" or self.has_global_head:  # everyone's model has no head otherwise
             rules["classifier"] = ctx.net.head(z)
         return {rule: rules[rule] for rule in self.rules if rule in rules}

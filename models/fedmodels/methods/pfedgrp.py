@@ -25,33 +25,11 @@ from fedmodels.methods import register
 from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.readings.pfedgrp import PFedGRPReading
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.numerics.randomness import derive_seed
+from fedmodels.techniques import collaboration, server_replay
 from fedmodels.techniques.class_replay import ClassReplay, Rehearsal, published
-from fedmodels.techniques.collaboration import (
-    collaboration_graph,
-    distances,
-    graph_metrics,
-    mixed,
-    parameter_keys,
-    proportions,
-)
-from fedmodels.techniques.mixing import Mixer, WeightSearch, find_all
-from fedmodels.techniques.server_replay import (
-    as_examples,
-    check_generators,
-    drawing_metrics,
-    drawn_by,
-    generators_spec,
-)
+from fedmodels.techniques.mixing import Mixer, find_all
 from fedmodels.tensors.announced import Announced
-from fedmodels.tensors.bundle import (
-    Bundle,
-    BundleSpec,
-    ClientId,
-    GeneratorState,
-    Histogram,
-    Weights,
-)
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Histogram
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.loop import run_phases
@@ -138,7 +116,7 @@ class PFedGRP(GenerativeReplay):
         spec = super().upload_spec(run) | BundleSpec.of(Bundle(histogram=label_counts))
         if self.aggregate_by != "learned":
             return spec
-        return spec | generators_spec(self.class_replay(run), run.problem.num_classes)
+        return spec | server_replay.generators_spec(self.class_replay(run), run.problem.num_classes)
 
     def check_upload(
         self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
@@ -147,7 +125,7 @@ class PFedGRP(GenerativeReplay):
         most = torch.full_like(announced.trained, PARTS) if in_parts else announced.trained
         super().check_upload(ctx, state, upload, replace(announced, trained=most))
         held = state.clients.get(announced.client, Bundle())
-        check_generators(upload.generators, held, announced, ctx.interaction)
+        server_replay.check_generators(upload.generators, held, announced, ctx.interaction)
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         personal = under(PERSONAL, run.initial_weights)
@@ -157,17 +135,10 @@ class PFedGRP(GenerativeReplay):
         mean = super().aggregate(ctx, state, uploads)  # C_g
         clients = dict(state.clients)
         for client, upload in uploads.items():
-            before, sent = clients.get(client, Bundle()), upload.generators.items()
-            new = {k: GeneratorState(g.version, _copied(g.tensors)) for k, g in sent}
-            assert upload.histogram is not None
-            label_counts = Histogram(
-                *(t.clone() for t in (upload.histogram.round, upload.histogram.total))
-            )
-            clients[client] = Bundle(
-                before.weights or under(PERSONAL, mean.common.weights),
-                generators={**before.generators, **new},
-                histogram=label_counts,
-            )
+            before = clients.get(client, Bundle())
+            personal = before.weights or under(PERSONAL, mean.common.weights)
+            held = replace(before, weights=personal)
+            clients[client] = server_replay.with_latest(held, upload)  # A_{i,c} and S_i
         return ServerState(mean.common, state.own, clients)
 
     def finish(
@@ -179,9 +150,9 @@ class PFedGRP(GenerativeReplay):
         rows, metrics = self._rows(ctx, state, uploads)
         clients = dict(state.clients)
         for row, client in zip(rows, uploads, strict=True):
-            weights = under(PERSONAL, mixed(models, row))  # C_{g,i} = sum_j w_ij C_j
+            weights = under(PERSONAL, collaboration.mixed(models, row))  # C_{g,i} = sum_j w_ij C_j
             clients[client] = replace(clients[client], weights=weights)
-        metrics |= graph_metrics(ctx, rows, uploads)
+        metrics |= collaboration.graph_metrics(ctx, rows, uploads)
         return ServerState(state.common, state.own, clients), metrics
 
     def _rows(
@@ -189,28 +160,21 @@ class PFedGRP(GenerativeReplay):
     ) -> tuple[Tensor, Metrics]:
         """Return W (n, n), the aggregation weights of every client of the cohort."""
         models = [u.weights for u in uploads.values()]
-        shares = proportions([u.scalars["num_examples"] for u in uploads.values()])
+        shares = collaboration.proportions([u.scalars["num_examples"] for u in uploads.values()])
         if self.aggregate_by == "fedavg":
             return shares.expand(len(shares), -1).clone(), {}
         if self.aggregate_by == "pfedgraph":
-            keys = parameter_keys(ctx.run.make_net())
-            d = distances(models, ctx.run.initial_weights, keys)
-            return collaboration_graph(d, shares, self.graph_alpha), {}
+            keys = collaboration.parameter_keys(ctx.run.make_net())
+            d = collaboration.distances(models, ctx.run.initial_weights, keys)
+            return collaboration.collaboration_graph(d, shares, self.graph_alpha), {}
         on_gpu = self.reading.w_device == "auto" and torch.cuda.is_available()
         device, threads = ("cuda", 1) if on_gpu else ("cpu", len(os.sched_getaffinity(0)))
         mixer = Mixer(ctx.run.make_net().to(device), models, bn=self.reading.bn)
-        replay, run_seed = self.class_replay(ctx.run), ctx.run.experiment.seed
-        searches, drawn = [], []
-        for own, (client, upload) in enumerate(uploads.items()):
-            held, volume = state.clients[client], self.server_volume
-            draw = drawn_by(ctx, replay, held, client, upload.weights, volume)
-            drawn.append(first := draw(0))  # D_i
-            data = as_examples(first, draw, device, renewed=not self.generator_decouple)
-            seed = derive_seed(run_seed, f"server/{client}", ctx.interaction, "method")
-            searches.append(WeightSearch(data, own, seed))
+        replay, most = self.class_replay(ctx.run), self.server_volume
+        searches, metrics = server_replay.searches(ctx, replay, state, uploads, most, device)  # D_i
         found = find_all(mixer, searches, self.reading.search(), threads)  # eq. 8
         ctx.series["mixing_loss"] = [[f.uniform, f.loss] for f in found if f.loss == f.loss]
-        return torch.stack([f.w for f in found]), drawing_metrics(drawn)
+        return torch.stack([f.w for f in found]), metrics
 
     # --- client half ---------------------------------------------------------------------------
 
@@ -282,8 +246,3 @@ class PFedGRP(GenerativeReplay):
             histogram=Histogram(torch.zeros(0, dtype=torch.int32), total),  # S, not Y
             scalars={"num_examples": float(num_examples)},
         )
-
-
-def _copied(weights: Weights) -> Weights:
-    """Return copies: uploads lie in receive buffers."""
-    return {name: tensor.clone() for name, tensor in weights.items()}

@@ -7,16 +7,18 @@ generators draw it, its own model filters it, and its label counts S give its vo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 
 from fedmodels.errors import PayloadError
 from fedmodels.nets.split import load_weights
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Replayed
-from fedmodels.techniques.mixing import Examples
+from fedmodels.techniques.mixing import Examples, WeightSearch
 from fedmodels.tensors.announced import Announced, check_versions
-from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, Weights
-from fedmodels.training.method import Metrics, ServerContext
+from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, Histogram, Weights
+from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.method import Metrics, ServerContext, ServerState
 
 _DRAWING = Lock()
 """Held while examples are drawn: building a generator's net touches torch's global generator."""
@@ -50,6 +52,52 @@ def check_generators(
     for key in new:
         if key != ALL and not announced.now[int(key)]:
             raise PayloadError(f"generator {key!r} is of a class that was not announced")
+
+
+def with_latest(held: Bundle, upload: Bundle) -> Bundle:
+    """Return what the server holds of a client after an upload: its newest generators and counts.
+
+    They are copies, as the tensors of an upload lie in receive buffers.
+    """
+    assert upload.histogram is not None
+    new = {
+        key: GeneratorState(sent.version, {name: t.clone() for name, t in sent.tensors.items()})
+        for key, sent in upload.generators.items()
+    }
+    counts = Histogram(upload.histogram.round.clone(), upload.histogram.total.clone())
+    return replace(held, generators={**held.generators, **new}, histogram=counts)
+
+
+def searches(
+    ctx: ServerContext,
+    replay: ClassReplay,
+    state: ServerState,
+    uploads: Uploads,
+    most: int,
+    device: str,
+) -> tuple[list[WeightSearch], Metrics]:
+    """Draw D_i of every client of the cohort, and return the searches for weights on them.
+
+    Args:
+        ctx: where in the run.
+        replay: how to draw; one generator for all classes draws D_i anew in each epoch.
+        state: holds the generators and label counts of each client.
+        uploads: the models of the cohort.
+        most: V, the examples of a client's most frequent class.
+        device: where the searches compute.
+
+    Returns:
+        A search for each client, in the order of the uploads, and the metrics of the drawing.
+    """
+    found, drawn = [], []
+    for own, (client, upload) in enumerate(uploads.items()):
+        draw = drawn_by(ctx, replay, state.clients[client], client, upload.weights, most)
+        drawn.append(first := draw(0))
+        data = as_examples(first, draw, device, renewed=not replay.decoupled)
+        run_seed = ctx.run.experiment.seed
+        seed = derive_seed(run_seed, f"server/{client}", ctx.interaction, "method")
+        found.append(WeightSearch(data, own, seed))
+    return found, drawing_metrics(drawn)
 
 
 def drawn_by(

@@ -18,6 +18,7 @@ from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.methods.bases.remembering import Remembering
 from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.bases.round_heads import RoundHeads
+from fedmodels.methods.bases.round_memory import RoundMemory
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.training.method import (
     Batch,
@@ -124,6 +125,7 @@ def test_only_fedavg_and_bases_are_inherited(name: str) -> None:
     both = (
         (Collaborating, GenerativeReplay),
         (RoundHeads, ReleasedPrototypes),
+        (RoundMemory, ReleasedPrototypes),
         (PrivatePrefixes, RoundHeads),
     )
     assert cls.__bases__ in (*((base,) for base in (*alone, GenerativeReplay, Remembering)), *both)

@@ -22,7 +22,7 @@ from fedmodels.numerics.prototypes import (
     released,
     uncounted,
 )
-from fedmodels.tensors.bundle import Prototypes
+from fedmodels.tensors.bundle import BundleSpec, Prototypes, prototype_spec
 from fedmodels.training.method import ClientContext, RunFacts
 
 
@@ -36,6 +36,10 @@ class ReleasedPrototypes(FedAvg):
     """Standard deviation of Gaussian noise on prototypes that leave a client."""
     min_count: int = 1
     """Prototypes and counts of classes of fewer examples do not leave a client."""
+
+    def prototype_spec(self, run: RunFacts, *, counted: bool = True) -> BundleSpec:
+        """Return the spec of prototypes of classes; what comes down is not counted."""
+        return prototype_spec("class", run.width, run.problem.num_classes, counted=counted)
 
     def nothing(self, run: RunFacts) -> Prototypes:
         """Return everyone's prototypes before a client has reported any."""

@@ -14,6 +14,7 @@ from typing import Any
 from fedmodels.methods.bases.private_parts import PRIVATE_VIEWS, PrivateParts
 from fedmodels.methods.readings.heads import HeadsReading
 from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.techniques import evaluation_heads
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.training.method import ClientContext, RunFacts
 
@@ -38,6 +39,11 @@ class RoundHeads(PrivateParts):
         return self.reading.heads == "round"
 
     @property
+    def has_global_head(self) -> bool:
+        """Whether a head comes down, to train from or for scores alone."""
+        return self.eval_upload_head or self.heads_travel
+
+    @property
     def views(self) -> tuple[str, ...]:
         return ("global", *PRIVATE_VIEWS) if self.heads_travel else super().views
 
@@ -47,6 +53,12 @@ class RoundHeads(PrivateParts):
     def withheld(self, weights: Weights) -> Weights:
         """Return the part of a net's weights that stays with the client for good."""
         return {name: tensor for name, tensor in weights.items() if not self.shares(name)}
+
+    def shared(self, weights: Weights) -> Weights:
+        stays = self.withheld(weights)
+        return evaluation_heads.travelling(
+            weights, lambda name: name not in stays, self.eval_upload_head
+        )
 
     def keeps_state(self, run: RunFacts) -> bool:
         return self.heads_travel or super().keeps_state(run)

@@ -47,3 +47,13 @@ class GldpReading(HeadsReading):
     def keeps_embeddings(self) -> bool:
         """Whether class means are taken of embeddings as they were while they trained."""
         return self.proto_pass == "running" or self.own_moves == "epoch"
+
+    @property
+    def averages_stages(self) -> bool:
+        """Whether what is scored is the mean over the stages of the round."""
+        return self.eval_model == "stage_mean"
+
+    @property
+    def holds_prototypes(self) -> bool:
+        """Whether all stages of a round train with the global prototypes of its beginning."""
+        return self.gp_refresh == "round"
