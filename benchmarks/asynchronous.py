@@ -1,6 +1,7 @@
 """Seconds to an accuracy with slow clients: synchronous, with a deadline, and asynchronous rounds.
 
     python -m benchmarks.asynchronous [--seeds 0 1 2] [--seconds 60] [--targets 0.7 0.8 0.85]
+        [--buffers 2 4 8]
 
 Ten clients, one process each, hold digits of a few classes each. Two of them wait 4 s before they
 train, the others 0.2 s. Every schedule has the same time. A row gives the seconds from the first
@@ -28,15 +29,11 @@ from benchmarks.measure import tell
 
 METHOD = Path(__file__).parent / "plugins" / "slow_clients.py"
 CLIENTS, QUICK = 10, 8
-SCHEDULES: dict[str, dict[str, dict[str, Any]]] = {
+SYNCHRONOUS: dict[str, dict[str, dict[str, Any]]] = {
     "synchronous": {"schedule": {"order": "tasks_outer"}},
     "deadline 1 s": {
         "schedule": {"order": "tasks_outer"},
         "server": {"min_clients": QUICK, "deadline_s": 1.0},
-    },
-    **{
-        f"asynchronous, {size}": {"schedule": {"order": "asynchronous", "buffer": size}}
-        for size in (2, 4, 8)
     },
 }
 Curve = list[tuple[float, dict[str, Any]]]
@@ -50,9 +47,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--targets", type=float, nargs="+", default=[0.7, 0.8, 0.85])
+    parser.add_argument("--buffers", type=int, nargs="+", default=[2, 4, 8])
     options = parser.parse_args()
-    rows = []
-    for name, tables in SCHEDULES.items():
+    rows, schedules = [], dict(SYNCHRONOUS)
+    for size in options.buffers:
+        schedules[f"buffer {size}"] = {"schedule": {"order": "asynchronous", "buffer": size}}
+    for name, tables in schedules.items():
         curves = [_curve(tables, seed, options.seconds) for seed in options.seeds]
         rows.append({"schedule": name, **_row(curves, options.targets)})
     tell("asynchronous", rows)
@@ -103,7 +103,7 @@ def _curve(tables: dict[str, dict[str, Any]], seed: int, seconds: float) -> Curv
         "server": tables.get("server", {}),
         "schedule": {"rounds": 10_000, "clients": CLIENTS, **tables["schedule"]},
     }
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:  # clients end later
         out, config = Path(place) / "run", Path(place) / "config.toml"
         config.write_text(tomli_w.dumps(experiment))
         command = [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)]

@@ -42,24 +42,28 @@ class Usage:
     server_pss_mb: float
     """Of the coordinator among them."""
     server_anon_mb: float
+    host_anon_mb: float
+    """Of the largest host of clients among them."""
 
 
 def usage(pid: int) -> Usage:
     """Look at a process and its descendants."""
-    count, cpu, pss, anon, rss, server, server_anon = 0, 0.0, 0, 0, 0, 0, 0
+    count, cpu, pss, anon, rss, server, server_anon, host = 0, 0.0, 0, 0, 0, 0, 0, 0
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:
         try:
             memory, times = process.memory_full_info(), process.cpu_times()
             own = anonymous_bytes(process.pid)
-            is_server = process.name() == "fedsrv serve"
+            name = process.name()
         except (psutil.Error, OSError):  # it has ended
             continue
         count, cpu = count + 1, cpu + times.user + times.system
         pss, rss, anon = pss + memory.pss, rss + memory.rss, anon + own
-        if is_server:
+        if name == "fedsrv serve":
             server, server_anon = server + memory.pss, server_anon + own
-    memories = (pss, anon, rss, server, server_anon)
+        elif name.startswith("fedcli ") and name.removeprefix("fedcli ")[0].isdigit():
+            host = max(host, own)
+    memories = (pss, anon, rss, server, server_anon, host)
     return Usage(count, cpu, *(number / 1e6 for number in memories))
 
 

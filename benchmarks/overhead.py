@@ -96,6 +96,7 @@ def launched(tables: dict[str, Any], place: Path, hosts: int | None) -> dict[str
         "first_round_s": first,
         "server_pss_mb": max((look.server_pss_mb for _, look in looks), default=0.0),
         "server_anon_mb": max((look.server_anon_mb for _, look in looks), default=0.0),
+        "host_anon_mb": max((look.host_anon_mb for _, look in looks), default=0.0),
         "pss_mb": max((look.pss_mb for _, look in looks), default=0.0),
         "anon_mb": max((look.anon_mb for _, look in looks), default=0.0),
         "rss_mb": max((look.rss_mb for _, look in looks), default=0.0),

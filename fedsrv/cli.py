@@ -19,6 +19,30 @@ from fedmodels.log_lines import LogLevel, set_up_logging
 from fedsrv.catalogue_commands import methods, metrics
 from fedsrv.certs_commands import certs_app
 from fedsrv.monitor_commands import monitor_app
+from fedsrv.options import (
+    AsJson,
+    AwaitsEvaluator,
+    Certificate,
+    ClientAuthority,
+    Config,
+    Dashboard,
+    HostCpus,
+    HostGpus,
+    Insecure,
+    Key,
+    Level,
+    MetricsPort,
+    NodeDir,
+    On,
+    OwnExamples,
+    Place,
+    PrintsEvents,
+    Quiet,
+    Resume,
+    RunDirectory,
+    Sets,
+)
+from fedsrv.ray_cluster import ray_place
 from fedsrv.sweep_commands import sweep_app
 
 if TYPE_CHECKING:
@@ -36,51 +60,6 @@ app.command()(methods)
 app.command()(metrics)
 app.add_typer(monitor_app)
 app.add_typer(sweep_app)
-
-Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
-]
-
-
-Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
-Level = Annotated[
-    LogLevel,
-    typer.Option(
-        "--log-level",
-        parser=LogLevel.named,
-        metavar=f"[{'|'.join(LogLevel)}]",
-        help="What is said at least.",
-    ),
-]
-MetricsPort = Annotated[
-    str | None,
-    typer.Option(metavar="PORT", help="Metrics for Prometheus; loopback unless HOST:PORT."),
-]
-Dashboard = Annotated[
-    str | None,
-    typer.Option(metavar="PORT", help="A live page of the run; loopback unless HOST:PORT."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
-Place = Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")]
-RunDirectory = Annotated[Path, typer.Option(help="The run directory.")]
-Certificate = Annotated[Path | None, typer.Option(help="The server's certificate.")]
-Key = Annotated[Path | None, typer.Option(help="Its key.")]
-ClientAuthority = Annotated[
-    Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
-]
-Insecure = Annotated[bool, typer.Option(help="Allow a reachable address without TLS.")]
-AwaitsEvaluator = Annotated[
-    bool, typer.Option(help="Wait for the evaluator before the first round.")
-]
-OwnExamples = Annotated[
-    Path | None,
-    typer.Option(help="Examples of the server's own, for methods that train on them."),
-]
-PrintsEvents = Annotated[
-    bool, typer.Option(hidden=True, help="Print events; end with standard input.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 
 def _print_version(given: bool) -> None:
@@ -301,8 +280,12 @@ def launch(
     as_json: AsJson = False,
     metrics_port: MetricsPort = None,
     dashboard: Dashboard = None,
+    on: On = None,
+    host_cpus: HostCpus = 1.0,
+    host_gpus: HostGpus = 0.0,
+    node_dir: NodeDir = None,
 ) -> None:
-    """Run coordinator and clients as local processes, with live progress and a final table."""
+    """Run coordinator and clients as processes, with live progress and a final table."""
     level = LogLevel.WARNING if quiet else log_level
     set_up(level, as_json=as_json)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
@@ -321,6 +304,7 @@ def launch(
         log_level=level,
         as_json=as_json,
         serve_options=_given({"--metrics-port": metrics_port, "--dashboard": dashboard}),
+        ray=ray_place(on, host_cpus, host_gpus, node_dir, device),
     )
 
 

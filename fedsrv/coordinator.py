@@ -25,6 +25,7 @@ from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
 from fedmodels.printable import printable
 from fedmodels.training.initial_weights import pinned
+from fedsrv.availability import with_digest
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.buffered_rounds import engine_for
 from fedsrv.engine.rounds import Engine
@@ -100,7 +101,7 @@ def serve(
     """
     listen.check()
     check_extras(experiment)
-    experiment = pinned(experiment)
+    experiment = with_digest(pinned(experiment))
     held = server_data_for(experiment, server_data)
     torch.set_num_threads(experiment.server.threads)
     with ExitStack() as stack:

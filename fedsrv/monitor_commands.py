@@ -1,4 +1,4 @@
-"""``fedsrv status`` and ``fedsrv watch``: a run seen from outside."""
+"""``fedsrv status``, ``watch`` and ``health``: a run seen from outside."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedmodels.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedsrv.events import Event
+    from fedsrv.transport.tls import ChannelCredentials
 
 monitor_app = typer.Typer()
 Coordinator = Annotated[str, typer.Argument(metavar="HOST:PORT", help="The coordinator.")]
@@ -59,15 +60,29 @@ def watch(
             sys.stdout.flush()
 
 
+@monitor_app.command()
+def health(server: Coordinator, ca: Authority = None, cert: Cert = None, key: Key = None) -> None:
+    """End with 0 if a coordinator serves, as probes of containers ask."""
+    from fedsrv.transport.health import check_health
+
+    check_health(server, _credentials(ca, cert, key))
+
+
 def _events(
     server: str, ca: Path | None, cert: Path | None, key: Path | None, seconds: float | None
 ) -> Iterator[Event]:
     """Yield what a coordinator tells a monitor."""
-    from fedsrv.transport.monitor import monitor_credentials, watched
+    from fedsrv.transport.monitor import watched
 
-    credentials = None
+    return watched(server, _credentials(ca, cert, key), seconds)
+
+
+def _credentials(ca: Path | None, cert: Path | None, key: Path | None) -> ChannelCredentials | None:
+    """Return the credentials of a monitor, if any are given."""
+    from fedsrv.transport.tls import monitor_credentials
+
     if ca and cert and key:
-        credentials = monitor_credentials(ca, cert, key)
-    elif ca or cert or key:
+        return monitor_credentials(ca, cert, key)
+    if ca or cert or key:
         raise ConfigError("--tls-ca, --tls-cert and --tls-key of a monitor belong together")
-    return watched(server, credentials, seconds)
+    return None

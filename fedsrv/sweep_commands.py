@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,13 +15,29 @@ sweep_app = typer.Typer()
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Methods, seeds, settings.")],
     out: Annotated[Path, typer.Option(help="The directory of the runs and the tables.")],
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; one here unless given.")
+    ] = None,
     seeds: Annotated[
         list[int] | None, typer.Option("--seed", min=0, help="In place of the file's.")
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="A row to run; all unless given.")] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE", help="ray, ray://HEAD:PORT or slurm; this machine unless given."
+        ),
+    ] = None,
+    resources: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--resource",
+            metavar="KEY=VALUE",
+            help="Of one run on a cluster: num_gpus=0.5 (Ray), slurm_partition=gpu (Slurm).",
+        ),
     ] = None,
 ) -> None:
     """Run methods with seeds in settings, and tabulate them; what is finished is not run again."""
@@ -33,4 +49,5 @@ def sweep(
     outlive_readers()
     rows, sets = only or (), sets or []
     found, say = Sweep.read(file), typer.echo
-    run_sweep(found, out, only=rows, seeds=seeds or (), sets=sets, jobs=jobs, say=say)
+    where: Any = {"jobs": jobs, "on": on, "resources": resources or ()}
+    run_sweep(found, out, only=rows, seeds=seeds or (), sets=sets, say=say, **where)

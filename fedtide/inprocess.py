@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
+from fedcli.data.store.opening import open_data
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Result, Worker, open_data
+from fedcli.runtime.worker import Result, Worker
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.errors import ClientFailed
@@ -24,6 +25,7 @@ from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.training.initial_weights import pinned
 from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.availability import with_digest
 from fedsrv.coordinator import write_facts
 from fedsrv.engine.buffered_rounds import engine_for
 from fedsrv.engine.cohort import Answer, Answers, Flush, Trip, stamped
@@ -95,7 +97,8 @@ class InProcessCohort:
         return ()
 
     def exchange(self, trip: Trip) -> Answers:
-        return self._answers({c: self._answer(c, trip) for c in self._arrivals(trip.orders)})
+        first = self._arrivals(trip.orders)[: trip.enough]
+        return self._answers({c: self._answer(c, trip) for c in first})
 
     def send(self, *trips: Trip) -> None:
         for trip in trips:
@@ -167,7 +170,7 @@ def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False
     """
     if not resume:
         refuse_existing(out)
-    experiment = pinned(experiment)
+    experiment = with_digest(pinned(experiment))
     data, how = out / "data", experiment.schedule
     with beginning(out) as began:
         make_directory(out / "clients", out)  # what a resumed run is known by

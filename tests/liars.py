@@ -14,8 +14,9 @@ from typing import Any
 import grpc
 import torch
 
+from fedcli.data.store.opening import open_data
 from fedcli.runtime.state import StateDirectory
-from fedcli.runtime.worker import Worker, open_data
+from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL

@@ -27,6 +27,7 @@ PACKAGES = {
 GRPC = ("grpc", "grpc_health", "grpc_reflection")
 GRPC_FILES = {
     "fedsrv/transport/gate.py",
+    "fedsrv/transport/health.py",
     "fedsrv/transport/monitor.py",
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",
@@ -77,13 +78,13 @@ ROOMS = {
         "training", "techniques", "methods", "resolution",
     ),
     "fedpb": (
-        "", "v1", "pem", "tables", "descriptions", "frames", "headers", "plans", "codec",
+        "", "v1", "pem", "tables", "descriptions", "zstd", "frames", "headers", "plans", "codec",
     ),
     "fedsrv": (
-        "presets", "events", "state", "report", "narration", "sweep", "engine", "transport",
-        "tracking", "dashboard", "coordinator", "catalogue", "trained_models", "export",
-        "certs_commands", "catalogue_commands", "monitor_commands", "sweep_commands", "launch",
-        "cli", "__main__",
+        "presets", "events", "availability", "options", "ray_cluster", "state", "report",
+        "narration", "sweep", "engine", "transport", "tracking", "dashboard", "coordinator",
+        "catalogue", "trained_models", "export", "certs_commands", "catalogue_commands",
+        "monitor_commands", "sweep_commands", "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "prediction",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,7 @@ from pathlib import Path
 
 import torch
 
-from fedcli.data.store.client_data import ClientData
-from fedcli.data.store.partition_store import PartitionStore
-from fedcli.runtime.diary import tell
+from fedcli.runtime.enrolment import Enrolment, client_of
 from fedcli.runtime.link import (
     Dismissed,
     Link,
@@ -30,21 +27,17 @@ from fedcli.runtime.link import (
     Superseded,
     UploadRefused,
 )
-from fedcli.runtime.state import Session, StateDirectory
 from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Result, Worker, open_data
+from fedcli.runtime.worker import Result
+from fedcli.runtime.workers import Workers
 from fedmodels.errors import FedtideError, LinkError
 from fedmodels.resolution import experiment_of
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
 from fedmodels.tensors.heap import give_back_free_pages
-from fedpb import PROTOCOL
-from fedpb.descriptions import description_of
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.zstd import check_installed
 
-KEEP_BYTES = 256 << 20
-"""Bytes of uploads that a process keeps until their commit, over all its clients."""
-TOKEN_BYTES = 16
 IDLE_TOLD_S = 60.0
 """A process without an order says so at this interval."""
 log = logging.getLogger(__name__)
@@ -64,23 +57,20 @@ class Host:
         start_over: bool = False,
         code: Sequence[Path] = (),
     ) -> None:
-        """Open every client's data and state, so that what is wrong with them shows at once.
+        """Make ready; what is wrong with a client's data or state shows when it joins.
 
         Args:
             clients: their ids.
             link: to the server.
-            data: a directory with one for each client.
+            data: a directory with one for each client, or with a store.
             states: a directory for the clients' states.
             device: where nets are trained.
             start_over: go on from the initial private state where a lost one is too far back.
             code: files of one's own whose code may run, if the server's experiment asks for it.
         """
-        self.link, self.device, self.start_over, self.code = link, device, start_over, code
-        store = PartitionStore.find(data)
-        self.data: dict[ClientId, ClientData] = {c: open_data(data, c, store) for c in clients}
-        self.states = {c: StateDirectory(states / str(c)) for c in clients}
-        self.members: dict[ClientId, Membership] = {}
-        self.workers: dict[ClientId, Worker] = {}
+        self.link, self.code = link, code
+        self.workers = Workers(clients, data, states, device)
+        self.enrolment = Enrolment(link, self.workers, states, start_over=start_over)
         self._pulling_as: dict[ClientId, Membership] = {}
         self._issues: dict[ClientId, int] = {}
         self._orders: queue.Queue[tuple[rpc.Order, Bundle] | BaseException] = queue.Queue(1)
@@ -90,7 +80,6 @@ class Host:
         self._together = 1
         self._failure: BaseException | None = None
         self._closed = threading.Event()
-        self._rejoining = threading.Lock()
 
     # --- joining ----------------------------------------------------------------------------------
 
@@ -99,58 +88,19 @@ class Host:
 
         Raises:
             LinkError: the server refused one of them.
+            ConfigError: the run asks for an extra that is not installed.
         """
-        for client in self.data:
-            reply = self._join(client)
-            self.beat_every_s = reply.beat_every_s
-            if client not in self.workers:
-                experiment = experiment_of(
-                    values_of(reply.experiment), "the server's experiment", self.code
-                )
-                torch.set_num_threads(experiment.training.threads)
-                self._together = experiment.training.together
-                self.workers[client] = Worker(
-                    client,
-                    self.data[client],
-                    self.states[client],
-                    experiment,
-                    self.device,
-                    sibling=next(iter(self.workers.values()), None),
-                    keep_bytes=KEEP_BYTES // len(self.data),
-                )
-
-    def _join(self, client: ClientId) -> rpc.JoinResponse:
-        states = self.states[client]
-        session = states.session()
-        if not session.token:  # its own, and kept: a Join whose answer was lost can be repeated
-            session = Session(session.run_id, secrets.token_bytes(TOKEN_BYTES))
-            states.set_session(session)
-        reply = self.link.join(
-            rpc.JoinRequest(
-                client_id=str(client),
-                description=description_of(self.data[client].announcement()),
-                run_id=session.run_id,
-                token=session.token,
-                versions=states.versions(),
-                protocol=PROTOCOL,
-                start_over=self.start_over,
-            )
+        reply = self.enrolment.join()
+        self.beat_every_s = reply.beat_every_s
+        experiment = experiment_of(
+            values_of(reply.experiment), "the server's experiment", self.code
         )
-        joined = Session(reply.run_id, reply.token)
-        if joined != session:
-            states.set_session(joined)
-        self.members[client] = Membership(client, reply.run_id, reply.token)
-        line = f" joined run {reply.run_id[:8]} at {self.link.address}"
-        tell("joined", client, line, run_id=reply.run_id, server=self.link.address)
-        return reply
-
-    def _rejoin(self, gone: Mapping[ClientId, Membership]) -> None:
-        """Renew sessions that the server has forgotten, unless another thread has done so."""
-        with self._rejoining:
-            for client, member in gone.items():
-                if self.members[client] is member:
-                    log.warning("client %s joins again", client)
-                    self._join(client)
+        torch.set_num_threads(experiment.training.threads)
+        self._together = experiment.training.together
+        if experiment.zstd:
+            check_installed()
+        self.link.zstd = experiment.zstd
+        self.workers.begin(experiment)
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -183,7 +133,7 @@ class Host:
             raise
         finally:
             self._closed.set()
-            for member in self.members.values() if leaving else ():
+            for member in self.enrolment.members.values() if leaving else ():
                 self.link.leave(member, leaving)
             self.link.close()
 
@@ -223,7 +173,7 @@ class Host:
         if isinstance(found, BaseException):
             raise found
         order, payload = found
-        return Task(self.workers[client_of(order)], order, payload)
+        return Task(self.workers.of(client_of(order.client_id)), order, payload)
 
     def _next_found(self) -> tuple[rpc.Order, Bundle] | BaseException:
         """Wait for what the thread that pulls brings; say each minute that nothing came."""
@@ -246,7 +196,7 @@ class Host:
         while not self._closed.is_set():
             try:
                 order, payload = self.link.pull(self._waiting, self._spec)
-                self._issues[client_of(order)] = order.issue
+                self._issues[client_of(order.client_id)] = order.issue
                 self._orders.put((order, payload))
                 del payload
             except SessionGone:
@@ -265,17 +215,17 @@ class Host:
 
     def _abandon(self) -> None:
         """End what is trained: nobody waits for it any more."""
-        for worker in self.workers.values():
+        for worker in self.workers.open().values():
             worker.progress.superseded = True
 
     def _waiting(self) -> list[rpc.Waiting]:
         """Say for whom a Pull waits, and remember with which sessions."""
-        self._pulling_as = dict(self.members)
+        self._pulling_as = dict(self.enrolment.members)
         return [
             rpc.Waiting(
                 client_id=str(c),
                 token=m.token,
-                durable=self.states[c].durable,
+                durable=self.workers.durable(c),
                 issue=self._issues.get(c, 0),
             )
             for c, m in self._pulling_as.items()
@@ -284,14 +234,14 @@ class Host:
     def _renew(self, gone: Mapping[ClientId, Membership]) -> bool:
         """Join again; what goes wrong with that ends the process."""
         try:
-            self._rejoin(gone)
+            self.enrolment.rejoin(gone)
         except FedtideError as error:
             self._fail(error)
             return False
         return True
 
     def _spec(self, client: str) -> Mapping[str, BundleSpec]:
-        return next(iter(self.workers.values())).payload_spec
+        return self.workers.payload_spec
 
     def _push_forever(self) -> None:
         while (result := self._results.get()) is not None:
@@ -300,9 +250,9 @@ class Host:
 
     def _push(self, result: Result) -> None:
         """Bring back one result, joining again where the server forgot the session."""
-        client = client_of(result.order)
+        client = client_of(result.order.client_id)
         while True:
-            member = self.members[client]
+            member = self.enrolment.members[client]
             try:
                 self.link.push(member, result)
                 return
@@ -326,13 +276,7 @@ class Host:
 
     def _beat_forever(self) -> None:
         while not self._closed.wait(self.beat_every_s):
-            for client, worker in self.workers.items():
+            for client, worker in self.workers.open().items():
                 if worker.progress.interaction >= 0:
-                    self.link.beat(
-                        self.members[client], worker.progress, self.states[client].durable
-                    )
-
-
-def client_of(order: rpc.Order) -> ClientId:
-    """Return the client an order is for."""
-    return EVALUATOR if order.client_id == EVALUATOR else int(order.client_id)
+                    member = self.enrolment.members[client]
+                    self.link.beat(member, worker.progress, worker.states.durable)

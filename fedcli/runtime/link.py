@@ -91,7 +91,7 @@ class Link:
             ("grpc.enable_retries", 0),
             (ChannelOptions.SingleThreadedUnaryStream, 1),  # a Pull needs no thread of its own
         ]
-        self.address = address
+        self.address, self.zstd = address, False
         self._give_up_after_s = give_up_after_s
         self._over_tls = credentials is not None
         self._closed = threading.Event()
@@ -101,6 +101,7 @@ class Link:
             else grpc.insecure_channel(address, options)
         )
         self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
+        self._join_several = self._unary("JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinResponse)
         self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse)
         self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse)
         self._pull = self._channel.unary_stream(
@@ -201,16 +202,20 @@ class Link:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def join(self, request: rpc.JoinRequest) -> rpc.JoinResponse:
-        """Join the run as one client.
+    def join(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest) -> rpc.JoinResponse:
+        """Join the run as one client, or as several.
 
         Raises:
-            ConfigError: the client's data are of another partition than the run's.
+            ConfigError: the clients' data are of another partition than the run's.
             LinkError: the server refused, with its line.
         """
-        who = f"client {request.client_id}"
+        if isinstance(request, rpc.JoinRequest):
+            who, call = f"client {request.client_id}", self._join
+        else:
+            ids = [one.client_id for one in request.clients]
+            who, call = f"clients {ids[0]} to {ids[-1]}", self._join_several
         self._slow_down(who)
-        reply: rpc.JoinResponse = self._patiently(who, lambda: self._join(request))
+        reply: rpc.JoinResponse = self._patiently(who, lambda: call(request))
         return reply
 
     def pull(
@@ -311,7 +316,7 @@ class Link:
     def _send(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushResponse:
         """Make one Push; a frame is laid out while the one before it is under way."""
         head = rpc.PushRequest(header=header).SerializeToString()
-        frames = frames_of(upload, header.bundle.payload_bytes)
+        frames = frames_of(upload, header.bundle.payload_bytes, zstd=self.zstd)
         stream = messages(head, (frame.laid_out() for frame in frames))
         first, second = next(stream), next(stream, None)
         reply: rpc.PushResponse

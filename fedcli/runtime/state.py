@@ -1,4 +1,4 @@
-"""A client's state directory: its session and its private state after each interaction.
+"""A client's state directory: its private state after each interaction.
 
 A state is written before the upload it belongs to is sent (temporary file, rename), so a crash at
 any moment leaves either the old or the new one. Nothing waits for the disk: a background thread
@@ -7,16 +7,17 @@ syncs new states, and the newest synced one is reported as durable.
 
 from __future__ import annotations
 
-import json
 import logging
+import os
+import queue
 import threading
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
+from fedcli.runtime.sessions import write_private
 from fedmodels.errors import ArchiveError
-from fedmodels.files import replacing, sync_path
+from fedmodels.files import sync_path
 from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle
@@ -28,12 +29,32 @@ SECRET = "secret"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Session:
-    """Which run this directory belongs to, and the token that proves it."""
+class _Syncer:
+    """The thread of a process that makes states safe on the disk, one after the other."""
 
-    run_id: str = ""
-    token: bytes = b""
+    def __init__(self) -> None:
+        self._begin_anew()
+        os.register_at_fork(after_in_child=self._begin_anew)  # a fork inherits no thread
+
+    def _begin_anew(self) -> None:
+        self._wanted = queue.SimpleQueue[Callable[[], None]]()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def want(self, sync: Callable[[], None]) -> None:
+        """Call ``sync`` soon; start the thread when something is first wanted."""
+        self._wanted.put(sync)
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="state-sync", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.get()()
+
+
+_SYNCER = _Syncer()
 
 
 class StateDirectory:
@@ -52,16 +73,13 @@ class StateDirectory:
             raise ArchiveError(f"state directory {path}: {error.strerror}") from None
         self._cached: tuple[int, Bundle] | None = None
         self._secret: Secret | None = None
-        self._syncing: deque[int] = deque()
-        self._sync_wanted = threading.Event()
         self._durable = -1
         self._newest = max(self.versions(), default=-1)
         """The last state that counts, or may; later ones are of commits that were rolled back."""
         self._syncing_one = threading.Lock()
         self._drop_unusable()
-        self._syncing.extend(self.versions())  # an earlier process may have died before its sync
-        self._sync_wanted.set()
-        threading.Thread(target=self._sync_forever, name="state-sync", daemon=True).start()
+        for version in self.versions():  # an earlier process may have died before its sync
+            _SYNCER.want(partial(self._sync_state, version))
 
     def _drop_unusable(self) -> None:
         """Remove what a crash or a power loss left: cut writes and damaged states."""
@@ -75,25 +93,6 @@ class StateDirectory:
             except ArchiveError as error:
                 log.warning("%s; it is dropped", error)
                 path.unlink()
-
-    # --- session ----------------------------------------------------------------------------------
-
-    def session(self) -> Session:
-        """Return the session stored here, or an empty one."""
-        try:
-            facts = json.loads((self.path / "session.json").read_text())
-            return Session(facts["run_id"], bytes.fromhex(facts["token"]))
-        except FileNotFoundError:
-            return Session()
-        except (ValueError, KeyError, TypeError):
-            raise ArchiveError(
-                f"{self.path / 'session.json'} is damaged; delete it to join afresh"
-            ) from None
-
-    def set_session(self, session: Session) -> None:
-        """Store a session, readable by its owner only, safely on the disk."""
-        facts = json.dumps({"run_id": session.run_id, "token": session.token.hex()})
-        _write_private(self.path / "session.json", facts.encode())
 
     # --- secret -----------------------------------------------------------------------------------
 
@@ -111,7 +110,7 @@ class StateDirectory:
                 self._secret = Secret(path.read_bytes())
             except FileNotFoundError:
                 fresh = Secret.fresh()
-                _write_private(path, fresh.key)
+                write_private(path, fresh.key)
                 self._secret = fresh
             except OSError as error:
                 raise ArchiveError(f"cannot read {path}: {error.strerror}") from None
@@ -150,8 +149,11 @@ class StateDirectory:
         save(self.path / _NAME.format(interaction), state, {"interaction": str(interaction)})
         self._cached = (interaction, state)
         self._newest = interaction
-        self._syncing.append(interaction)
-        self._sync_wanted.set()
+        _SYNCER.want(partial(self._sync_state, interaction))
+
+    def drop_cached(self) -> None:
+        """Free the state that is in memory; the next order reads it from the disk."""
+        self._cached = None
 
     def settle(self, base: int, committed: int) -> None:
         """Delete states of interactions that did not count.
@@ -208,16 +210,11 @@ class StateDirectory:
         """
         save(self.path / PERSONAL, weights, description, fsync=True)
 
-    def _sync_forever(self) -> None:
-        while True:
-            self._sync_wanted.wait()
-            self._sync_wanted.clear()
-            while self._syncing:
-                version = self._syncing.popleft()
-                synced = self._sync(self.path / _NAME.format(version))
-                with self._syncing_one:  # the run may have been rolled back meanwhile
-                    if synced and version <= self._newest:
-                        self._durable = version
+    def _sync_state(self, version: int) -> None:
+        synced = self._sync(self.path / _NAME.format(version))
+        with self._syncing_one:  # the run may have been rolled back meanwhile
+            if synced and version <= self._newest:
+                self._durable = version
 
     def _sync(self, path: Path) -> bool:
         try:
@@ -229,16 +226,3 @@ class StateDirectory:
             log.error("%s is not safe on the disk: %s", path, error.strerror)
             return False
         return True
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    """Write a small file, readable by its owner only, whole or not at all, safely on the disk.
-
-    Raises:
-        ArchiveError: it cannot be written.
-    """
-    try:
-        with replacing(path, sync=True, private=True) as temporary:
-            temporary.write_bytes(data)
-    except OSError as error:
-        raise ArchiveError(f"cannot write {path}: {error.strerror}") from None

@@ -9,20 +9,17 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.data.store.client_data import ClientData, GlobalTest
-from fedcli.data.store.partition_store import PartitionStore, open_client
+from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.diary import tell, tell_scored, tell_trained
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
-from fedmodels.data_description import ClientFile, Normaliser
-from fedmodels.errors import ArchiveError, DataError, FedtideError
+from fedmodels.errors import ArchiveError, FedtideError
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.nets.trained import ModelFacts, header_of
@@ -90,6 +87,7 @@ class Worker:
     progress: Progress = field(default_factory=Progress)
     run: RunFacts = field(init=False)
     net: SplitNet = field(init=False)
+    compression: Compression = field(init=False)
     nets: list[SplitNet] = field(init=False)
     """``net``, and the nets of the clients that train at the same time."""
 
@@ -101,7 +99,8 @@ class Worker:
         self.net = sibling.net if sibling else self.run.make_net().to(self.device).pack()
         self.nets = sibling.nets if sibling else [self.net]
         self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
-        self.compression = Compression.of(self.method, self.run)
+        how = sibling.compression if sibling else Compression.of(self.method, self.run)
+        self.compression = how
         self.stateful = self.method.keeps_state(self.run) or self.compression.feedback
         self._held: Result | None = None
         self._committed = -1
@@ -135,6 +134,12 @@ class Worker:
             return Result(order, Bundle(), rpc.Report(), str(error))
         log.exception("client %s, interaction %d", self.client, order.interaction)
         return Result(order, Bundle(), rpc.Report(), f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Free data, state and upload; the next order finds a client as after a restart."""
+        self.stream.close()
+        self.states.drop_cached()
+        self._held = None
 
     def _forget(self, order: rpc.Order) -> None:
         """Drop what an order says is no longer needed."""
@@ -254,6 +259,7 @@ class Worker:
             elif self.client != EVALUATOR:
                 self.method.load(ctx, payload, state)
                 self._add_counts(report, order, ctx, view, payload, state)
+        self.progress = Progress()
         tell_scored(order, report)
         return Result(order, Bundle(), report)
 
@@ -375,25 +381,3 @@ class Worker:
 def _same(one: rpc.Order, other: rpc.Order) -> bool:
     """Tell whether the result of one order to train answers another as well."""
     return one.interaction == other.interaction and one.views == other.views
-
-
-class EvaluatorData(ClientData):
-    """The evaluator's data: the global test set and no task."""
-
-    def __init__(self, root: Path) -> None:
-        """Open ``root/global-test``.
-
-        Raises:
-            DataError: it is missing or damaged.
-        """
-        found = GlobalTest.find(root)
-        if found is None:
-            raise DataError(f"{root / 'global-test'} is not there: the evaluator has nothing to do")
-        self.directory = root / "global-test"
-        self.file = ClientFile(**found.problem.model_dump(), tasks=())
-        self.normaliser = Normaliser.of(self.file)
-
-
-def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
-    """Open a client's data under a partition root; the evaluator's are the global test set."""
-    return open_client(root, client, store) if isinstance(client, int) else EvaluatorData(root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from fedmodels.config.experiment import Experiment
@@ -55,6 +55,8 @@ class Admission:
         """Description and problem of each admitted client."""
         self._called: dict[ClientId, Names] = {}
         """Class names of each admitted client that states them."""
+        self._votes, self._voices = Counter[Problem](), Counter[Names]()
+        """How many admitted clients state a problem, and call the classes so."""
         self._names: Names = ()
         for client, text in known.items():
             profile = Profile.parse(client, text)
@@ -139,17 +141,20 @@ class Admission:
         """
         with self._lock:
             profile = Profile.parse(client, text)
+            self._forget(client)
             self._said[client] = text, profile.problem
-            self._called.pop(client, None)
             if profile.class_names:
                 self._called[client] = profile.class_names
+            self._count(client, 1)
+            settled = self._problem, self._names
             names, voices = self._most_called()
             if not self._names and voices > self._clients // 2:
                 self._names = names
             problem, votes = self._most_said()
             if self._problem is None and votes > self._clients // 2:
                 self._problem = problem
-            return self._turned_away()
+            is_news = settled != (self._problem, self._names)
+            return self._turned_away(list(self._said) if is_news else [client])
 
     def settle(self) -> list[ClientId]:
         """Decide the problem among the joined clients, and bind them; return those that must leave.
@@ -177,32 +182,46 @@ class Admission:
                     + "; class_names in client.json must be the same list everywhere"
                 )
             self._names = self._names or names
-            away = self._turned_away()
+            away = self._turned_away(list(self._said))
             self._known |= {c: said[0] for c, said in self._said.items() if isinstance(c, int)}
             return away
 
     def _most_said(self) -> tuple[Problem | None, int]:
         """Return the most frequent problem and its votes; the evaluator has no vote."""
-        said = Counter(problem for c, (_, problem) in self._said.items() if isinstance(c, int))
-        return said.most_common(1)[0] if said else (None, 0)
+        return self._votes.most_common(1)[0] if self._votes else (None, 0)
 
     def _most_called(self) -> tuple[Names, int]:
         """Return the most frequent names of the classes, and how many clients state them."""
-        said = Counter(names for c, names in self._called.items() if isinstance(c, int))
-        return said.most_common(1)[0] if said else ((), 0)
+        return self._voices.most_common(1)[0] if self._voices else ((), 0)
 
-    def _turned_away(self) -> list[ClientId]:
-        """Forget the clients with another problem or other classes than the run; return them."""
+    def _turned_away(self, clients: Sequence[ClientId]) -> list[ClientId]:
+        """Forget those with another problem or other classes than the run; return them."""
         away = [
             c
-            for c, (_, problem) in self._said.items()
-            if (self._problem is not None and problem != self._problem)
+            for c in clients
+            if (self._problem is not None and self._said[c][1] != self._problem)
             or (self._names and self._called.get(c, self._names) != self._names)
         ]
         for client in away:
+            self._forget(client)
+        return away
+
+    def _forget(self, client: ClientId) -> None:
+        """Take back what a client said, if it said anything."""
+        if client in self._said:
+            self._count(client, -1)
             del self._said[client]
             self._called.pop(client, None)
-        return away
+
+    def _count(self, client: ClientId, vote: int) -> None:
+        """Count what a client says, or no longer; the evaluator has no vote."""
+        if not isinstance(client, int):
+            return
+        self._votes[self._said[client][1]] += vote
+        self._votes += Counter()  # drops what nobody says any more
+        if client in self._called:
+            self._voices[self._called[client]] += vote
+            self._voices += Counter()
 
 
 def _described(problem: Problem) -> str:

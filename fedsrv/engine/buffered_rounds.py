@@ -23,6 +23,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, DataError, RunFailed
 from fedmodels.tensors.bundle import BundleSpec, Weights
 from fedmodels.tensors.staleness import rebased, share_of
+from fedmodels.training.compression import Compression
 from fedmodels.training.method import (
     Method,
     Metrics,
@@ -33,7 +34,7 @@ from fedmodels.training.method import (
 )
 from fedsrv.engine.cohort import Answers, Cohort, Flush, Trip
 from fedsrv.engine.rounds import Engine
-from fedsrv.engine.schedule import Step, draw_cohort
+from fedsrv.engine.schedule import Step, draw_cohort, scorers
 from fedsrv.events import EventLog
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
@@ -73,6 +74,8 @@ class BufferedEngine(Engine):
         last = self.store.record(interaction)
         self.under_way: dict[int, int] = dict(last.get("under_way", ())) if last else {}
         """The interaction of each client's order that is not counted yet."""
+        self._undone = self.store.undone()
+        """Records whose arrivals the replay follows, also where their states are gone."""
         self._begun: dict[int, Weights] = {}
         """Everybody's weights at the start of each interaction that orders under way are of."""
         self.cohort.recall()
@@ -100,13 +103,15 @@ class BufferedEngine(Engine):
     def _train(self, ctx: ServerContext, due: bool) -> Answers:
         """Let idle clients begin, and take the first uploads that come."""
         step = self.steps[ctx.interaction]
-        followed = self.store.record(step.interaction) or self._followed.get(step.interaction)
+        followed = self._undone.get(step.interaction) or self._followed.get(step.interaction)
         begin = _begun_in(followed) if followed else self._draw(step, ctx.cohort)
         if begin:
             self.cohort.send(self._trip_of(step, self.state, begin))
         self.under_way |= dict.fromkeys(begin, step.interaction)
         found = self.cohort.take(self._flush(step, followed))
         self.under_way = found.under_way
+        if followed and len(found.arrivals) < len(followed["arrivals"]):
+            self._undone = {}  # it went another way, and later orders may be other ones
         if step.ends_run:
             self.cohort.recall()
         return found
@@ -155,7 +160,8 @@ class BufferedEngine(Engine):
 
     def _scorers(self, step: Step, record: Record) -> Iterable[int]:
         """Return who scores after a step: whoever is idle; all clients at the end of the run."""
-        return self.profiles if step.ends_run else record["cohort"]
+        cohort = record["cohort"]
+        return scorers(self.experiment, self.profiles, cohort) if step.ends_run else cohort
 
 
 def _begun_in(record: Record) -> tuple[int, ...]:
@@ -170,6 +176,11 @@ def check_asynchronous(method: Method, run: RunFacts) -> None:
     Raises:
         ConfigError: says what stands against it.
     """
+    if Compression.of(method, run).feedback:
+        raise ConfigError(
+            '[schedule] order = "asynchronous" is for clients without a private state, and error '
+            "feedback is one: set [compression] feedback = false"
+        )
     upload, of_net = method.upload_spec(run), {f"weights/{name}" for name in run.forms}
     everybodys = set(method.init_server(run).common.by_key())
     sent = {k for k in (*upload.required, *upload.optional) if not k.startswith("scalars/")}

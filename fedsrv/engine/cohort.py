@@ -30,6 +30,8 @@ class Trip:
     """Raises PayloadError for a report with impossible numbers, or beyond its order."""
     check_upload: Callable[[ClientId, Bundle], None] = lambda *_: None
     """Raises PayloadError for an upload with impossible values."""
+    enough: int | None = None
+    """Results that close the trip at once; all unless given."""
     compression: Compression = field(default_factory=Compression)
 
     @cached_property

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from fedmodels.errors import RunFailed
 from fedmodels.numerics.metrics import frequency_groups, minority_classes
-from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.schedule import Step
 from fedsrv.state.store import Store
 
@@ -20,6 +22,8 @@ class Roster:
         """Descriptions by id, ascending."""
         self.groups: dict[str, list[int]] = {}
         """Classes by name, such as ``minority``."""
+        self.limits: tuple[Tensor, Tensor]
+        """Black and white after normalisation, as most clients have them: (C,) each."""
 
     def add(self, descriptions: Mapping[int, str]) -> None:
         """Add and store clients' descriptions; known clients stay."""
@@ -30,6 +34,7 @@ class Roster:
         self.profiles.clear()
         self.profiles.update(parsed)
         examples = sum(p.train.sum(axis=0) for p in parsed.values())
+        self.limits = common_limits(parsed.values())
         self.groups.update({"minority": minority_classes(examples), **frequency_groups(examples)})
 
     def tasks(self, clients: int) -> dict[int, int]:
@@ -39,7 +44,28 @@ class Roster:
         """
         met = {c: p.num_tasks for c, p in self.profiles.items()}
         absent = dict.fromkeys(range(clients), max(met.values()))
-        return self._store.fixed_tasks({**absent, **met})
+        return self._store.fixed("tasks", {**absent, **met})
+
+    def weights(self) -> dict[int, int] | None:
+        """Return each client's training examples, as fixed when the run began; None: all are alike.
+
+        An unknown client counts as one with the mean number.
+        """
+        schedule = self._store.experiment.schedule
+        if schedule.sampling != "weighted":
+            return None
+        met = {c: int(p.train.sum()) for c, p in self.profiles.items()}
+        absent = dict.fromkeys(range(schedule.clients), sum(met.values()) // len(met))
+        return self._store.fixed("examples", {**absent, **met})
+
+    def ordered(self, step: Step) -> tuple[int, ...]:
+        """Return the clients that get orders at a step.
+
+        Where more are selected than count, a replay asks those whose uploads counted before.
+        """
+        chosen = self._store.experiment.schedule.over_select > 0
+        undone = self._store.record(step.interaction) if chosen else None
+        return self.cohort_of(step) if undone is None else tuple(undone["cohort"])
 
     def cohort_of(self, step: Step) -> tuple[int, ...]:
         """Return the known clients of a step that have its task.

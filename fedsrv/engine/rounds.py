@@ -24,13 +24,12 @@ from fedmodels.training.compression import Compression
 from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
 from fedmodels.training.stack import check_stacks
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.client_profile import common_limits
 from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip
 from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
 from fedsrv.engine.rows import commit_facts, record_of
-from fedsrv.engine.schedule import Step, ends_task, is_scored, steps
+from fedsrv.engine.schedule import Step, ends_task, is_scored, scorers, steps
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.engine.server_data import check_fits, check_given
 from fedsrv.engine.summary import summarise
@@ -103,13 +102,13 @@ class Engine:
         if self.experiment.training.together > 1:
             check_stacks(self.run_facts)
         self.tasks = self.roster.tasks(self.experiment.schedule.clients)
-        self.steps = steps(self.experiment, self.method.trainers(self.run_facts), self.tasks)
-        self.compression = Compression.of(self.method, self.run_facts)
-        self.stateful = self.method.keeps_state(self.run_facts) or self.compression.feedback
-        self.upload_spec = self.compression.upload_spec(self.method.upload_spec(self.run_facts))
+        trainers = self.method.trainers(self.run_facts)
+        self.steps = steps(self.experiment, trainers, self.tasks, self.roster.weights())
+        how = Compression.of(self.method, self.run_facts)
+        self.stateful = self.method.keeps_state(self.run_facts) or how.feedback
+        self.upload_spec = how.upload_spec(self.method.upload_spec(self.run_facts))
         self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
-        check = self.terms.check_report
-        self.trip = partial(Trip, check_report=check, compression=self.compression)
+        self.trip = partial(Trip, check_report=self.terms.check_report, compression=how)
         if self.server_data is not None:
             check_fits(self.server_data, self.run_facts.problem)
         if self.stateful:  # a client that lost too much must join again, and learns what to do
@@ -127,7 +126,7 @@ class Engine:
             found = self.cohort.meet(step.cohort, needed)
             if not found.keys() <= self.profiles.keys():
                 self.roster.add(found)
-        return self.roster.cohort_of(step)
+        return self.roster.ordered(step)
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return the context of the server half at a step."""
@@ -138,7 +137,7 @@ class Engine:
             server_data=self.server_data,
             minority=tuple(self.groups["minority"]),
             labels={c: self.profiles[c].labels(step.task) for c in cohort},
-            limits=common_limits(self.profiles.values()),
+            limits=self.roster.limits,
             ends_task=ends_task(self.steps, step),
             tell=partial(self._tell_work, step),
         )
@@ -170,15 +169,14 @@ class Engine:
 
     def _state_after(self, interaction: int) -> ServerState:
         """Return the committed state after an interaction; the initial one for -1."""
-        return self.store.state(interaction) if interaction >= 0 else self._initial_state()
+        if interaction < 0:
+            return self.method.init_server(self.run_facts)
+        return self.store.state(interaction)
 
     def _remember(self, interaction: int) -> None:
         """Read who trained when, up to an interaction."""
         self.history = self.store.history()
         self.last_trained = self.history.last_trained(interaction)
-
-    def _initial_state(self) -> ServerState:
-        return self.method.init_server(self.run_facts)
 
     def _holds_state(self, client: int, versions: Sequence[int]) -> bool:
         """Tell whether a client holds its required private state; called from any thread."""
@@ -271,6 +269,7 @@ class Engine:
         return self.trip(
             orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
             count, check_upload=partial(self._check_upload, ctx, state),
+            enough=self.experiment.cohort_size,
         )  # fmt: skip
 
     def _check_upload(
@@ -328,9 +327,9 @@ class Engine:
         clients: list[ClientId] = [*self._scorers(step, record)]
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
-        kind, views = rpc.ORDER_KIND_EVALUATE, self._views(step)
-        number = ROUND if step.ends_round else STAGE
-        orders = self._orders(ctx, kind, clients, views, self._tasks_seen(step), number)
+        views, number = self._views(step), ROUND if step.ends_round else STAGE
+        kind, seen = rpc.ORDER_KIND_EVALUATE, self._tasks_seen(step)
+        orders = self._orders(ctx, kind, clients, views, seen, number)
         trip = self.trip(orders, common, personal, needed=self._needed(clients))
         results = self.cohort.exchange(trip)
         scores.add(results.by_client)
@@ -341,7 +340,8 @@ class Engine:
 
     def _scorers(self, step: Step, record: Record) -> Iterable[int]:
         """Return the clients that score the models after a step."""
-        return self.profiles if step.ends_round else record["cohort"]
+        cohort = record["cohort"]
+        return scorers(self.experiment, self.profiles, cohort) if step.ends_round else cohort
 
     def _fill_in(self, step: Step, record: Record, scores: Scores) -> None:
         """Put scores into a record."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.training.position import Position
+from fedsrv.availability import is_there, read_availability
 
 
 @dataclass(frozen=True)
@@ -23,15 +25,40 @@ class Step(Position):
     ends_run: bool
 
 
-def draw_cohort(seed: int, round: int, candidates: Sequence[int], size: int) -> tuple[int, ...]:
-    """Draw ``size`` of the candidates without replacement, from a fresh generator per round."""
-    if size >= len(candidates):
-        return tuple(sorted(candidates))
+def draw_cohort(
+    seed: int,
+    round: int,
+    candidates: Sequence[int],
+    size: int,
+    weights: Mapping[int, int] | None = None,
+) -> tuple[int, ...]:
+    """Draw ``size`` of the candidates without replacement, from a fresh generator per round.
+
+    Args:
+        seed: of the run.
+        round: which round.
+        candidates: clients to draw from.
+        size: how many; all candidates where there are no more.
+        weights: draw them one after the other with chances in proportion to these; alike unless
+            given. A client of weight 0 is never drawn.
+    """
+    known = sorted(c for c in candidates if weights is None or weights[c] > 0)
+    if size >= len(known):
+        return tuple(known)
     rng = np.random.default_rng(derive_seed(seed, "server", round, "cohort"))
-    return tuple(sorted(int(c) for c in rng.choice(sorted(candidates), size, replace=False)))
+    chances = None
+    if weights is not None:
+        each = np.array([weights[c] for c in known], dtype=np.float64)
+        chances = each / each.sum()
+    return tuple(sorted(int(c) for c in rng.choice(known, size, replace=False, p=chances)))
 
 
-def steps(experiment: Experiment, trainers: Sequence[int], tasks: Mapping[int, int]) -> list[Step]:
+def steps(
+    experiment: Experiment,
+    trainers: Sequence[int],
+    tasks: Mapping[int, int],
+    weights: Mapping[int, int] | None = None,
+) -> list[Step]:
     """Return every interaction of a run.
 
     Args:
@@ -39,8 +66,14 @@ def steps(experiment: Experiment, trainers: Sequence[int], tasks: Mapping[int, i
         trainers: clients that cohorts are drawn from.
         tasks: number of tasks of each client; clients may have different ones. A client takes
             part in the interactions of the tasks it has.
+        weights: of each client, where cohorts are not drawn uniformly.
+
+    Raises:
+        ConfigError: the availability trace cannot be used, or nobody is there in any round.
     """
-    found = list(_visits(experiment, trainers, tasks))
+    found = list(_visits(experiment, trainers, tasks, weights))
+    if not found and trainers and experiment.schedule.availability is not None:
+        raise ConfigError("[schedule] availability: no client is there in any round")
     return [
         Step(
             number,
@@ -55,14 +88,23 @@ def steps(experiment: Experiment, trainers: Sequence[int], tasks: Mapping[int, i
 
 
 def _visits(
-    experiment: Experiment, trainers: Sequence[int], tasks: Mapping[int, int]
+    experiment: Experiment,
+    trainers: Sequence[int],
+    tasks: Mapping[int, int],
+    weights: Mapping[int, int] | None,
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield (round, task, cohort) in order."""
-    schedule, size = experiment.schedule, experiment.cohort_size
+    """Yield (round, task, cohort) in order; a round without anybody is left out."""
+    schedule, size = experiment.schedule, experiment.cohort_size + experiment.schedule.over_select
+    availability = read_availability(experiment)
+
+    def drawn(round: int, candidates: Sequence[int], size: int) -> tuple[int, ...]:
+        there = [c for c in candidates if is_there(availability, c, round)]
+        return draw_cohort(experiment.seed, round, there, size, weights)
+
     most = max((tasks[c] for c in trainers), default=0)
     if schedule.order == "rounds_outer":
         for round in range(schedule.rounds):
-            cohort = draw_cohort(experiment.seed, round, trainers, size)
+            cohort = drawn(round, trainers, size)
             for task in range(most):
                 members = tuple(c for c in cohort if tasks[c] > task)
                 if members:
@@ -73,8 +115,23 @@ def _visits(
             for visit in range(schedule.rounds):
                 round = task * schedule.rounds + visit
                 everybody = schedule.is_asynchronous  # who trains depends on who is done
-                drawn = len(candidates) if everybody else size
-                yield round, task, draw_cohort(experiment.seed, round, candidates, drawn)
+                cohort = drawn(round, candidates, len(candidates) if everybody else size)
+                if cohort:
+                    yield round, task, cohort
+
+
+def scorers(experiment: Experiment, known: Collection[int], cohort: Iterable[int]) -> list[int]:
+    """Return the known clients that score the models after a round, ascending.
+
+    Where ``[evaluate] clients`` bounds them, they are the same in all rounds, so that rounds can be
+    compared, and the round's cohort.
+    """
+    most, everybody = experiment.evaluate.clients, range(experiment.schedule.clients)
+    if most is None or most >= len(everybody):
+        return sorted(known)
+    rng = np.random.default_rng(derive_seed(experiment.seed, "scorers", 0, "cohort"))
+    drawn = rng.choice(everybody, most, replace=False)
+    return sorted({*drawn.tolist(), *cohort}.intersection(known))
 
 
 def ends_task(steps: Sequence[Step], step: Step) -> bool:

@@ -1,4 +1,4 @@
-"""A run on one machine: the processes of coordinator and clients, started, watched and ended.
+"""A run by one command: its coordinator here, its hosts here or on a cluster, watched and ended.
 
 May import every other room of fedsrv.
 """

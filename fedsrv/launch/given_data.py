@@ -11,7 +11,9 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, data_and_scenario
 from fedmodels.data_description import ClientFile, ProblemFile, read_file
 from fedmodels.errors import ConfigError, DataError
+from fedmodels.methods import make
 from fedmodels.printable import printable
+from fedmodels.training.compression import Compression
 from fedmodels.training.run import RunFacts
 
 TABLE = "partition.json"
@@ -53,20 +55,23 @@ def check_given_data(experiment: Experiment, root: Path | None) -> None:
 
 
 def check_net(experiment: Experiment, root: Path) -> None:
-    """Build the net once for the clients' inputs, so that a wrong option is told before they start.
+    """Build the net once for the clients' inputs, so that a mistake is told before they start.
 
     Args:
         experiment: what is to be run.
         root: holds client 0's directory; what is wrong with that one its client says itself.
 
     Raises:
-        ConfigError: the net cannot be built, or does not fit the inputs.
+        ConfigError: the net cannot be built or does not fit the inputs, or nothing that the method
+            sends can travel as ``[compression]`` says.
     """
     try:
         said = _description(root)
     except DataError:
         return
-    RunFacts(experiment, said.problem).make_net()
+    run, table = RunFacts(experiment, said.problem), experiment.method
+    run.make_net()
+    Compression.of(make(table.name, **table.hyper_parameters()), run)
 
 
 def name_of(experiment: Experiment, root: Path | None) -> str:

@@ -1,11 +1,10 @@
-"""A run on one machine: coordinator and clients as processes, watched, restarted and cleaned up."""
+"""A run from its start to its end: coordinator and hosts, watched, restarted and cleaned up."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import os
 import signal
 import threading
 import time
@@ -14,9 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import tomli_w
-import torch
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_device
@@ -26,8 +23,9 @@ from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.server_data import check_given
 from fedsrv.events import Event
-from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, fork_hosts, share_memory
+from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, share_memory
 from fedsrv.launch.given_data import check_given_data, check_net, name_of
+from fedsrv.launch.hosts import Hosts, Joining, LocalHosts
 from fedsrv.launch.processes import (
     Box,
     Child,
@@ -38,6 +36,7 @@ from fedsrv.launch.processes import (
     started,
 )
 from fedsrv.launch.progress import Lines, display_of
+from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import write_html
 from fedsrv.state.run_directory import beginning, make_directory, refuse_existing, require_run
@@ -47,10 +46,6 @@ MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""
 LEAVING_S = 10.0
 """Time for clients to end by themselves after the end of the run."""
-CLIENT_BYTES = 200 << 20
-"""Memory that one client process is assumed to need."""
-PROCESSES_PER_CORE = 50
-"""Most client processes for one core; beyond that, several clients share a process."""
 log = logging.getLogger(__name__)
 
 
@@ -66,13 +61,14 @@ def launch(
     log_level: LogLevel = LogLevel.INFO,
     as_json: bool = False,
     serve_options: Sequence[str] = (),
+    ray: RayPlace | None = None,
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
 
     Args:
         experiment: what to run.
         out: the run directory.
-        hosts: client host processes; one per client, while the machine bears it, unless given.
+        hosts: client host processes; one per client, while there is room, unless given.
         resume: go on with the run in ``out``.
         data: a partition root made before.
         device: ``auto``, ``cpu`` or ``cuda:K``.
@@ -80,6 +76,7 @@ def launch(
         log_level: what is said at least, here and in the logs of the processes.
         as_json: say it as one object a line.
         serve_options: more options of ``fedsrv serve``.
+        ray: the cluster on which the hosts run; this machine unless given.
 
     Raises:
         FedtideError: the run failed; says why.
@@ -96,13 +93,20 @@ def launch(
     with beginning(out) as began:
         make_directory(out / "logs", out)
         made_before = data is not None
-        parts = (experiment, out, root, device, display, held, made_before, began, logs)
+        joining = _joining(experiment, root, out / "clients", device, logs)
+        place: Hosts = LocalHosts(joining, out / "logs")
+        if ray is not None:
+            from fedsrv.launch.ray_hosts import RayHosts
+
+            config = tomli_w.dumps(experiment.to_dict())
+            place = RayHosts(ray, joining, out, config, deals=not made_before)
+        parts = (experiment, out, root, place, display, held, made_before, began, logs)
         with Launch(*parts, serve_options=serve_options) as run:
             run.partition()
             check_net(experiment, root)
             try:
                 with display, draining(run):
-                    run.start(hosts or affordable_hosts(experiment.schedule.clients))
+                    run.start(hosts)
                     run.watch()
             except KeyboardInterrupt:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes are ended in any case
@@ -130,22 +134,13 @@ def _check_start(experiment: Experiment, data: Path | None, held: Path, device: 
         iaa_series(Path(experiment.evaluate.reference))
 
 
-def affordable_hosts(clients: int) -> int:
-    """Return how many client processes this machine can run."""
-    fits = int(psutil.virtual_memory().available * 0.7) // CLIENT_BYTES
-    return max(1, min(clients, fits, PROCESSES_PER_CORE * (os.cpu_count() or 1)))
-
-
-def host_ranges(clients: int, hosts: int) -> list[str]:
-    """Return the client ids of each host as ``--client-id`` says them; never more than clients.
-
-    With three hosts, each host gets every third client. All hosts begin with their lowest ids, so
-    uploads arrive in about the order in which they are reduced.
-    """
-    hosts = min(hosts, clients)
-    ranges = [range(first, clients, hosts) for first in range(hosts)]
-    step = f":{hosts}" if hosts > 1 else ""
-    return [f"{r[0]}-{r[-1]}{step}" if len(r) > 1 else str(r[0]) for r in ranges]
+def _joining(
+    experiment: Experiment, data: Path, states: Path, device: str, log_level: LogLevel
+) -> Joining:
+    """Return what every host of an experiment is told."""
+    names = (experiment.method.name, experiment.net.name)
+    code = [word for n in names if is_own(n) for word in ("--code", n.rpartition(":")[0])]
+    return Joining(data, states, device, ("--log-level", log_level, *code))
 
 
 @contextmanager
@@ -168,7 +163,7 @@ class Launch:
     experiment: Experiment
     out: Path
     data: Path
-    device: str
+    hosts: Hosts
     display: Lines
     server_data: Path
     """The server's own examples; only where there are any."""
@@ -181,7 +176,8 @@ class Launch:
     serve_options: Sequence[str] = ()
     """More options of ``fedsrv serve``."""
     box: Box = field(default_factory=Box)
-    address: str = "127.0.0.1:0"
+    address: str = ""
+    """Where the coordinator listens; empty until it does."""
     clients: list[str] = field(default_factory=list)
     """The ``--client-id`` of each host."""
     ended: set[str] = field(default_factory=set)
@@ -190,7 +186,7 @@ class Launch:
     is_draining: bool = False
 
     def __enter__(self) -> Launch:
-        """Start dealing out the data; meanwhile the fork server and a coordinator get ready."""
+        """Start dealing out the data; meanwhile the hosts' place and a coordinator get ready."""
         self.config = self.out / "logs" / "launch.toml"
         self.config.write_text(tomli_w.dumps(self.experiment.to_dict()))
         share_memory()
@@ -198,8 +194,14 @@ class Launch:
         self.dealing: Forked | None = None
         if not self.made_before:
             self.dealing = fork_fedcli(argv, self._log("partition"))
-        hosts, waiting = fork_hosts(self._log("hosts")), fork_coordinator(self._log("server"))
-        self.fork_server = Child("hosts", hosts, self.box)  # threads from here on
+        waiting = fork_coordinator(self._log("server"))
+        try:
+            self.hosts.begin(self.box)  # threads from here on
+        except BaseException:
+            for fork in filter(None, (waiting, self.dealing)):
+                fork.kill()
+                fork.close()
+            raise
         self.coordinator = Child("server", waiting, self.box)
         return self
 
@@ -208,7 +210,7 @@ class Launch:
         if self.dealing is not None:
             self.dealing.kill()
             self.dealing.close()
-        self.fork_server.end()
+        self.hosts.end()
         self.coordinator.end()
 
     def _log(self, source: str) -> Path:
@@ -229,34 +231,19 @@ class Launch:
                 log = self._log("partition")
                 raise DataError(error_in(log) or f"fedcli partition ended with {status}: see {log}")
 
-    def start(self, hosts: int) -> None:
+    def start(self, hosts: int | None) -> None:
         """Start the coordinator; the clients follow when it listens."""
-        self.clients = host_ranges(self.experiment.schedule.clients, hosts)
-        if (self.data / "global-test").is_dir():
-            self.clients.append(EVALUATOR)
+        evaluator = (self.data / "global-test").is_dir()
+        clients, cohort = self.experiment.schedule.clients, self.experiment.cohort_size
+        self.clients = self.hosts.divide(clients, cohort, hosts, evaluator)
         self.coordinator.tell(self._arguments())
 
     def _arguments(self) -> list[str]:
         held = self.server_data if self.server_data.is_dir() else None
-        evaluator = EVALUATOR in self.clients
-        found = coordinator_arguments(self.config, self.out, self.address, evaluator, held)
-        return [*found, "--log-level", self.log_level, *self.serve_options]
-
-    def _start_client(self, client: str) -> None:
-        argv = ["join", "--client-id", client, "--server", self.address]
-        argv += ["--data", str(self.data), "--state-dir", str(self.out / "clients")]
-        argv += ["--device", self._device_of(client), "--log-level", self.log_level]
-        for name in (self.experiment.method.name, self.experiment.net.name):
-            argv += ["--code", name.rpartition(":")[0]] if is_own(name) else []
-        log = self._log(f"client-{client}")
-        self.fork_server.tell({"id": client, "argv": argv, "log": str(log)})
-
-    def _device_of(self, client: str) -> str:
-        """Spread hosts over the GPUs, where there are any."""
-        if self.device != "auto":
-            return self.device
-        gpus = torch.cuda.device_count()
-        return f"cuda:{self.clients.index(client) % gpus}" if gpus else "cpu"
+        address, evaluator = self.address or self.hosts.listen, EVALUATOR in self.clients
+        found = coordinator_arguments(self.config, self.out, address, evaluator, held)
+        options = (*self.hosts.serve_options, *self.serve_options)
+        return [*found, "--log-level", self.log_level, *options]
 
     # --- watching ---------------------------------------------------------------------------------
 
@@ -279,12 +266,11 @@ class Launch:
             elif said.status is not None and self.is_draining:
                 log.info("the clients have ended with %d", said.status)
             elif said.status is not None:
-                self._restart("hosts", said.status)
-                process = started(["-m", "fedcli.hosts"], self._log("hosts"))
-                self.fork_server = Child("hosts", process, self.box)
+                self._restart("hosts", self._why("hosts", said.status))
+                self.hosts.begin_again()
                 for client in self.clients:
                     if client not in self.ended:
-                        self._start_client(client)
+                        self.hosts.start(client, self.address)
             else:
                 self._client_said(json.loads(said.line))
 
@@ -296,11 +282,11 @@ class Launch:
     def _server_said(self, said: Said) -> None:
         if said.line.startswith("listening on "):
             self.began.set()
-            fresh = self.address.endswith(":0")
+            fresh = not self.address
             self.address = said.line.removeprefix("listening on ")
             if fresh:
                 for client in self.clients:
-                    self._start_client(client)
+                    self.hosts.start(client, self.address)
         elif said.line.startswith("{"):
             event = Event.from_json(said.line)
             if event.kind == "commit":
@@ -313,7 +299,7 @@ class Launch:
         elif said.status is not None and said.status > 0:
             raise RunFailed(error_in(self._log("server")))
         elif said.status is not None:
-            self._restart("server", said.status)
+            self._restart("server", self._why("server", said.status))
             process = started(["-m", "fedsrv", *self._arguments()], self._log("server"))
             self.coordinator = Child("server", process, self.box)
 
@@ -324,13 +310,18 @@ class Launch:
         if fact["status"] == 0 or self.finished or self.is_draining:
             self.ended.add(client)
             return
-        self._restart(f"client-{client}", int(str(fact["status"])))
-        self._start_client(client)
+        source = f"client-{client}"
+        why = fact.get("why") or self._why(source, int(str(fact["status"])))
+        self._restart(source, str(why))
+        self.hosts.start(client, self.address)
 
-    def _restart(self, source: str, status: int) -> None:
+    def _why(self, source: str, status: int) -> str:
+        """Return why a process ended, by its exit status and its log."""
+        return error_in(self._log(source)) if status > 0 else f"killed by signal {-status}"
+
+    def _restart(self, source: str, why: str) -> None:
         """Count a restart; three without progress are too many."""
         self.restarts[source] = self.restarts.get(source, 0) + 1
-        why = error_in(self._log(source)) if status > 0 else f"killed by signal {-status}"
         if self.restarts[source] > MAX_RESTARTS:
             raise RunFailed(f"{source} died {MAX_RESTARTS + 1} times without progress: {why}")
         self.display.say(f"{source} died ({why}); starting it again", logging.WARNING)

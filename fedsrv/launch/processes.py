@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,14 +86,17 @@ class Child:
             self.process.wait()
 
 
-def started(command: Sequence[str], log: Path) -> Popen:
-    """Start an ordinary process with this program's interpreter: ``-m`` and what follows."""
-    with log.open("ab") as errors:
+def started(command: Sequence[str], log: Path | None = None) -> Popen:
+    """Start an ordinary process with this program's interpreter: ``-m`` and what follows.
+
+    Its standard error goes to a log, or into a pipe where there is none.
+    """
+    with ExitStack() as stack:
         return subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=errors,
+            stderr=stack.enter_context(log.open("ab")) if log else subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is the launcher's business
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         )

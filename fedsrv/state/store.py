@@ -159,6 +159,10 @@ class Store:
         """Return the record of an interaction, committed or undone; None if there is none."""
         return self._ledger.record(interaction)
 
+    def undone(self) -> dict[int, Record]:
+        """Return the undone records that the replay has not passed, by interaction."""
+        return self._ledger.undone()
+
     def oldest_begun(self, interaction: int) -> int:
         """Return after which interaction the oldest order began that a commit has to do with.
 
@@ -304,12 +308,12 @@ class Store:
         with writing(self.path):
             self._ledger.add_profile(client, client_json)
 
-    def fixed_tasks(self, tasks: Mapping[int, int]) -> dict[int, int]:
-        """Return the stored numbers of tasks of the schedule; store these if there are none."""
-        if "tasks" not in self._ledger.facts():
+    def fixed(self, name: str, numbers: Mapping[int, int]) -> dict[int, int]:
+        """Return the stored numbers of the clients, such as their tasks; store these at first."""
+        if name not in self._ledger.facts():
             with writing(self.path):
-                self._ledger.set_facts(tasks=json.dumps(list(tasks.items())))
-        found = json.loads(self._ledger.facts()["tasks"])
+                self._ledger.set_facts(**{name: json.dumps(list(numbers.items()))})
+        found = json.loads(self._ledger.facts()[name])
         return {int(client): int(number) for client, number in found}
 
     # --- files ------------------------------------------------------------------------------------

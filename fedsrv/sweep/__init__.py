@@ -1,4 +1,4 @@
 """A sweep: methods × seeds × settings as runs of their own, and the tables that compare them.
 
-May import ``presets`` and ``report``.
+May import ``presets``, ``ray_cluster`` and ``report``.
 """

@@ -1,25 +1,28 @@
-"""The runs of a sweep, as processes: some at a time, resumed where they were interrupted."""
+"""The runs of a sweep, as processes, resumed where they were interrupted."""
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
 from fedmodels.errors import Interrupted
+from fedsrv.sweep.places import Each, Say
 from fedsrv.sweep.plan import PlannedRun
 
-Say = Callable[[str], None]
+_LIBC = ctypes.CDLL(None)  # looked up before the fork
+_PR_SET_PDEATHSIG = 1
 
 
 def execute(
-    runs: Sequence[PlannedRun], further: Sequence[str], jobs: int, say: Say
+    runs: Sequence[PlannedRun], further: Sequence[str], each: Each, say: Say
 ) -> list[PlannedRun]:
     """Run to its end what is not finished; return what failed.
 
@@ -29,7 +32,7 @@ def execute(
     Args:
         runs: of the sweep.
         further: options of ``fedsrv launch``.
-        jobs: runs at a time.
+        each: calls a function for each of several runs, wherever that is.
         say: told what is run, and what failed.
 
     Raises:
@@ -38,24 +41,27 @@ def execute(
     first = {(run.cell.setting, run.seed): run for run in reversed(runs)}
     leading = [run for run in runs if run in first.values()]
     others = [run for run in runs if run not in leading]
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            for group in (leading, others):
-                list(pool.map(lambda run: _execute(run, further, say), group))
-        except KeyboardInterrupt:  # it ended what was under way too; nothing more is begun
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            pool.shutdown(cancel_futures=True)
-            raise Interrupted("stopped; the same command goes on with the sweep") from None
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    call = partial(to_its_end, further, str(Path.cwd()))
+    try:
+        for group in (leading, others):
+            for failure in each(call, [run for run in group if not run.is_finished]):
+                if failure:
+                    say(failure)
+    except KeyboardInterrupt:  # it ended what was under way too; nothing more is begun
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise Interrupted("stopped; the same command goes on with the sweep") from None
     return [run for run in runs if not run.is_finished]
 
 
-def _execute(run: PlannedRun, further: Sequence[str], say: Say) -> None:
-    """Run one experiment to its end, unless it has come there before."""
-    if run.is_finished:
-        return
+def to_its_end(further: Sequence[str], directory: str, run: PlannedRun, say: Say) -> str:
+    """Run one experiment to its end, from where it is; return why it failed, or nothing.
+
+    Args:
+        further: options of ``fedsrv launch``.
+        directory: from which relative paths go.
+        run: a run of the sweep.
+        say: told the command.
+    """
     out, data = run.directory, run.data
     options = ["--out", str(out), "--set", f"seed={run.seed}", *further]
     options += ["--resume"] if (out / "config.toml").exists() else []
@@ -66,19 +72,30 @@ def _execute(run: PlannedRun, further: Sequence[str], say: Say) -> None:
         run.config_file.write_text(run.config)
         with log.open("a") as to_log:
             command = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
-            done = subprocess.run(command, stdout=to_log, stderr=subprocess.STDOUT)
+            done = subprocess.run(
+                command,
+                stdout=to_log,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                preexec_fn=_end_with_parent,
+            )
     except OSError as error:
-        say(f"{out.name} could not be started: {error}")
-        return
+        return f"{out.name} could not be started: {error}"
     if done.returncode == Interrupted.exit_code:
-        say(f"{out.name} was stopped")
-    elif done.returncode:
-        say(f"{out.name} failed: {_last_line(log)} (see {log})")
-    elif not run.own_data and not data.exists():
+        return f"{out.name} was stopped"
+    if done.returncode:
+        return f"{out.name} failed: {_last_line(log)} (see {log})"
+    if not run.own_data and not data.exists():
         try:
             _share(out / "data", data)
         except OSError as error:
             say(f"{data} cannot be written, so that other runs deal out their own data: {error}")
+    return ""
+
+
+def _end_with_parent() -> None:
+    """Have the kernel send SIGTERM when the parent dies: the run stops where it can be resumed."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _share(written: Path, data: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.execution import execute
 from fedsrv.sweep.figures import check_columns, read_figures
 from fedsrv.sweep.pictures import draw
+from fedsrv.sweep.places import Say, place_of
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
 from fedsrv.sweep.record import outcome_of, to_json
 from fedsrv.sweep.tables import latex, page, write_csv
@@ -25,8 +26,10 @@ def run_sweep(
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
     sets: Sequence[str] = (),
-    jobs: int = 1,
-    say: Callable[[str], None] = print,
+    jobs: int | None = None,
+    on: str | None = None,
+    resources: Sequence[str] = (),
+    say: Say = print,
 ) -> None:
     """Run a sweep and write ``report.html``; of columns also tables, a picture and the record.
 
@@ -39,7 +42,9 @@ def run_sweep(
         only: rows to run; all unless given.
         seeds: in place of the sweep's.
         sets: set in all runs, as ``--set`` takes it.
-        jobs: runs at a time.
+        jobs: runs at a time; one unless given.
+        on: the cluster that runs them, as ``--on`` takes it; this machine unless given.
+        resources: what each takes of the cluster, as ``--resource`` takes it.
         say: told what is run, what failed, and the tables.
 
     Raises:
@@ -52,10 +57,12 @@ def run_sweep(
     if sweep.reference and first not in rows:
         rows = [first, *rows]
     seeds = seeds or sweep.seeds
+    out = out.resolve() if on else out
     runs = plan(sweep, out, rows, seeds, sets)
     _refuse_other_configs(runs)
     make_directory(out, out)
-    failed = execute(runs, sweep.launch, jobs, say)
+    with place_of(on, jobs, resources, out, say) as each:
+        failed = execute(runs, sweep.launch, each, say)
     damaged = [run for run in runs if run.is_finished and not _is_sound(run, sweep, say)]
     failed += damaged
     ended = [run for run in runs if run not in failed]
@@ -81,7 +88,7 @@ def run_sweep(
         check_columns(sweep.columns, outcome.runs, ended[0].directory)
 
 
-def _is_sound(run: PlannedRun, sweep: Sweep, say: Callable[[str], None]) -> bool:
+def _is_sound(run: PlannedRun, sweep: Sweep, say: Say) -> bool:
     """Tell whether a finished run can be read; say what is wrong with one that cannot."""
     try:
         run.changes()

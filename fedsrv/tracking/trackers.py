@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
+from fedpb.zstd import check_installed
 from fedsrv.events import EventLog
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,8 @@ def check_extras(experiment: Experiment) -> None:
     Raises:
         ConfigError: says how to install it.
     """
+    if experiment.zstd:
+        check_installed()
     for name in wanted(experiment):
         if importlib.util.find_spec(name) is None:
             raise ConfigError(_missing(name))

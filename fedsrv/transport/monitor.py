@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from fedmodels.errors import LinkError
-from fedpb.pem import check_certificate, check_pair, read_pem
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
 from fedsrv.transport.event_messages import event_of
@@ -17,19 +15,6 @@ from fedsrv.transport.service import SERVICE
 
 CONNECT_S = 10.0
 """A coordinator that is there answers sooner."""
-
-
-def monitor_credentials(ca: Path, cert: Path, key: Path) -> grpc.ChannelCredentials:
-    """Return credentials that trust the authority and show a monitor's certificate.
-
-    Raises:
-        ConfigError: a file is missing or unreadable, or the key is not the certificate's.
-    """
-    ca_pem = read_pem(ca, "--tls-ca")
-    check_certificate(ca, ca_pem, "--tls-ca")
-    cert_pem, key_pem = read_pem(cert, "--tls-cert"), read_pem(key, "--tls-key")
-    check_pair(cert, cert_pem, key, key_pem)
-    return grpc.ssl_channel_credentials(ca_pem, key_pem, cert_pem)
 
 
 def watched(

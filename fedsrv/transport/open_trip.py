@@ -37,7 +37,9 @@ class OpenTrip:
     def of(cls, trip: Trip, kept_bytes: int) -> Self:
         """Encode a trip's payload; uploads of more than ``kept_bytes`` in all may be folded."""
         folding = Folding(trip.orders, trip.count, kept_bytes)
-        return cls(trip, encode(trip.sent), _encoded_once(trip.personal), folding)
+        zstd = trip.compression.zstd
+        common = encode(trip.sent, zstd=zstd)
+        return cls(trip, common, _encoded_once(trip.personal, zstd=zstd), folding)
 
     def answered(self, client: ClientId) -> bool:
         """Tell whether a client has sent a result or failed."""
@@ -50,10 +52,6 @@ class OpenTrip:
         self.results[client] = result
         self.folding.add_answer(result, self.results, self.failed)
 
-    def waits_for(self, client: ClientId) -> bool:
-        """Tell whether a client has an order here that it did not answer."""
-        return client in self.trip.orders and not self.answered(client)
-
     def missing(self) -> list[ClientId]:
         """Return the clients that have not answered."""
         return [client for client in self.trip.orders if not self.answered(client)]
@@ -61,7 +59,11 @@ class OpenTrip:
     def is_decided(self) -> bool:
         """Tell whether every client answered, or too many of them failed."""
         left = len(self.trip.orders) - len(self.failed)
-        return left == len(self.results) or left < self.needed
+        return self.is_full() or left == len(self.results) or left < self.needed
+
+    def is_full(self) -> bool:
+        """Tell whether no more results are wanted."""
+        return self.trip.enough is not None and len(self.results) >= self.trip.enough
 
     def end(self) -> Answers:
         """Return the answers, once the trip is closed.
@@ -125,14 +127,13 @@ class OpenTrips:
 
         None if there is none, or if the caller has ``most_ahead`` orders that it did not answer.
         """
-        members = caller.clients
-        due = [(c, trip) for trip in self._all() for c in members if trip.waits_for(c)]
-        fresh = [(c, trip) for c, trip in due if members[c].issue != trip.issue]
-        caller.is_full = len(due) - len(fresh) >= most_ahead
-        if caller.is_full or not fresh:
+        trips = {trip.issue: trip for trip in self._all()}
+        left = caller.left_of({issue: trip.missing for issue, trip in trips.items()})
+        caller.is_full = sum(len(one.ahead) for one in left.values()) >= most_ahead
+        issue = next((issue for issue, one in left.items() if one.fresh), None)
+        if caller.is_full or issue is None:
             return None
-        client, first = fresh[0]
-        return client, first, sum(trip is first for _, trip in fresh) - 1
+        return caller.take(issue), trips[issue], len(left[issue].fresh)
 
     def answered_by(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
         """Return the trip whose order a result answers; None if there is none."""
@@ -144,7 +145,7 @@ class OpenTrips:
 
     def keep(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:
         """Add the first result of an order, or the reason of its failure; False for a later one."""
-        if trip.answered(client) or trip not in self._all():
+        if trip.answered(client) or trip not in self._all() or trip.is_full():
             return False
         if isinstance(result, str):
             trip.failed[client] = result
@@ -206,12 +207,12 @@ def _is_wanted(flush: Flush, client: ClientId, trip: OpenTrip) -> bool:
     return isinstance(client, int) and flush.wanted.get(client) == interaction
 
 
-def _encoded_once(bundles: Mapping[ClientId, Bundle]) -> dict[ClientId, Encoded]:
+def _encoded_once(bundles: Mapping[ClientId, Bundle], *, zstd: bool) -> dict[ClientId, Encoded]:
     """Encode every bundle; clients that get the same object share the encoding."""
     by_object: dict[int, Encoded] = {}
     for bundle in bundles.values():
         if id(bundle) not in by_object:
-            by_object[id(bundle)] = encode(bundle)
+            by_object[id(bundle)] = encode(bundle, zstd=zstd)
     return {client: by_object[id(bundle)] for client, bundle in bundles.items()}
 
 

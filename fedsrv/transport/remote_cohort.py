@@ -74,6 +74,8 @@ class RemoteCohort:
         """Wakes the engine. Each Pull has a condition of its own, or a result would wake all."""
         self._callers: set[Caller] = set()
         self._sessions: dict[ClientId, ClientSession] = {}
+        self._replaced = 0
+        """How often a session may have been replaced or removed."""
         self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
         self._holdings = Holdings(self._sessions)
@@ -87,6 +89,7 @@ class RemoteCohort:
     def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
         with self._changed:
             self._holdings.require(holds, last_trained, safe)
+            self._replaced += 1
             self.wake()
 
     def starting_over(self) -> Sequence[int]:
@@ -250,6 +253,7 @@ class RemoteCohort:
                 trained=trained, start_over=start_over,
             )  # fmt: skip
             self._sessions[client] = session
+            self._replaced += known is not None
             self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
             if known:
@@ -266,11 +270,12 @@ class RemoteCohort:
             reason = "turned away: most clients describe another problem"
             self.events.tell("failed", client, reason=reason)
         if clients:
+            self._replaced += 1
             self.wake()
         return clients
 
     def _is_connected(self, session: ClientSession) -> bool:
-        return session.waiting > 0 or self._clock() - session.seen < self.LEASE_S
+        return session.is_waiting or self._clock() - session.heard < self.LEASE_S
 
     def session(self, client: ClientId, token: bytes) -> ClientSession:
         """Return the session a token belongs to.
@@ -294,8 +299,7 @@ class RemoteCohort:
         with self._lock:
             caller = Caller(clients, threading.Condition(self._lock))
             for client, session in clients.items():
-                if session.caller is not None:
-                    session.caller.changed.notify()
+                session.end_pull()
                 session.caller, session.issue = caller, issues[client]
         return caller
 
@@ -305,10 +309,9 @@ class RemoteCohort:
         """Wait for an order of a caller's clients; None when the caller is gone, or replaced."""
         with self._lock:
             self._callers.add(caller)
-            for session in caller.clients.values():
-                session.waiting += 1
+            caller.is_waiting = True
             try:
-                while is_active() and all(s.caller is caller for s in caller.clients.values()):
+                while is_active() and not caller.is_replaced:
                     found = self._order_for(caller)
                     if found is not None:
                         return found
@@ -316,14 +319,10 @@ class RemoteCohort:
                 return None
             finally:
                 self._callers.discard(caller)
-                for session in caller.clients.values():
-                    session.waiting -= 1
-                    session.seen = self._clock()
+                caller.is_waiting, caller.seen = False, self._clock()
 
     def _order_for(self, caller: Caller) -> tuple[rpc.Order, OpenTrip] | None:
-        for client, session in caller.clients.items():
-            if self._sessions.get(client) is not session:
-                raise UnknownSession(f"another session took over client {client}")
+        caller.check(self._sessions, self._replaced)
         if self._over:
             raise self._over
         found = self._trips.next_for(caller, self._most_ahead)
@@ -331,7 +330,7 @@ class RemoteCohort:
             return None
         client, trip, following = found
         order = stamped(trip.trip.orders[client], self.committed, self.watermark)
-        order.issue = caller.clients[client].issue = trip.issue
+        order.issue = trip.issue
         order.following = following
         return order, trip
 
@@ -381,8 +380,8 @@ class RemoteCohort:
             is_current = trip is self._trips.current
             if not is_current or len(trip.results) >= trip.needed or isinstance(result, str):
                 self._changed.notify_all()
-            if (caller := self._sessions[client].caller) and caller.is_full:
-                caller.changed.notify()
+            if caller := self._sessions[client].caller:
+                caller.answered(client)
         if first:
             kind = "failed" if isinstance(result, str) else "upload"
             facts = {"interaction": sample.interaction, "round": sample.round}
@@ -395,6 +394,7 @@ class RemoteCohort:
         with self._changed:
             session = self._sessions.get(client)
             if session is not None:
-                session.seen = -math.inf
+                session.end_pull()
+                session.caller, session.seen = None, -math.inf
             self._changed.notify_all()
         self.events.tell("left", client, reason=reason)

@@ -45,6 +45,7 @@ def _handlers(service: Service) -> tuple[grpc.GenericRpcHandler, ...]:
         SERVICE,
         {
             "Join": join,
+            "JoinSeveral": unary(service.join_several, rpc.JoinSeveralRequest, rpc.JoinResponse),
             "Beat": unary(service.beat, rpc.BeatRequest, rpc.BeatResponse),
             "Leave": unary(service.leave, rpc.LeaveRequest, rpc.LeaveResponse),
             "Pull": grpc.unary_stream_rpc_method_handler(parsed(service.pull, rpc.PullRequest)),

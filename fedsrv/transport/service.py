@@ -148,17 +148,43 @@ class Service:
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Admit a client to the run."""
         client = self._client(request.client_id, context)
-        if request.protocol != PROTOCOL:
-            raise WrongRun(f"this server speaks protocol {PROTOCOL}, the client {request.protocol}")
-        if request.run_id and request.run_id != self.run_id:
-            raise WrongRun(
-                f"client {client}'s state directory belongs to run {request.run_id[:8]}, this is "
-                f"run {self.run_id[:8]}; give it another --state-dir"
-            )
+        self._check_run(request, f"client {client}'s state directory belongs")
         description = client_json_of(request.description)
         token = self.cohort.join(
             client, description, request.token, request.versions, request.start_over
         )
+        return self._welcome(token)
+
+    @_coded
+    def join_several(
+        self, request: rpc.JoinSeveralRequest, context: grpc.ServicerContext
+    ) -> rpc.JoinResponse:
+        """Admit several clients of one process; those before one that is refused are admitted."""
+        clients = [self._client(one.client_id, context) for one in request.clients]
+        self._check_run(request, "these clients' state directories belong")
+        for client, one in zip(clients, request.clients, strict=True):
+            if not one.token:
+                raise PayloadError(f"client {client} must bring a token to join with others")
+            if one.description >= len(request.descriptions):
+                raise PayloadError(f"client {client} names a description that is not there")
+            shared = request.descriptions[one.description]
+            del shared.tasks[:]
+            shared.tasks.extend(one.tasks)
+            description = client_json_of(shared)
+            self.cohort.join(client, description, one.token, one.versions, request.start_over)
+        return self._welcome(b"")
+
+    def _check_run(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest, whose: str) -> None:
+        """Check that whoever joins speaks this protocol and is of this run."""
+        if request.protocol != PROTOCOL:
+            raise WrongRun(f"this server speaks protocol {PROTOCOL}, the client {request.protocol}")
+        if request.run_id and request.run_id != self.run_id:
+            raise WrongRun(
+                f"{whose} to run {request.run_id[:8]}, this is run {self.run_id[:8]}; give it "
+                "another --state-dir"
+            )
+
+    def _welcome(self, token: bytes) -> rpc.JoinResponse:
         return rpc.JoinResponse(
             run_id=self.run_id,
             token=token,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
@@ -49,8 +49,6 @@ class ClientSession:
     """Private states that the client holds; it may have pruned some below the watermark."""
     seen: float
     """Time of the client's last call, on the monotonic clock."""
-    waiting: int = 0
-    """Number of Pulls that wait for the client's orders now."""
     durable: int = -1
     issue: int = 0
     """Issue of the last order that the client got."""
@@ -62,6 +60,22 @@ class ClientSession:
     """Time of the last beat that became an event."""
     caller: Caller | None = None
     """The newest Pull that waits for the client; earlier ones get no more orders."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a Pull waits for the client's orders now."""
+        return self.caller is not None and self.caller.is_waiting
+
+    @property
+    def heard(self) -> float:
+        """Time of the client's last sign of life, on the monotonic clock."""
+        return self.seen if self.caller is None else max(self.seen, self.caller.seen)
+
+    def end_pull(self) -> None:
+        """End the Pull that waits for the client; its process makes another one for others."""
+        if self.caller is not None:
+            self.caller.is_replaced = True
+            self.caller.changed.notify()
 
     def is_news(self, now: float) -> bool:
         """Tell whether it is time for another progress event."""
@@ -81,12 +95,83 @@ Sessions = Mapping[ClientId, ClientSession]
 
 @dataclass(eq=False)
 class Caller:
-    """A Pull, and the condition that wakes this Pull alone."""
+    """A Pull, and the condition that wakes this Pull alone.
+
+    It keeps what is left of a trip, so that an order costs the same for two clients and thousands.
+    """
 
     clients: Sessions
     changed: threading.Condition
     is_full: bool = False
     """Whether the caller has as many unanswered orders as it may have."""
+    is_waiting: bool = False
+    """Whether the caller waits for an order now."""
+    is_replaced: bool = False
+    """Whether another Pull waits for one of the clients, or one has left."""
+    seen: float = -math.inf
+    """Time at which it last waited, on the monotonic clock."""
+    checked: int = -1
+    """How often sessions had been replaced when its own were last compared."""
+    _left: dict[int, Left] = field(default_factory=dict)
+    """What is left of each trip under way, by its issue."""
+
+    def check(self, sessions: Sessions, replaced: int) -> None:
+        """Check that no other session took over one of the caller's clients.
+
+        Args:
+            sessions: those that count.
+            replaced: how often one of them was replaced or removed.
+
+        Raises:
+            UnknownSession: names the client.
+        """
+        if self.checked != replaced:
+            for client, session in self.clients.items():
+                if sessions.get(client) is not session:
+                    raise UnknownSession(f"another session took over client {client}")
+            self.checked = replaced
+
+    def left_of(self, trips: Mapping[int, Callable[[], Sequence[ClientId]]]) -> Mapping[int, Left]:
+        """Return what is left of trips, and forget all others.
+
+        Args:
+            trips: by issue, what returns the clients that have not answered. It is called for a
+                trip that is new.
+        """
+        for issue, missing in trips.items():
+            if issue not in self._left:
+                due = [c for c in missing() if c in self.clients]
+                fresh = dict.fromkeys(c for c in due if self.clients[c].issue != issue)
+                self._left[issue] = Left(fresh, set(due) - fresh.keys())
+        self._left = {issue: self._left[issue] for issue in trips}
+        return self._left
+
+    def take(self, issue: int) -> ClientId:
+        """Return whose order of a trip comes next, and note that it is sent."""
+        left = self._left[issue]
+        client = next(iter(left.fresh))
+        del left.fresh[client]
+        left.ahead.add(client)
+        self.clients[client].issue = issue
+        return client
+
+    def answered(self, client: ClientId) -> None:
+        """Note that a client answered; wake the caller if it waited for that."""
+        for left in self._left.values():
+            left.fresh.pop(client, None)
+            left.ahead.discard(client)
+        if self.is_full:
+            self.changed.notify()
+
+
+@dataclass
+class Left:
+    """The clients of a caller that have not answered their orders of a trip."""
+
+    fresh: dict[ClientId, None]
+    """Those that were not sent theirs, in the order of the trip."""
+    ahead: set[ClientId]
+    """Those that have it."""
 
 
 def client_id_of(text: str, num_clients: int) -> ClientId:

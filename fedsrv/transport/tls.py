@@ -1,4 +1,4 @@
-"""TLS on the coordinator's side: credentials, who the peer is, and what counts as loopback."""
+"""TLS of a coordinator and its monitors: credentials, who the peer is, what counts as loopback."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedpb.pem import check_certificate, check_pair, read_pem
 
 IDENTITY_SCHEME = "fedtide:"
 Credentials: TypeAlias = grpc.ServerCredentials
+ChannelCredentials: TypeAlias = grpc.ChannelCredentials
 
 
 def server_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
@@ -29,6 +30,19 @@ def server_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.Se
         roots = read_pem(client_ca, "--tls-client-ca")
         check_certificate(client_ca, roots, "--tls-client-ca")
     return grpc.ssl_server_credentials([(key_pem, cert_pem)], roots, client_ca is not None)
+
+
+def monitor_credentials(ca: Path, cert: Path, key: Path) -> grpc.ChannelCredentials:
+    """Return credentials that trust the authority and show a monitor's certificate.
+
+    Raises:
+        ConfigError: a file is missing or unreadable, or the key is not the certificate's.
+    """
+    ca_pem = read_pem(ca, "--tls-ca")
+    check_certificate(ca, ca_pem, "--tls-ca")
+    cert_pem, key_pem = read_pem(cert, "--tls-cert"), read_pem(key, "--tls-key")
+    check_pair(cert, cert_pem, key, key_pem)
+    return grpc.ssl_channel_credentials(ca_pem, key_pem, cert_pem)
 
 
 def peer_identity(context: grpc.ServicerContext) -> str | None:

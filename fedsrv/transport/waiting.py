@@ -114,7 +114,8 @@ class Patience:
             at_work = [c for c in late if self._is_there(c)]
             if self._is_out(at_work):
                 self.check_begin()
-            away = [c for c in late if c not in at_work]
+            there = set(at_work)
+            away = [c for c in late if c not in there]
             are_dead = not at_work and not any(map(self._may_come, away))
             left, rest = LOOK_EVERY_S, "all of them are needed"
             if self._deadline_s is not None:

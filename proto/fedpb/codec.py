@@ -32,6 +32,7 @@ from fedpb.frames import FRAME_BYTES, WHOLE_BYTES, Frame, RawFrame, messages, re
 from fedpb.headers import header_of
 from fedpb.plans import plan_of
 from fedpb.v1 import bundle_pb2 as pb
+from fedpb.zstd import decompress_into
 
 _PAD = bytes(ALIGNMENT)
 _HALF = frozenset({torch.float16, torch.bfloat16})
@@ -66,17 +67,20 @@ class Encoded:
             yield self._laid_out[number]
 
 
-def encode(bundle: Bundle) -> Encoded:
-    """Encode a bundle once; its tensors must not change while receivers still take it."""
+def encode(bundle: Bundle, *, zstd: bool = False) -> Encoded:
+    """Encode a bundle once; its tensors must not change while receivers still take it.
+
+    With ``zstd`` its frames are compressed where that is worth it; the digest does not change.
+    """
     header = header_of(bundle)
-    frames = list(frames_of(bundle, header.payload_bytes))
+    frames = list(frames_of(bundle, header.payload_bytes, zstd=zstd))
     sha = hashlib.sha256(header.SerializeToString(deterministic=True))
     for frame in frames:
         sha.update(frame.crc32.to_bytes(4, "little"))
     return Encoded(header, frames, sha.digest(), bundle.num_bytes())
 
 
-def frames_of(bundle: Bundle, payload_bytes: int) -> Iterator[Frame]:
+def frames_of(bundle: Bundle, payload_bytes: int, *, zstd: bool = False) -> Iterator[Frame]:
     """Yield the frames of the payload, which has as many bytes as its header states."""
     most = WHOLE_BYTES if payload_bytes <= WHOLE_BYTES else FRAME_BYTES
     pieces: list[memoryview] = []
@@ -88,11 +92,11 @@ def frames_of(bundle: Bundle, payload_bytes: int) -> Iterator[Frame]:
             view = view[take:]
             size += take
             if size == most:
-                yield Frame(offset, pieces)
+                yield Frame(offset, pieces, zstd=zstd)
                 offset += size
                 pieces, size = [], 0
     if size:
-        yield Frame(offset, pieces)
+        yield Frame(offset, pieces, zstd=zstd)
 
 
 def _payload(bundle: Bundle) -> Iterator[memoryview]:
@@ -157,12 +161,17 @@ class Receiver:
         """
         if frame.offset != self.received:
             raise PayloadError(f"a frame begins at {frame.offset}, expected {self.received}")
-        end = frame.offset + len(frame.payload)
+        end = frame.offset + frame.size
         if end > self.header.payload_bytes:
             raise PayloadTooLarge(f"frames go beyond the {self.header.payload_bytes} bytes claimed")
-        if zlib_ng.crc32(frame.payload) != frame.crc32:
+        payload = frame.payload
+        if frame.raw_bytes:
+            payload = self.buffer[frame.offset : end]
+            decompress_into(frame.payload, payload)
+        if zlib_ng.crc32(payload) != frame.crc32:
             raise PayloadError(f"the frame at {frame.offset} is damaged (checksum)")
-        self._bytes[frame.offset : end] = np.frombuffer(frame.payload, np.uint8)
+        if not frame.raw_bytes:
+            self._bytes[frame.offset : end] = np.frombuffer(payload, np.uint8)
         self._sha.update(frame.crc32.to_bytes(4, "little"))
         self._is_plain = self._is_plain and self._is_plainly_finite(frame.offset, end)
         self.received = end

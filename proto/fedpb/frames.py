@@ -17,6 +17,7 @@ from zlib_ng import zlib_ng
 
 from fedmodels.errors import PayloadError
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.zstd import compressed
 
 FRAME_BYTES = 1 << 20
 WHOLE_BYTES = 2 << 20
@@ -24,15 +25,15 @@ WHOLE_BYTES = 2 << 20
 MESSAGE_BYTES = 3 << 20
 """A header and a frame travel in one message up to this size; receivers take messages of 4 MiB."""
 _HEADER_TAG = 0x0A
-_CHUNK_TAG, _OFFSET_TAG, _CRC_TAG, _PAYLOAD_TAG = 0x7A, 0x08, 0x15, 0x7A
+_CHUNK_TAG, _OFFSET_TAG, _CRC_TAG, _RAW_TAG, _PAYLOAD_TAG = 0x7A, 0x08, 0x15, 0x18, 0x7A
 H = TypeVar("H", rpc.PullHeader, rpc.PushHeader)
 
 
 class Frame:
     """A frame before it is sent: where it belongs, and views of its bytes."""
 
-    def __init__(self, offset: int, pieces: Sequence[memoryview]) -> None:
-        self.offset, self.pieces = offset, pieces
+    def __init__(self, offset: int, pieces: Sequence[memoryview], *, zstd: bool = False) -> None:
+        self.offset, self.pieces, self.zstd = offset, pieces, zstd
         self.size = self.crc32 = 0
         for piece in pieces:
             self.crc32 = zlib_ng.crc32(piece, self.crc32)
@@ -40,17 +41,22 @@ class Frame:
 
     def laid_out(self) -> bytes:
         """Return a message of either stream, with the frame as field 15; this copies the bytes."""
-        head = bytearray()
+        head, pieces, size = bytearray(), self.pieces, self.size
+        fewer = compressed(b"".join(pieces)) if self.zstd else None
         if self.offset:
             head.append(_OFFSET_TAG)
             head += _varint(self.offset)
         if self.crc32:
             head.append(_CRC_TAG)
             head += self.crc32.to_bytes(4, "little")
+        if fewer is not None:
+            head.append(_RAW_TAG)
+            head += _varint(self.size)
+            pieces, size = [memoryview(fewer)], len(fewer)
         head.append(_PAYLOAD_TAG)
-        head += _varint(self.size)
-        outer = bytes([_CHUNK_TAG]) + _varint(len(head) + self.size)
-        return b"".join([outer, head, *self.pieces])
+        head += _varint(size)
+        outer = bytes([_CHUNK_TAG]) + _varint(len(head) + size)
+        return b"".join([outer, head, *pieces])
 
 
 def _varint(number: int) -> bytes:
@@ -69,6 +75,13 @@ class RawFrame:
     offset: int
     crc32: int
     payload: memoryview
+    raw_bytes: int = 0
+    """Size of the payload once it is decompressed; 0 where it is as it was."""
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes of the bundle the frame holds."""
+        return self.raw_bytes or len(self.payload)
 
 
 def messages(header: bytes, frames: Iterable[bytes]) -> Iterator[bytes]:
@@ -104,7 +117,7 @@ def read_chunk(data: bytes, header_type: type[H]) -> tuple[H | None, RawFrame | 
     except DecodeError as error:
         raise PayloadError(f"a message of the stream cannot be parsed: {error}") from None
     found = chunk.frame
-    frame = RawFrame(found.offset, found.crc32, memoryview(found.payload))
+    frame = RawFrame(found.offset, found.crc32, memoryview(found.payload), found.raw_bytes)
     header = chunk.header if chunk.HasField("header") else None
     return header, frame if chunk.HasField("frame") else None
 
@@ -128,16 +141,18 @@ def _read_frame(view: memoryview) -> RawFrame | None:
         size, at = _read_varint(view, 1)
         if at + size != len(view):
             return None
-        offset = checksum = 0
+        offset = checksum = raw = 0
         if view[at] == _OFFSET_TAG:
             offset, at = _read_varint(view, at + 1)
         if view[at] == _CRC_TAG:
             checksum = int.from_bytes(view[at + 1 : at + 5], "little")
             at += 5
+        if view[at] == _RAW_TAG:
+            raw, at = _read_varint(view, at + 1)
         if view[at] != _PAYLOAD_TAG:
             return None
         size, at = _read_varint(view, at + 1)
-        return RawFrame(offset, checksum, view[at:]) if at + size == len(view) else None
+        return RawFrame(offset, checksum, view[at:], raw) if at + size == len(view) else None
     except IndexError:
         return None
 

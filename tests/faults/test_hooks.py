@@ -20,8 +20,9 @@ KINDS = {
         method-evaluation.after interact.before train.before score.before commit.after finish.after
     """,
     "client-0": """
-        join.before join.after leave.after set-session.before save.before save.after
-        save-personal.before fsync.after rename.before write.middle unlink.after receive.middle
+        join.before join.after leave.after begin-session.before set-session.before
+        save.before save.after save-personal.before
+        fsync.after rename.before write.middle unlink.after receive.middle
         train.before train.middle train.after evaluate.after client-finish.before
         upload.before upload.middle upload.after push.before push.after
     """,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcli.runtime.state import PERSONAL, Session, StateDirectory
+from fedcli.runtime.sessions import Session, SessionFile
+from fedcli.runtime.state import PERSONAL, StateDirectory
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.method import ServerState
@@ -79,9 +80,12 @@ def test_what_was_synced_is_there(out: Path) -> None:
 
 
 def test_a_session_is_there_once_it_is_used(out: Path) -> None:
-    StateDirectory(out / "0").set_session(Session("run", b"token"))
+    session = SessionFile(out / "0").begin()
     lose(out / "0")
-    assert StateDirectory(out / "0").session() == Session("run", b"token")
+    assert SessionFile(out / "0").read() == session
+    SessionFile(out / "0").write(Session("run", session.token))
+    lose(out / "0")
+    assert SessionFile(out / "0").read() == Session("run", session.token)
 
 
 def test_a_personal_model_is_there_when_the_run_is_over(out: Path) -> None:

@@ -16,14 +16,18 @@ from tests.integration.harness import reached
 pytestmark = pytest.mark.loopback
 
 
-def experiment(**schedule: Any) -> dict[str, Any]:
+def experiment(method: str = "held-whole", **schedule: Any) -> dict[str, Any]:
     """Return eight interactions of three clients; a round ends with the first upload."""
     at_once = {"order": "asynchronous", "rounds": 4, "clients": 3, "buffer": 1, **schedule}
-    return tables("held-whole", schedule=at_once)
+    return tables(method, schedule=at_once)
 
 
 def records_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+def arrivals_of(out: Path) -> list[list[list[int]]]:
+    return [record["arrivals"] for record in records_of(out)]
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -31,43 +35,58 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["metrics"] == expected["metrics"]
 
 
-@pytest.fixture(scope="module")
-def recorded(
-    partition: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any]]:
-    """Return a run of one process, and its summary; most orders are counted two rounds later."""
-    out = tmp_path_factory.mktemp("recorded") / "run"
-    return out, run_in_process(experiment(), partition, out)
-
-
-@pytest.mark.parametrize("victims", ["nobody", "coordinator", "everybody"])
+@pytest.mark.parametrize(
+    ("method", "victims"), [("held-whole", "coordinator"), ("held", "everybody")]
+)
 def test_recorded_arrivals_bring_the_same_bits_whoever_is_killed(
-    victims: str, loopback: Sites, recorded: tuple[Path, dict[str, Any]], steer: Path
+    method: str, victims: str, loopback: Sites, partition: Path, tmp_path: Path, steer: Path
 ) -> None:
     """The kill comes while orders of three interactions are under way."""
-    first, expected = recorded
-    if victims != "nobody":
-        (steer / "aggregate-3").touch()
-    run = loopback(experiment(arrivals=str(first)))
+    first = tmp_path / "first"
+    expected = run_in_process(experiment(method), partition, first)
+    (steer / "aggregate-3").touch()
+    run = loopback(experiment(method, arrivals=str(first)))
     server = run.serve()
     clients = [run.join(str(c)) for c in range(3)]
-    if victims != "nobody":
-        reached(steer / "aggregate-3.reached")
-        server.kill()
+    reached(steer / "aggregate-3.reached")
+    server.kill()
     if victims == "everybody":
         for client in clients:
             client.kill()
-    if victims != "nobody":
-        server = run.serve()
+    server = run.serve()
     if victims == "everybody":
         clients = [run.join("0-1"), run.join("2")]
     assert_same(run.finish(server, *clients), expected)
-    assert [r["arrivals"] for r in records_of(run.out)] == [
-        r["arrivals"] for r in records_of(first)
-    ]
+    assert arrivals_of(run.out) == arrivals_of(first)
     if victims == "coordinator":  # who lives sends what it has, and does not train again
         trained = [re.findall(r"round (\d+), task \d+: loss", c.output()) for c in clients]
         assert trained == [[*dict.fromkeys(rounds)] for rounds in trained]
+
+
+def test_a_power_loss_is_made_up_for_in_the_recorded_order(
+    loopback: Sites, partition: Path, tmp_path: Path, steer: Path
+) -> None:
+    """The disks have kept up to interaction 1; clients hold private states."""
+    (steer / "sync-limit").write_text("1")
+    (steer / "aggregate-4").touch()
+    run = loopback(experiment("held"))
+    server = run.serve()
+    clients = [run.join(str(c)) for c in range(3)]
+    reached(steer / "aggregate-4.reached")
+    for process in (server, *clients):
+        process.kill()
+    before = arrivals_of(run.out)
+    for file in [*(run.out / "clients").rglob("state-*"), *(run.out / "server").glob("state-*")]:
+        if int(file.stem[-8:]) > 1:
+            file.unlink()
+    (steer / "sync-limit").unlink()
+    server = run.serve()
+    clients = [run.join(str(c)) for c in range(3)]
+    assert server.wait_kind("commit")["interaction"] <= 2
+    summary = run.finish(server, *clients)
+    assert arrivals_of(run.out)[: len(before)] == before
+    again = run_in_process(experiment("held", arrivals=str(run.out)), partition, tmp_path / "again")
+    assert_same(again, summary)
 
 
 def test_a_slow_client_holds_up_nobody_and_a_kill_loses_no_order(

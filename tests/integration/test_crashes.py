@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ def test_a_kill_loses_nothing_that_a_client_owes(
     loopback: Sites, partition: Path, tmp_path: Path, trained: int, steer: Path
 ) -> None:
     """Everybody dies when a client has saved what it did not send, before it sends the rest."""
-    table = {"up": "top-k", "share": 0.1, "down": "bfloat16"}
+    has_zstd = find_spec("zstandard") is not None
+    table = {"up": "top-k", "share": 0.1, "down": "bfloat16", "zstd": has_zstd}
     experiment = {**EXPERIMENT, "compression": table}
     undisturbed = run_in_process(experiment, partition, tmp_path / "alone")
     (steer / f"saved-{trained}-2").touch()

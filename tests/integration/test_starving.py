@@ -225,14 +225,14 @@ def test_a_stopped_client_is_noticed(tmp_path: Path) -> None:
     client = subprocess.Popen(command, env=environment())
     try:
         member, look = served.cohort._sessions[0], threading.Event()
-        while not member.waiting:
+        while not member.is_waiting:
             look.wait(0.02)
         client.send_signal(signal.SIGSTOP)
         for _ in range(1000):
-            if not member.waiting:
+            if not member.is_waiting:
                 break
             look.wait(0.02)
-        assert not member.waiting
+        assert not member.is_waiting
     finally:
         client.kill()
         client.wait()

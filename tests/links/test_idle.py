@@ -52,7 +52,7 @@ def test_ten_idle_minutes_cost_a_waiting_client_nothing(cohort: RemoteCohort) ->
         args=(cohort.caller({0: members[0]}, {0: 0}), lambda: not stop.is_set()),
     )
     waits.start()
-    while not members[0].waiting:
+    while not members[0].is_waiting:
         stop.wait(0.001)
     for member in members:  # nothing was heard for ten minutes
         member.seen -= 600.0
@@ -138,7 +138,7 @@ def test_a_link_that_fell_silent_is_noticed_and_made_anew(
 
     thread = threading.Thread(target=pull)
     thread.start()
-    while not cohort.session(0, member.token).waiting:
+    while not cohort.session(0, member.token).is_waiting:
         told.wait(0.01)
     proxy.silent.set()
     assert told.wait(30)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedcli.runtime.host import Host
+from fedcli.runtime.sessions import SessionFile
 from fedmodels.errors import LinkError
 from fedpb.descriptions import client_json_of
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -53,14 +54,15 @@ def test_a_client_that_died_before_the_answer_came_joins_again_at_once(
     cohort: RemoteCohort, digits: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(LinkError):
-        host(cohort, digits, tmp_path / "states", lost=1)._join(0)
+        host(cohort, digits, tmp_path / "states", lost=1).enrolment.join()
     token = cohort._sessions[0].token
     again = host(cohort, digits, tmp_path / "states", lost=0)
-    again._join(0)
-    assert again.members[0].token == token == again.states[0].session().token
+    again.enrolment.join()
+    stored = SessionFile(tmp_path / "states" / "0").read()
+    assert again.enrolment.members[0].token == token == stored.token
     assert (tmp_path / "states" / "0" / "session.json").stat().st_mode & 0o777 == 0o600
     with pytest.raises(AlreadyConnected):
-        host(cohort, digits, tmp_path / "elsewhere", lost=0)._join(0)
+        host(cohort, digits, tmp_path / "elsewhere", lost=0).enrolment.join()
 
 
 def test_a_client_that_takes_a_lapsed_place_can_ask_for_it_twice(

@@ -30,13 +30,14 @@ def shown(page: Path) -> list[str]:
 def deployed(path: Path) -> list[str]:
     """Return the commands that a file of ``deploy/`` starts."""
     text = re.sub(r"\n +(?=--)", " ", path.read_text())
-    program = {"serve": "fedsrv serve", "join": "fedcli join"}
-    found = re.findall(r"^\s+(serve|join) (.*)$", text, flags=re.MULTILINE)
+    text = re.sub(r"\n +- (?=--|localhost)", " ", text)  # a list of words
+    program = {"serve": "fedsrv serve", "join": "fedcli join", "health": "fedsrv health"}
+    found = re.findall(r"^\s+(?:- )?(serve|join|health) (.*)$", text, flags=re.MULTILINE)
     found += re.findall(r"bin/fedsrv (serve) (.*)'$", text, flags=re.MULTILINE)
     return [f"{program[name]} {rest}" for name, rest in found]
 
 
-DEPLOY = sorted((ROOT / "deploy").iterdir())
+DEPLOY = sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())
 SHOWN = [(page.name, line) for page in PAGES for line in shown(page)]
 SHOWN += [(path.name, line) for path in DEPLOY for line in deployed(path)]
 
@@ -62,3 +63,5 @@ def test_the_readme_shows_its_commands() -> None:
 def test_deployed_commands_are_found() -> None:
     assert len([1 for page, _ in SHOWN if page == "compose.yml"]) == 3
     assert len([1 for page, _ in SHOWN if page == "fedsrv.service"]) == 1
+    assert len([1 for page, _ in SHOWN if page == "coordinator.yaml"]) == 2
+    assert len([1 for page, _ in SHOWN if page == "sites.yaml"]) == 1

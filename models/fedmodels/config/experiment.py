@@ -65,6 +65,15 @@ class Schedule(StrictTable):
     """Clients of the run."""
     per_round: Annotated[int, Field(ge=1)] | None = None
     """Clients in a cohort, with ``asynchronous`` those that train at once; all unless given."""
+    sampling: Literal["uniform", "weighted"] = "uniform"
+    """How a cohort is drawn: each client alike, or by its number of training examples."""
+    over_select: Annotated[int, Field(ge=0)] = 0
+    """Clients beyond ``per_round`` that train as well; a round ends with the first ``per_round``
+    uploads, so that stragglers hold up nobody. Who they are depends on time, and is recorded."""
+    availability: str | None = None
+    """File that says which clients are there in which rounds: docs/populations.md."""
+    availability_sha256: str | None = None
+    """Of that file; filled in when it is read."""
     order: Literal["rounds_outer", "tasks_outer", "asynchronous"] = "rounds_outer"
     """Every round visits every task, or all rounds of a task come before the next task.
     ``asynchronous`` does the latter, and a round ends with the first ``buffer`` uploads (FedBuff):
@@ -91,6 +100,17 @@ class Schedule(StrictTable):
     def _cohort_fits(self) -> Schedule:
         if self.per_round is not None and self.per_round > self.clients:
             raise ValueError(f"per_round = {self.per_round} exceeds clients = {self.clients}")
+        return self
+
+    @model_validator(mode="after")
+    def _selection_fits(self) -> Schedule:
+        for key in ("sampling", "over_select", "availability"):
+            if self.is_asynchronous and getattr(self, key) not in (None, 0, "uniform"):
+                raise ValueError(f'{key} has no meaning with order = "asynchronous"')
+        if self.over_select and not self.selects:
+            raise ValueError("over_select needs per_round below clients: there is nobody else")
+        if self.sampling == "weighted" and not self.selects:
+            raise ValueError('sampling = "weighted" needs per_round below clients')
         return self
 
     @model_validator(mode="after")
@@ -145,6 +165,9 @@ class Evaluate(StrictTable):
 
     every: Annotated[int, Field(ge=0)] = 1
     """Score each time this many rounds have passed, and after the last; 0: after the last only."""
+    clients: Annotated[int, Field(ge=1)] | None = None
+    """Clients that score the models, the same ones in every round, beside the round's cohort; all
+    of them unless given. Metrics are means over those."""
     views: Annotated[tuple[View, ...], Field(strict=False)] = (  # TOML has lists only
         "global",
         "after_local",
@@ -217,6 +240,9 @@ class Compression(StrictTable):
     """Part of the parameters that ``top-k`` sends."""
     feedback: bool = True
     """With ``int8`` and ``top-k``, clients keep what they did not send, and send it later."""
+    zstd: bool = False
+    """Compress all payloads besides, without loss, where that makes them smaller; needs the extra
+    ``zstd`` at every end."""
 
 
 class Tracking(StrictTable):
@@ -255,6 +281,11 @@ class Experiment(StrictTable):
     def min_clients(self) -> int:
         """Return how many uploads an interaction needs at least."""
         return min(self.server.min_clients or self.cohort_size, self.cohort_size)
+
+    @property
+    def zstd(self) -> bool:
+        """Return whether payloads are compressed without loss."""
+        return self.compression is not None and self.compression.zstd
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain values; parsing it again is the same run."""

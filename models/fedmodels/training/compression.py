@@ -52,6 +52,8 @@ class Compression:
     """The parameters of the common part, whose form changes."""
     returned: Shapes = field(default_factory=dict)
     """Those among them that an upload holds too; empty: uploads are as they were."""
+    zstd: bool = False
+    """Whether frames are compressed besides, without loss."""
 
     @classmethod
     def of(cls, method: Method, run: RunFacts) -> Compression:
@@ -62,7 +64,7 @@ class Compression:
         """
         table = run.experiment.compression
         if table is None or table.up == table.down == "float32":
-            return cls()
+            return cls(zstd=run.experiment.zstd)
         common, personal = method.payload_spec(run)
         fetched = _parameters(run, common)
         own = {**personal.required, **personal.optional}
@@ -83,7 +85,8 @@ class Compression:
             raise ConfigError(
                 f"[compression] up = 'top-k' is for nets below {MOST_ELEMENTS} values"
             )
-        return cls(down, up, table.feedback and up.is_coarse, fetched, returned)
+        feedback = table.feedback and up.is_coarse
+        return cls(down, up, feedback, fetched, returned, table.zstd)
 
     # --- what may travel -------------------------------------------------------------------------
 

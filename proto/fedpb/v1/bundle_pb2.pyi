@@ -104,11 +104,13 @@ class BundleHeader(_message.Message):
     def __init__(self, weights: _Optional[_Union[ModelShard, _Mapping]] = ..., prototypes: _Optional[_Iterable[_Union[PrototypeSet, _Mapping]]] = ..., generators: _Optional[_Iterable[_Union[GeneratorUpdate, _Mapping]]] = ..., histogram: _Optional[_Union[LabelHistogram, _Mapping]] = ..., scalars: _Optional[_Mapping[str, float]] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("offset", "crc32", "payload")
+    __slots__ = ("offset", "crc32", "raw_bytes", "payload")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     CRC32_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     offset: int
     crc32: int
+    raw_bytes: int
     payload: bytes
-    def __init__(self, offset: _Optional[int] = ..., crc32: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, offset: _Optional[int] = ..., crc32: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...

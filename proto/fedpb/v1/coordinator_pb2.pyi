@@ -39,6 +39,34 @@ class JoinRequest(_message.Message):
     description: _description_pb2.ClientDescription
     def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ...) -> None: ...
 
+class JoinSeveralRequest(_message.Message):
+    __slots__ = ("run_id", "protocol", "start_over", "descriptions", "clients")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    START_OVER_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    protocol: int
+    start_over: bool
+    descriptions: _containers.RepeatedCompositeFieldContainer[_description_pb2.ClientDescription]
+    clients: _containers.RepeatedCompositeFieldContainer[Joining]
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., descriptions: _Optional[_Iterable[_Union[_description_pb2.ClientDescription, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[Joining, _Mapping]]] = ...) -> None: ...
+
+class Joining(_message.Message):
+    __slots__ = ("client_id", "token", "versions", "description", "tasks")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    token: bytes
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    description: int
+    tasks: _containers.RepeatedCompositeFieldContainer[_description_pb2.TaskCounts]
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., description: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[_description_pb2.TaskCounts, _Mapping]]] = ...) -> None: ...
+
 class JoinResponse(_message.Message):
     __slots__ = ("run_id", "token", "committed", "beat_every_s", "experiment")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -40,6 +40,11 @@ class CoordinatorServiceStub:
                 request_serializer=fedpb_dot_v1_dot_coordinator__pb2.JoinRequest.SerializeToString,
                 response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.FromString,
                 _registered_method=True)
+        self.JoinSeveral = channel.unary_unary(
+                '/fedpb.v1.CoordinatorService/JoinSeveral',
+                request_serializer=fedpb_dot_v1_dot_coordinator__pb2.JoinSeveralRequest.SerializeToString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.FromString,
+                _registered_method=True)
         self.Pull = channel.unary_stream(
                 '/fedpb.v1.CoordinatorService/Pull',
                 request_serializer=fedpb_dot_v1_dot_coordinator__pb2.PullRequest.SerializeToString,
@@ -73,6 +78,13 @@ class CoordinatorServiceServicer:
 
     def Join(self, request, context):
         """Takes part in the run as one client; answers with the session and the resolved experiment.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def JoinSeveral(self, request, context):
+        """Takes part as several clients of one process; answers as Join does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,6 +131,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
                     request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.JoinRequest.FromString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.SerializeToString,
+            ),
+            'JoinSeveral': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinSeveral,
+                    request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.JoinSeveralRequest.FromString,
                     response_serializer=fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.SerializeToString,
             ),
             'Pull': grpc.unary_stream_rpc_method_handler(
@@ -174,6 +191,33 @@ class CoordinatorService:
             target,
             '/fedpb.v1.CoordinatorService/Join',
             fedpb_dot_v1_dot_coordinator__pb2.JoinRequest.SerializeToString,
+            fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinSeveral(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedpb.v1.CoordinatorService/JoinSeveral',
+            fedpb_dot_v1_dot_coordinator__pb2.JoinSeveralRequest.SerializeToString,
             fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.FromString,
             options,
             channel_credentials,

@@ -198,8 +198,13 @@ def _worker(module: ModuleType) -> None:
 
 
 def _client_state(module: ModuleType) -> None:
-    for name in ("save", "save_personal", "set_session"):
+    for name in ("save", "save_personal"):
         around(module.StateDirectory, name, name.replace("_", "-"))
+
+
+def _sessions(module: ModuleType) -> None:
+    around(module.SessionFile, "begin", "begin-session")
+    around(module.SessionFile, "write", "set-session")
 
 
 def _codec(module: ModuleType) -> None:
@@ -233,6 +238,7 @@ MODULES = {
     "fedcli.runtime.host": _host,
     "fedcli.runtime.link": _link,
     "fedcli.runtime.worker": _worker,
+    "fedcli.runtime.sessions": _sessions,
     "fedcli.runtime.state": _client_state,
     "fedpb.codec": _codec,
     "fedpb.frames": _frames,

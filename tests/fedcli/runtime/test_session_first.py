@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedcli.runtime.host import Host
-from fedcli.runtime.state import Session, StateDirectory
+from fedcli.runtime.sessions import Session, SessionFile
 from fedmodels.errors import PayloadError
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
@@ -47,7 +47,7 @@ def test_a_client_killed_while_it_joins_comes_back_as_itself(digits: Path, tmp_p
             host.join()
     first, second = link.tokens
     assert len(first) == 16
-    assert first == second == StateDirectory(tmp_path / "states" / "0").session().token
+    assert first == second == SessionFile(tmp_path / "states" / "0").read().token
 
 
 def test_the_server_takes_the_token_a_client_brings(digits: Path, tmp_path: Path) -> None:
@@ -68,9 +68,9 @@ def test_a_session_is_safe_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monke
         synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
         fsync(handle)
 
-    states = StateDirectory(tmp_path / "0")
+    (tmp_path / "0").mkdir()
     monkeypatch.setattr(os, "fsync", noted)
-    states.set_session(Session("run", b"token"))
+    SessionFile(tmp_path / "0").write(Session("run", b"token"))
     content, name = synced
     assert fnmatch(content, ".session.json.*.tmp")
     assert name == "0"

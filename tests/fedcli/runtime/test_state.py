@@ -1,13 +1,13 @@
 import json
-import stat
 import threading
 import time
 
 import pytest
 import torch
 
-from fedcli.runtime.state import Session, StateDirectory
-from fedcli.runtime.worker import Worker, open_data
+from fedcli.data.store.opening import open_data
+from fedcli.runtime.state import StateDirectory
+from fedcli.runtime.worker import Worker
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle
@@ -37,26 +37,6 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)
-
-
-# --- sessions -------------------------------------------------------------------------------------
-
-
-def test_a_session_survives_and_is_private(tmp_path):
-    states = StateDirectory(tmp_path / "a" / "b")
-    assert states.session() == Session()
-    for token in (b"\x00\xff", b"second"):
-        states.set_session(Session("run", token))
-        assert StateDirectory(tmp_path / "a" / "b").session() == Session("run", token)
-    path = tmp_path / "a" / "b" / "session.json"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"run_id": "x", "token": "zz"}', '"text"'])
-def test_a_damaged_session(tmp_path, text):
-    (tmp_path / "session.json").write_text(text)
-    with pytest.raises(ArchiveError, match="delete it to join afresh"):
-        StateDirectory(tmp_path).session()
 
 
 def test_a_directory_that_cannot_be_made(tmp_path):

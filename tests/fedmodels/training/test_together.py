@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedcli.data.store.opening import open_data
 from fedcli.runtime.host import Host
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Worker, open_data
+from fedcli.runtime.worker import Worker
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -114,7 +115,7 @@ def test_what_nobody_waits_for_is_abandoned(workers, monkeypatch):
 @pytest.fixture
 def host(workers, digits, tmp_path):
     made = Host(range(3), None, digits, tmp_path / "states", torch.device("cpu"))
-    made.workers = {w.client: w for w in workers}
+    made.workers._open = {w.client: w for w in workers}
     made._together = 3
     made._orders.maxsize = 0
     return made

@@ -3,6 +3,7 @@
 import json
 import random
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from fedcli.data.store.commands import run_partition
 from fedmodels.errors import ConfigError, DataError, RunFailed
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.store import Store
-from fedtide.inprocess import run_in_process
+from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import tiny_experiment
 
 
@@ -147,16 +148,37 @@ def test_a_killed_run_goes_on_with_the_orders_that_were_under_way(method, at, di
     assert all(o.committed < o.interaction for o in orders if o.kind == 1)
 
 
-def test_what_was_undone_is_replayed_as_it_was_recorded(digits, tmp_path):
-    """The replay follows the records, however the results come the second time."""
-    out = tmp_path / "run"
-    expected = run_in_process(asynchronous(), digits, out, arrival=random.Random(1))
+def test_what_was_undone_is_replayed_as_it_was_recorded(digits, tmp_path, monkeypatch):
+    """The first time the newest order is answered first, the second time the oldest one."""
+    out, take = tmp_path / "run", InProcessCohort.take
+
+    def newest_first(cohort, flush):
+        client, trip = [*cohort._lasting.items()][-1]
+        return take(cohort, replace(flush, wanted={client: trip.sample.interaction}))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcessCohort, "take", newest_first)
+        expected = run_in_process(asynchronous(), digits, out)
     before = arrivals_of(out)
+    assert before[4:] == [[[2, 4]], [[2, 5]]]
     for number in (4, 5):
         (out / "server" / f"state-{number:08d}.safetensors").write_bytes(b"damaged")
-    again = run_in_process(asynchronous(), digits, out, resume=True, arrival=random.Random(7))
+    again = run_in_process(asynchronous(), digits, out, resume=True)
     assert again["state_sha256"] == expected["state_sha256"]
     assert arrivals_of(out) == before
+
+
+def test_a_compact_upload_is_added_to_the_model_it_began_with(digits, tmp_path):
+    """Its difference counts as a stale update; what it left out is a private state."""
+    tables = {"compression": {"up": "int8"}}
+    run, out = asynchronous(tables=tables), tmp_path / "run"
+    expected = run_in_process(run, digits, tmp_path / "whole")
+    exact = run_in_process(asynchronous(), digits, tmp_path / "exact")
+    assert expected["metrics"]["loss"] == pytest.approx(exact["metrics"]["loss"], abs=0.05)
+    with pytest.raises(Killed):
+        run_in_process(run, digits, out, before=dies_at(3, 2))
+    again = run_in_process(run, digits, out, resume=True)
+    assert again["state_sha256"] == expected["state_sha256"]
 
 
 def record_arrivals(run, order):

@@ -14,6 +14,7 @@ from fedcli.data.store.commands import run_partition
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import RunFacts
+from fedsrv.engine.schedule import scorers
 from fedsrv.state.record import Durations, Record, Traffic
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
@@ -193,3 +194,18 @@ def test_initial_weights_that_were_forgotten_are_built_again():
     assert {k: (t.shape, t.dtype) for k, t in run.forms.items()} == {
         k: (t.shape, t.dtype) for k, t in before.items()
     }
+
+
+def test_few_clients_score_the_same_ones_in_every_round(digits, tmp_path):
+    """One of three scores, and whoever trained."""
+    experiment = tiny_experiment(
+        schedule={"rounds": 6, "per_round": 1}, evaluate={"clients": 1, "every": 1}
+    )
+    run_in_process(experiment, digits, tmp_path / "run")
+    records = [r for r in records_of(tmp_path / "run") if r["task"] == 1]  # a round's last ones
+    scored = [{int(c) for c, row in r["clients"].items() if "views" in row} for r in records]
+    (fixed,) = set.intersection(*scored)
+    assert [s == {fixed, *r["cohort"]} for s, r in zip(scored, records, strict=True)] == [True] * 6
+    assert scorers(experiment, [0, 1, 2], [0, 1]) == sorted({fixed, 0, 1})
+    assert scorers(experiment, [1 - fixed % 2], [1 - fixed % 2]) == [1 - fixed % 2]
+    assert scorers(tiny_experiment(), [2, 0], []) == [0, 2]

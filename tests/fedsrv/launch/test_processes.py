@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from fedcli.cli import clients_of
 from fedmodels.errors import DataError
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
-from fedsrv.launch.launcher import PROCESSES_PER_CORE, Launch, affordable_hosts, host_ranges
+from fedsrv.launch.hosts import (
+    PROCESSES_PER_CORE,
+    Joining,
+    LocalHosts,
+    affordable_hosts,
+    host_ranges,
+)
+from fedsrv.launch.launcher import Launch
 from fedsrv.launch.processes import Child, Said, coordinator_arguments, error_in, next_said, started
 from fedsrv.launch.progress import Lines
 from tests.conftest import tiny_experiment
@@ -45,8 +52,10 @@ def test_every_client_has_one_host(clients, hosts):
 
 
 def test_affordable_hosts():
-    assert affordable_hosts(1) == 1
-    assert 1 <= affordable_hosts(10_000) <= PROCESSES_PER_CORE * os.cpu_count()
+    assert affordable_hosts(1, 1) == 1
+    assert affordable_hosts(3, 2) == 3  # a process for each client, selected or not
+    assert 1 <= affordable_hosts(10_000, 10_000) <= PROCESSES_PER_CORE * os.cpu_count()
+    assert affordable_hosts(10_000, 5) == 5
 
 
 # --- one process ----------------------------------------------------------------------------------
@@ -157,7 +166,9 @@ def test_a_coordinator_takes_its_arguments_when_it_is_needed(tmp_path):
 
 def test_dealing_out_that_is_killed_ends_the_run(tmp_path):
     (tmp_path / "logs").mkdir()
-    run = Launch(tiny_experiment(), tmp_path, tmp_path / "data", "cpu", Lines(), tmp_path / "none")
+    data = tmp_path / "data"
+    hosts = LocalHosts(Joining(data, tmp_path / "clients", "cpu"), tmp_path / "logs")
+    run = Launch(tiny_experiment(), tmp_path, data, hosts, Lines(), tmp_path / "none")
     log = tmp_path / "logs" / "partition.log"
     run.dealing = Forked("fedcli", lambda: os.kill(os.getpid(), signal.SIGKILL), log)
     with pytest.raises(DataError, match=r"partition ended with -9: see .*partition\.log"):

@@ -54,7 +54,7 @@ class Launches:
         self.commands: list[list[str]] = []
         self.broken: set[str] = set()
 
-    def __call__(self, command: list[str], stdout: Any, stderr: int) -> SimpleNamespace:
+    def __call__(self, command: list[str], stdout: Any, stderr: int, **_: Any) -> SimpleNamespace:
         assert command[:4] == [sys.executable, "-m", "fedsrv", "launch"]
         self.commands.append(command)
         out = Path(command[command.index("--out") + 1])
@@ -328,17 +328,16 @@ def test_ctrl_c_ends_a_sweep_with_one_line(
         launches.commands.append(command)
         return SimpleNamespace(returncode=130)
 
-    class Waiting(list[Any]):
-        def __init__(self, done: Any) -> None:
-            super().__init__(done)
+    def say(line: str) -> None:
+        said.append(line)
+        if line.endswith("was stopped"):
             raise KeyboardInterrupt
 
     said = list[str]()
     monkeypatch.setattr(execution.subprocess, "run", interrupted)
-    monkeypatch.setattr(execution, "list", Waiting, raising=False)
     monkeypatch.setattr(execution.signal, "signal", lambda *_: None)
     with pytest.raises(Interrupted, match="stopped; the same command goes on with the sweep"):
-        run_sweep(sweep(), tmp_path / "out", seeds=[0], say=said.append)
+        run_sweep(sweep(), tmp_path / "out", seeds=[0], say=say)
     assert said[1:] == ["fedavg-seed0 was stopped"]
     assert len(launches.commands) == 1
 

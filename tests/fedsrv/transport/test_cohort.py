@@ -169,7 +169,7 @@ def test_a_new_call_takes_the_place_of_the_old_one(world):
     old = world.cohort.caller(members, {0: 0})
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(world.cohort.next_order, old, lambda: True)
-        until(lambda: members[0].waiting)
+        until(lambda: members[0].is_waiting)
         new = world.cohort.caller(members, {0: 0})
         assert waits.result(5) is None
     world.exchange(trip_to(0))
@@ -180,7 +180,7 @@ def test_a_new_call_takes_the_place_of_the_old_one(world):
 def test_clients_that_wait_are_told_at_once(world):
     with ThreadPoolExecutor(3) as pool:
         pulls = [pool.submit(world.pull, c) for c in (0, 1, 2)]
-        until(lambda: all(world.cohort._sessions[c].waiting for c in (0, 1, 2)))
+        until(lambda: all(world.cohort._sessions[c].is_waiting for c in (0, 1, 2)))
         begun = time.monotonic()
         future = world.exchange(trip_to(0, 1, 2))
         orders = [p.result(5) for p in pulls]
@@ -200,7 +200,7 @@ def test_a_result_wakes_no_client_that_waits(world, monkeypatch):
     monkeypatch.setattr(world.cohort, "_order_for", lambda c: looks.append(c) or looked(c))
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(world.pull, 2)
-        until(lambda: world.cohort._sessions[2].waiting)
+        until(lambda: world.cohort._sessions[2].is_waiting)
         before = len(looks)
         assert world.push(0, order) is True
         assert world.push(1, order_of(1), failure="no")
@@ -265,7 +265,7 @@ def test_an_id_is_connected_once(world):
 def test_the_token_takes_over(world):
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(world.pull, 0)
-        until(lambda: world.cohort._sessions[0].waiting)
+        until(lambda: world.cohort._sessions[0].is_waiting)
         assert world.join(0, world.tokens[0]) == world.tokens[0]
         with pytest.raises(UnknownSession, match="took over client 0"):
             old.result(5)
@@ -288,7 +288,7 @@ def test_a_waiting_client_needs_no_other_sign_of_life(world, monkeypatch):
     monkeypatch.setattr(RemoteCohort, "LEASE_S", 0.05)
     with ThreadPoolExecutor(1) as pool:
         pull = pool.submit(world.pull, 0, wait_s=0.5)
-        until(lambda: world.cohort._sessions[0].waiting)
+        until(lambda: world.cohort._sessions[0].is_waiting)
         time.sleep(0.1)
         with pytest.raises(AlreadyConnected):
             world.join(0)
@@ -756,3 +756,24 @@ def test_a_run_that_is_to_stop_begins_no_flush(world):
     world.cohort.stop("stopped as asked")
     with pytest.raises(RunFailed, match="stopped as asked"):
         taking(world, 1).result(5)
+
+
+def test_a_flush_ends_where_a_client_lost_the_state_behind_its_upload(world):
+    world.cohort.require(lambda client, versions: True, {}, -1)
+    world.cohort.send(trip_to(0, 1, interaction=5))
+    future = taking(world, 2, interaction=6)
+    assert world.push(0, world.pull(0))
+    world.join(0, world.tokens[0], versions=(4,))
+    with pytest.raises(StateLost, match=r"client 0 holds private states \[4\] only"):
+        future.result(5)
+
+
+def test_a_round_closes_with_the_uploads_it_wants(world):
+    """Two of three orders are enough: the straggler's upload is no longer wanted."""
+    future = world.exchange(trip_to(0, 1, 2, needed=2, enough=2))
+    orders = {c: world.pull(c) for c in (0, 1, 2)}
+    for client in (2, 0):
+        assert world.push(client, orders[client])
+    assert list(future.result(5).by_client) == [0, 2]
+    with pytest.raises(Superseded):
+        world.push(1, orders[1])

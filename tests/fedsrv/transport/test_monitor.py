@@ -16,6 +16,7 @@ import fedsrv.cli
 from fedmodels.errors import LinkError
 from fedsrv.events import EventLog
 from fedsrv.transport import certificates
+from fedsrv.transport.health import check_health
 from fedsrv.transport.monitor import watched
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
@@ -91,6 +92,22 @@ def test_status_says_where_a_run_stands(
     found = json.loads(out[0])
     assert (found["interaction"], found["present"], found["finished"]) == (0, ["0"], False)
     assert found["metrics"] == {"a_loc": 0.75, "a_sel": 0.5}
+
+
+def test_health_is_asked_for(
+    events: EventLog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, service, port = served(events)
+    assert typed(monkeypatch, capsys, "health", f"127.0.0.1:{port}") == (0, [], [])
+    service.health.enter_graceful_shutdown()
+    status, _, errors = typed(monkeypatch, capsys, "health", f"127.0.0.1:{port}")
+    assert status == 1
+    assert errors == [f"error: 127.0.0.1:{port} says NOT_SERVING: it is about to end"]
+    stop_server(server)
+    service.gate.close()
+    service.complaints.close()
+    with pytest.raises(LinkError, match=f"no health of 127.0.0.1:{port}: "):
+        check_health(f"127.0.0.1:{port}", within_s=0.1)
 
 
 def test_watch_follows_to_the_end(

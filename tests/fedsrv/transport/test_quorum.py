@@ -1,5 +1,6 @@
 """What ``min_clients`` and ``deadline_s`` mean at every point, and for whom a run says it waits."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -153,7 +154,7 @@ def test_a_living_client_has_until_the_deadline(world, clock):
     with ThreadPoolExecutor(1) as pool:
         order = world.pull(1)
         pull = pool.submit(world.pull, 1, wait_s=3.0)  # its Pull stays open while it trains
-        until(lambda: world.cohort._sessions[1].waiting)
+        until(lambda: world.cohort._sessions[1].is_waiting)
         pass_time(world, clock, 299)
         assert stays(future)
         pass_time(world, clock, 2)
@@ -213,7 +214,7 @@ def test_clients_at_work_are_named_after_a_minute(world, clock):
     future = world.exchange(trip_to(0, 1, 2, needed=2, interaction=4))
     for client in (0, 2):
         world.push(client, world.pull(client))
-    world.cohort._sessions[1].waiting = 1
+    world.cohort._sessions[1].seen = math.inf
     pass_time(world, clock, 59)
     assert stays(future)
     assert waiting(world) == []
@@ -286,10 +287,10 @@ def test_the_schedule_stays_what_it_was_when_the_run_began(digits, tmp_path):
     """Whoever came late, with another number of tasks: interactions keep their numbers."""
     experiment = tiny_experiment()
     store = Store(tmp_path / "run", experiment, False)
-    assert store.fixed_tasks({0: 2, 1: 2, 2: 2}) == {0: 2, 1: 2, 2: 2}
+    assert store.fixed("tasks", {0: 2, 1: 2, 2: 2}) == {0: 2, 1: 2, 2: 2}
     store.close()
     store = Store(tmp_path / "run", experiment, True)
-    assert store.fixed_tasks({0: 2, 1: 7, 2: 2}) == {0: 2, 1: 2, 2: 2}
+    assert store.fixed("tasks", {0: 2, 1: 7, 2: 2}) == {0: 2, 1: 2, 2: 2}
     store.close()
 
 

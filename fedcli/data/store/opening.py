@@ -1,0 +1,33 @@
+"""Opening the data of any client of a run: those of a directory, of a store, or the evaluator's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedcli.data.store.client_data import ClientData, GlobalTest
+from fedcli.data.store.partition_store import PartitionStore, open_client
+from fedmodels.data_description import ClientFile, Normaliser
+from fedmodels.errors import DataError
+from fedmodels.tensors.bundle import ClientId
+
+
+class EvaluatorData(ClientData):
+    """The evaluator's data: the global test set and no task."""
+
+    def __init__(self, root: Path) -> None:
+        """Open ``root/global-test``.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        found = GlobalTest.find(root)
+        if found is None:
+            raise DataError(f"{root / 'global-test'} is not there: the evaluator has nothing to do")
+        self.directory = root / "global-test"
+        self.file = ClientFile(**found.problem.model_dump(), tasks=())
+        self.normaliser = Normaliser.of(self.file)
+
+
+def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
+    """Open a client's data under a partition root; the evaluator's are the global test set."""
+    return open_client(root, client, store) if isinstance(client, int) else EvaluatorData(root)

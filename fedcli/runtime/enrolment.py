@@ -1,0 +1,123 @@
+"""Joining a run with the clients of a process, and joining again.
+
+One client joins by ``Join``. Several clients of a process join by ``JoinSeveral``: what they share
+of their descriptions is sent once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fedcli.runtime.diary import tell
+from fedcli.runtime.link import Link, Membership
+from fedcli.runtime.sessions import Sessions
+from fedcli.runtime.workers import Workers
+from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedpb import PROTOCOL
+from fedpb.descriptions import description_of
+from fedpb.v1 import coordinator_pb2 as rpc
+
+MOST_BYTES = 1 << 20
+"""Size at which a request to join is sent; further clients follow in another one."""
+log = logging.getLogger(__name__)
+
+
+class Enrolment:
+    """The clients of a process as members of a run."""
+
+    def __init__(self, link: Link, workers: Workers, states: Path, *, start_over: bool) -> None:
+        """Join nobody yet.
+
+        Args:
+            link: to the server.
+            workers: the clients.
+            states: the directory above their state directories.
+            start_over: go on from the initial private state where a lost one is too far back.
+        """
+        self.link, self.workers, self.start_over = link, workers, start_over
+        self.members: dict[ClientId, Membership] = {}
+        self._sessions = Sessions(states, shared=len(workers.clients) > 1)
+        self._joining = threading.Lock()
+
+    def join(self, clients: Sequence[ClientId] | None = None) -> rpc.JoinResponse:
+        """Join with clients, all of the process unless given; return the last answer.
+
+        Raises:
+            LinkError: the server refused one of them.
+            DataError, ArchiveError: a client's data or states cannot be used.
+        """
+        if len(self.workers.clients) == 1:
+            return self._join_alone(self.workers.clients[0])
+        wanted, sent = clients or self.workers.clients, 0
+        for request in list(self._requests(wanted)):
+            sent += request.ByteSize()
+            reply = self.link.join(request)
+            for one in request.clients:
+                self._joined(client_of(one.client_id), reply, one.token)
+        log.info("%d clients joined, in %d bytes", len(wanted), sent)
+        return reply
+
+    def rejoin(self, gone: Mapping[ClientId, Membership]) -> None:
+        """Renew sessions that the server has forgotten, unless another thread has done so."""
+        with self._joining:
+            again = [c for c, member in gone.items() if self.members[c] is member]
+            if again:
+                self.join(again)
+
+    def _join_alone(self, client: ClientId) -> rpc.JoinResponse:
+        session = self._sessions.of(client)
+        request = rpc.JoinRequest(
+            client_id=str(client),
+            description=description_of(self.workers.data(client).announcement()),
+            run_id=session.run_id,
+            token=session.token,
+            versions=self.workers.versions(client),
+            protocol=PROTOCOL,
+            start_over=self.start_over,
+        )
+        reply = self.link.join(request)
+        self._joined(client, reply, session.token)
+        return reply
+
+    def _requests(self, clients: Sequence[ClientId]) -> Iterator[rpc.JoinSeveralRequest]:
+        """Yield requests to join with clients, of one run each, until all are in one."""
+        request, known = rpc.JoinSeveralRequest(), dict[bytes, int]()
+        size = 0
+        for client in clients:
+            session = self._sessions.of(client)
+            if size > MOST_BYTES or (request.clients and session.run_id != request.run_id):
+                yield request
+                request, known, size = rpc.JoinSeveralRequest(), {}, 0
+            request.run_id, request.protocol = session.run_id, PROTOCOL
+            request.start_over = self.start_over
+            description = description_of(self.workers.data(client).announcement())
+            tasks = list(description.tasks)
+            description.ClearField("tasks")
+            shared = description.SerializeToString(deterministic=True)
+            if shared not in known:
+                known[shared] = len(known)
+                request.descriptions.append(description)
+                size += len(shared)
+            one = request.clients.add(
+                client_id=str(client),
+                token=session.token,
+                versions=self.workers.versions(client),
+                description=known[shared],
+                tasks=tasks,
+            )
+            size += one.ByteSize()
+        yield request
+
+    def _joined(self, client: ClientId, reply: rpc.JoinResponse, token: bytes) -> None:
+        self._sessions.joined(client, reply.run_id)
+        self.members[client] = Membership(client, reply.run_id, token)
+        line = f" joined run {reply.run_id[:8]} at {self.link.address}"
+        tell("joined", client, line, run_id=reply.run_id, server=self.link.address)
+
+
+def client_of(text: str) -> ClientId:
+    """Return a client's id as the wire has it."""
+    return EVALUATOR if text == EVALUATOR else int(text)

@@ -1,0 +1,121 @@
+"""The clients of a process, opened when they are selected.
+
+A process may own thousands of clients, of which few have an order at a time. So data and methods of
+the clients that worked last are held in memory, and no others. A client that was closed goes on as
+after a restart of its process: from its data and its private state on the disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.opening import open_data
+from fedcli.data.store.partition_store import PartitionStore
+from fedcli.runtime.state import StateDirectory
+from fedcli.runtime.worker import Worker
+from fedmodels.config.experiment import Experiment
+from fedmodels.tensors.bundle import BundleSpec, ClientId
+
+MOST_OPEN = 64
+"""Clients of a process that are open at a time; more where more train together."""
+KEEP_BYTES = 256 << 20
+"""Bytes of uploads that a process keeps until their commit, over all its clients."""
+
+
+class Workers:
+    """The clients of one process; used by the thread that trains once the process has joined."""
+
+    def __init__(
+        self, clients: Sequence[ClientId], data: Path, states: Path, device: torch.device
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            clients: their ids.
+            data: a partition's root.
+            states: a directory for the clients' states.
+            device: where nets are trained.
+        """
+        self.clients = tuple(clients)
+        self._data, self._states_root, self._device = data, states, device
+        self._store = PartitionStore.find(data)
+        self._states: dict[ClientId, StateDirectory] = {}
+        self._opening = threading.Lock()
+        self._open: dict[ClientId, Worker] = {}
+        """The client that worked last comes last."""
+        self._experiment: Experiment | None = None
+        self._most_open = MOST_OPEN
+        self._first: Worker | None = None
+        """Holds what all share: the run's facts, and nets to work with."""
+
+    def begin(self, experiment: Experiment) -> None:
+        """Take the run's experiment; a process that joins again goes on with the first one."""
+        if self._experiment is None:
+            self._experiment = experiment
+            self._most_open = max(MOST_OPEN, 2 * experiment.training.together)
+            self.of(self.clients[0])  # what is wrong with the run shows at once
+
+    def data(self, client: ClientId) -> ClientData:
+        """Open a client's data.
+
+        Raises:
+            DataError: they are missing or damaged.
+        """
+        return open_data(self._data, client, self._store)
+
+    def versions(self, client: ClientId) -> list[int]:
+        """Return the interactions after which a client holds a private state, ascending.
+
+        Raises:
+            ArchiveError: its state directory cannot be used.
+        """
+        known = client in self._states or (self._states_root / str(client)).is_dir()
+        return self._states_of(client).versions() if known else []
+
+    def durable(self, client: ClientId) -> int:
+        """Return the newest private state of a client that is safe on the disk; -1 for none."""
+        known = self._states.get(client)
+        return -1 if known is None else known.durable
+
+    def of(self, client: ClientId) -> Worker:
+        """Return a client's worker, and close the one that was idle for the longest."""
+        worker = self._open.pop(client, None) or self._opened(client)
+        self._open[client] = worker
+        while len(self._open) > self._most_open:
+            self._open.pop(next(iter(self._open))).close()
+        return worker
+
+    def open(self) -> Mapping[ClientId, Worker]:
+        """Return the workers that are open; other threads may call it."""
+        return dict(self._open)
+
+    @property
+    def payload_spec(self) -> Mapping[str, BundleSpec]:
+        """What the parts of an order's payload must hold, for any client."""
+        assert self._first is not None, "the process has joined"
+        return self._first.payload_spec
+
+    def _opened(self, client: ClientId) -> Worker:
+        assert self._experiment is not None, "the process has joined"
+        worker = Worker(
+            client,
+            self.data(client),
+            self._states_of(client),
+            self._experiment,
+            self._device,
+            sibling=self._first,
+            keep_bytes=KEEP_BYTES // min(len(self.clients), self._most_open),
+        )
+        self._first = self._first or worker
+        return worker
+
+    def _states_of(self, client: ClientId) -> StateDirectory:
+        with self._opening:
+            if client not in self._states:
+                self._states[client] = StateDirectory(self._states_root / str(client))
+            return self._states[client]

@@ -1,0 +1,83 @@
+"""Availability traces: a table that says which clients are there in which rounds.
+
+    client,from,until
+    0,0,10
+    0,20,30
+    1,5,100
+
+Client 0 is there in rounds 0 to 9 and 20 to 29. A client that no row names is always there.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError
+
+COLUMNS = ["client", "from", "until"]
+Availability = Mapping[int, Sequence[tuple[int, int]]]
+"""The rounds from and until which each client is there; a client without an entry always is."""
+
+
+def read_availability(experiment: Experiment) -> Availability:
+    """Read the trace that an experiment names; empty where it names none.
+
+    Raises:
+        ConfigError: the file cannot be read, has a wrong row, or is not the one the run began with.
+    """
+    place = experiment.schedule.availability
+    if place is None:
+        return {}
+    lines = _content(experiment).decode(errors="replace").splitlines()
+    rows = csv.reader(lines)
+    if next(rows, None) != COLUMNS:
+        raise ConfigError(f"[schedule] availability: {place} must begin with {','.join(COLUMNS)}")
+    found: dict[int, list[tuple[int, int]]] = {}
+    for number, row in enumerate(rows, start=2):
+        try:
+            client, begin, end = map(int, row)
+        except ValueError:
+            begin, end, client = 0, 0, -1
+        if not (0 <= client < experiment.schedule.clients and 0 <= begin < end):
+            raise ConfigError(
+                f"[schedule] availability: {place}, line {number}: {','.join(row)!r} is not a "
+                "client of the run and two rounds, the second one larger"
+            )
+        found.setdefault(client, []).append((begin, end))
+    return found
+
+
+def is_there(availability: Availability, client: int, round: int) -> bool:
+    """Tell whether a client is there in a round."""
+    spans = availability.get(client)
+    return spans is None or any(begin <= round < end for begin, end in spans)
+
+
+def with_digest(experiment: Experiment) -> Experiment:
+    """Return the experiment with the digest of its trace, if it names one.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not the one the run began with.
+    """
+    if experiment.schedule.availability is None:
+        return experiment
+    digest = hashlib.sha256(_content(experiment)).hexdigest()
+    schedule = experiment.schedule.model_copy(update={"availability_sha256": digest})
+    return experiment.model_copy(update={"schedule": schedule})
+
+
+def _content(experiment: Experiment) -> bytes:
+    place, expected = experiment.schedule.availability, experiment.schedule.availability_sha256
+    try:
+        content = Path(str(place)).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"[schedule] availability: cannot read {place}: {error.strerror}"
+        ) from None
+    if expected not in (None, hashlib.sha256(content).hexdigest()):
+        raise ConfigError(f"[schedule] availability: {place} is not the file this run began with")
+    return content

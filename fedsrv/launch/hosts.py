@@ -1,0 +1,163 @@
+"""The hosts of a launched run: how they are started and ended, wherever they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+import torch
+
+from fedmodels.tensors.bundle import EVALUATOR
+from fedsrv.launch.forked import fork_hosts
+from fedsrv.launch.processes import Box, Child, started
+
+CLIENT_BYTES = 200 << 20
+"""Memory that one client process is assumed to need."""
+PROCESSES_PER_CORE = 50
+"""Most client processes for one core; beyond that, several clients share a process."""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What ``fedcli join`` is told on every host."""
+
+    data: Path
+    states: Path
+    device: str
+    """``auto``, ``cpu`` or ``cuda:K``."""
+    further: tuple[str, ...] = ()
+    """More options."""
+
+    def arguments(self, clients: str, server: str, device: str) -> list[str]:
+        """Return the arguments of ``fedcli``.
+
+        Args:
+            clients: as ``--client-id`` says them.
+            server: HOST:PORT of the coordinator.
+            device: of this host.
+        """
+        found = ["join", "--client-id", clients, "--server", server, "--data", str(self.data)]
+        found += ["--state-dir", str(self.states), "--device", device]
+        return [*found, *self.further]
+
+
+class Hosts(Protocol):
+    """Where hosts run, as the launcher sees it.
+
+    The launcher hears of them in its box, from the source ``hosts``: the line ``{"id": "0-4",
+    "status": 0}`` when the host of clients 0 to 4 has ended, with ``why`` where its log cannot say
+    it; and an exit status when all hosts have gone at once.
+    """
+
+    @property
+    def listen(self) -> str:
+        """Where the coordinator is to listen, so that they reach it; known after ``begin``."""
+        ...
+
+    @property
+    def serve_options(self) -> Sequence[str]:
+        """More options of ``fedsrv serve`` that they need; known after ``begin``."""
+        ...
+
+    def begin(self, box: Box) -> None:
+        """Get ready to start hosts. The launcher has no thread yet."""
+        ...
+
+    def divide(self, clients: int, cohort: int, hosts: int | None, evaluator: bool) -> list[str]:
+        """Return the ``--client-id`` of each host, the evaluator's last.
+
+        Args:
+            clients: how many there are.
+            cohort: how many train in a round.
+            hosts: over how many processes; as many as fit unless given.
+            evaluator: whether there is one; it has a host of its own.
+        """
+        ...
+
+    def start(self, clients: str, server: str) -> None:
+        """Start a host, or start it again after its end."""
+        ...
+
+    def begin_again(self) -> None:
+        """Get ready once more, after all hosts have gone at once."""
+        ...
+
+    def end(self) -> None:
+        """End all that was started."""
+        ...
+
+
+class LocalHosts:
+    """Hosts on this machine, forked from one process that has imported torch."""
+
+    listen = "127.0.0.1:0"
+    serve_options: Sequence[str] = ()
+
+    def __init__(self, joining: Joining, logs: Path) -> None:
+        self._joining, self._logs = joining, logs
+        self._server: Child | None = None
+        self._divided: list[str] = []
+
+    def begin(self, box: Box) -> None:
+        """Fork the fork server."""
+        self._box = box
+        self._server = Child("hosts", fork_hosts(self._log("hosts")), box)
+
+    def begin_again(self) -> None:
+        """Start another fork server, as an ordinary process."""
+        process = started(["-m", "fedcli.hosts"], self._log("hosts"))
+        self._server = Child("hosts", process, self._box)
+
+    def divide(self, clients: int, cohort: int, hosts: int | None, evaluator: bool) -> list[str]:
+        """Give every host every n-th client; as many hosts as the machine bears unless given."""
+        self._divided = host_ranges(clients, hosts or affordable_hosts(clients, cohort))
+        self._divided += [EVALUATOR] if evaluator else []
+        return self._divided
+
+    def start(self, clients: str, server: str) -> None:
+        """Fork a host; what it says goes to a log of its own."""
+        assert self._server is not None
+        argv = self._joining.arguments(clients, server, self._device_of(clients))
+        log = self._log(f"client-{clients}")
+        self._server.tell({"id": clients, "argv": argv, "log": str(log)})
+
+    def end(self) -> None:
+        """End the fork server, which kills every host."""
+        if self._server is not None:
+            self._server.end()
+
+    def _log(self, source: str) -> Path:
+        return self._logs / f"{source}.log"
+
+    def _device_of(self, clients: str) -> str:
+        """Spread hosts over the GPUs, where there are any."""
+        if self._joining.device != "auto":
+            return self._joining.device
+        gpus = torch.cuda.device_count()
+        return f"cuda:{self._divided.index(clients) % gpus}" if gpus else "cpu"
+
+
+def affordable_hosts(clients: int, cohort: int) -> int:
+    """Return how many client processes this machine can run, one for each client if it may be.
+
+    Where clients share processes, there are no more of them than clients that train in a round.
+    """
+    fits = int(psutil.virtual_memory().available * 0.7) // CLIENT_BYTES
+    most = max(1, min(fits, PROCESSES_PER_CORE * (os.cpu_count() or 1)))
+    return clients if clients <= most else min(most, cohort)
+
+
+def host_ranges(clients: int, hosts: int) -> list[str]:
+    """Return the client ids of each host as ``--client-id`` says them; never more than clients.
+
+    With three hosts, each host gets every third client. All hosts begin with their lowest ids, so
+    uploads arrive in about the order in which they are reduced.
+    """
+    hosts = min(hosts, clients)
+    ranges = [range(first, clients, hosts) for first in range(hosts)]
+    step = f":{hosts}" if hosts > 1 else ""
+    return [f"{r[0]}-{r[-1]}{step}" if len(r) > 1 else str(r[0]) for r in ranges]

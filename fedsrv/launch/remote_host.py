@@ -1,0 +1,122 @@
+"""One host on a node of a cluster, as the actor that runs it there.
+
+The node needs fedtide installed. The host is a fork of ``fedcli.hosts``, as on the launcher's
+machine: it ends when the actor does, however that dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
+
+from fedsrv.launch.processes import Box, Child, Said, started
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """Data that a node deals out itself."""
+
+    config: str
+    """The experiment's TOML."""
+    root: Path
+    """Where the clients' directories go, on the node."""
+
+
+@dataclass(frozen=True)
+class Stay:
+    """What one host is told for its time on a node."""
+
+    clients: str
+    """As ``--client-id`` says them."""
+    arguments: Sequence[str]
+    """Of ``fedcli``, to which those of ``secrets`` are added."""
+    directory: Path
+    """The launcher's working directory, from which relative paths go where the node has it."""
+    secrets: Mapping[str, bytes] = field(default_factory=dict)
+    """Option of ``fedcli join`` -> the content of the file that it names."""
+    dealing: Dealing | None = None
+
+
+class RemoteHost:
+    """The actor of one host."""
+
+    def run(self, stay: Stay) -> Iterator[str | int]:
+        """Run the host to its end; yield the lines of its log, and its exit status at last."""
+        if stay.directory.is_dir():
+            os.chdir(stay.directory)
+        if stay.dealing is not None:
+            error = deal(stay.dealing)
+            if error:
+                yield from (error, 1)
+                return
+        with TemporaryDirectory(prefix="fedtide-host-") as private:
+            secrets = _written(stay.secrets, Path(private))
+            yield from _hosted(stay.clients, [*stay.arguments, *secrets])
+
+
+def deal(dealing: Dealing) -> str:
+    """Deal out data on this node unless that was done before; return what went wrong, or nothing.
+
+    Several hosts of a node may ask at the same time; one of them deals.
+    """
+    dealing.root.parent.mkdir(parents=True, exist_ok=True)
+    with dealing.root.with_name(f".{dealing.root.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if dealing.root.is_dir():
+            return ""
+        with TemporaryDirectory(prefix=".dealing-", dir=dealing.root.parent) as made:
+            config, data = Path(made) / "config.toml", Path(made) / "data"
+            config.write_text(dealing.config)
+            command = ["fedcli", "partition", str(config), "--out", str(data), "--no-picture"]
+            done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+            if done.returncode:
+                return done.stderr or f"error: fedcli partition ended with {done.returncode}\n"
+            data.rename(dealing.root)
+    return ""
+
+
+def _written(secrets: Mapping[str, bytes], private: Path) -> Iterator[str]:
+    """Write files that the owner alone may read; yield the options that name them."""
+    for option, content in secrets.items():
+        path = private / option.lstrip("-")
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+        yield from (option, str(path))
+
+
+def _hosted(clients: str, arguments: Sequence[str]) -> Iterator[str | int]:
+    box: Box = queue.SimpleQueue()
+    server = started(["-m", "fedcli.hosts"])
+    assert server.stderr is not None
+    threading.Thread(target=_listen, args=(server.stderr, box), daemon=True).start()
+    child = Child("hosts", server, box)
+    child.tell({"id": clients, "argv": list(arguments), "log": "/dev/stderr"})
+    status, heard = None, 2
+    while heard:  # the facts of the fork server, and what it and the host log
+        said = box.get()
+        if said.status is not None:
+            heard -= 1
+        elif said.source == "log":
+            yield f"{said.line}\n"
+        elif "status" in (fact := json.loads(said.line)):
+            status = int(fact["status"])
+            child.end()
+    yield 1 if status is None else status
+
+
+def _listen(lines: IO[bytes], box: Box) -> None:
+    with lines, suppress(OSError):
+        for line in lines:
+            box.put(Said("log", line.decode(errors="replace").rstrip("\n")))
+    box.put(Said("log", "", 0))

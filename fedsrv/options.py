@@ -1,0 +1,65 @@
+"""The options of ``fedsrv``'s commands, each with what its help says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmodels.log_lines import LogLevel
+
+Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
+Level = Annotated[
+    LogLevel,
+    typer.Option(
+        "--log-level",
+        parser=LogLevel.named,
+        metavar=f"[{'|'.join(LogLevel)}]",
+        help="What is said at least.",
+    ),
+]
+MetricsPort = Annotated[
+    str | None,
+    typer.Option(metavar="PORT", help="Metrics for Prometheus; loopback unless HOST:PORT."),
+]
+Dashboard = Annotated[
+    str | None,
+    typer.Option(metavar="PORT", help="A live page of the run; loopback unless HOST:PORT."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
+On = Annotated[
+    str | None,
+    typer.Option(metavar="PLACE", help="ray or ray://HEAD:PORT; this machine unless given."),
+]
+HostCpus = Annotated[float, typer.Option(min=0.01, help="CPUs of a host, with --on ray.")]
+HostGpus = Annotated[
+    float, typer.Option(min=0, help="GPUs of a host, with --on ray; 0.25 is fine.")
+]
+NodeDir = Annotated[
+    Path | None,
+    typer.Option(help="With --on ray: data and states lie here on each node, not in OUT."),
+]
+Place = Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")]
+RunDirectory = Annotated[Path, typer.Option(help="The run directory.")]
+Certificate = Annotated[Path | None, typer.Option(help="The server's certificate.")]
+Key = Annotated[Path | None, typer.Option(help="Its key.")]
+ClientAuthority = Annotated[
+    Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
+]
+Insecure = Annotated[bool, typer.Option(help="Allow a reachable address without TLS.")]
+AwaitsEvaluator = Annotated[
+    bool, typer.Option(help="Wait for the evaluator before the first round.")
+]
+OwnExamples = Annotated[
+    Path | None,
+    typer.Option(help="Examples of the server's own, for methods that train on them."),
+]
+PrintsEvents = Annotated[
+    bool, typer.Option(hidden=True, help="Print events; end with standard input.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]

@@ -1,0 +1,39 @@
+"""Whether a coordinator serves, asked over gRPC's health service; without importing torch."""
+
+from __future__ import annotations
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fedmodels.errors import LinkError
+
+HEALTH_S = 5.0
+"""A coordinator that is there answers sooner."""
+
+
+def check_health(
+    address: str, credentials: grpc.ChannelCredentials | None = None, within_s: float = HEALTH_S
+) -> None:
+    """Return if a coordinator serves.
+
+    Args:
+        address: HOST:PORT of the coordinator.
+        credentials: of a monitor, where it serves TLS.
+        within_s: how long the answer may take.
+
+    Raises:
+        LinkError: it does not answer, or is about to end.
+    """
+    channel = (
+        grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+    )
+    with channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=within_s, wait_for_ready=True
+            )
+        except grpc.RpcError as error:
+            raise LinkError(f"no health of {address}: {error.code().name}") from None
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        raise LinkError(f"{address} says {status}: it is about to end")

@@ -1,0 +1,129 @@
+"""Clients of a process are opened when they are selected, and few are open at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedcli.runtime import workers
+from fedcli.runtime.enrolment import Enrolment
+from fedcli.runtime.workers import Workers
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.bundle import Bundle
+from fedpb import PROTOCOL
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.admission import Admission
+from fedsrv.events import EventLog
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.service import Service
+from fedsrv.transport.spool import Spool
+from tests.conftest import tiny_experiment
+from tests.liars import Caller, Refused
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch, digits: Path, tmp_path: Path) -> Workers:
+    """Three clients, of which two may be open."""
+    monkeypatch.setattr(workers, "MOST_OPEN", 2)
+    made = Workers([0, 1, 2], digits, tmp_path / "states", torch.device("cpu"))
+    made.begin(tiny_experiment(method="local"))
+    return made
+
+
+def test_the_client_that_was_idle_for_the_longest_is_closed(few: Workers) -> None:
+    first = few.of(0)
+    first.stream.open(0)
+    first.stream.train(0)
+    few.of(1)
+    assert few.of(0) is first
+    few.of(2)
+    assert set(few.open()) == {0, 2}
+    few.of(1)
+    assert set(few.open()) == {1, 2}
+    assert first.stream.task is None  # its data are freed
+    assert few.of(0) is not first
+    assert few.of(0).net is first.net
+
+
+def test_a_closed_client_finds_its_private_state_again(few: Workers) -> None:
+    state = Bundle(weights={"w": torch.ones(2)})
+    few.of(0).states.save(4, state)
+    few.of(1)
+    few.of(2)
+    assert few.versions(0) == [4]
+    assert torch.equal(few.of(0).states.load(4, Bundle()).weights["w"], torch.ones(2))
+
+
+def test_nothing_is_made_for_clients_that_never_worked(few: Workers, tmp_path: Path) -> None:
+    assert few.versions(1) == []
+    assert few.durable(1) == -1
+    assert [p.name for p in (tmp_path / "states").iterdir()] == ["0"]
+
+
+# --- joining together
+
+
+class Direct:
+    """A link without a network; it keeps the requests."""
+
+    address = "here"
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.requests: list[rpc.JoinSeveralRequest] = []
+
+    def join(self, request: rpc.JoinSeveralRequest) -> rpc.JoinResponse:
+        self.requests.append(request)
+        arrived = rpc.JoinSeveralRequest.FromString(request.SerializeToString())
+        return self.service.join_several(arrived, Caller())
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    spool = Spool(tmp_path / "spool", 1 << 20)
+    cohort = RemoteCohort(3, spool, EventLog(), admission=Admission({}))
+    return Service("run", {}, cohort, EventLog())
+
+
+def test_clients_of_a_process_join_in_one_message(
+    few: Workers, service: Service, tmp_path: Path
+) -> None:
+    link = Direct(service)
+    enrolment = Enrolment(link, few, tmp_path / "states", start_over=False)  # type: ignore[arg-type]
+    enrolment.join()
+    (request,) = link.requests
+    assert len(request.descriptions) == 1
+    assert not request.descriptions[0].tasks
+    described = service.cohort.gather()
+    admitted = Admission({})
+    for client in range(3):
+        admitted.check(client, described[client])
+        assert service.cohort.session(client, enrolment.members[client].token).client_json
+    tasks = [service.cohort.admission._known[c] for c in range(3)]
+    assert len(set(tasks)) == 3  # each has its own counts
+    enrolment.rejoin({1: enrolment.members[1]})
+    assert [one.client_id for one in link.requests[1].clients] == ["1"]
+    assert [one.run_id for one in enrolment.members.values()] == ["run"] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"protocol": 1}, "this server speaks protocol"),
+        ({"run_id": "another"}, "state directories belong to run another, this is run run"),
+        ({"clients": [rpc.Joining(client_id="0")]}, "client 0 must bring a token"),
+        (
+            {"clients": [rpc.Joining(client_id="0", token=b"a", description=7)]},
+            "client 0 names a description that is not there",
+        ),
+        ({"clients": [rpc.Joining(client_id="3", token=b"a")]}, "client id '3' is none of this"),
+    ],
+)
+def test_a_lie_about_several_clients_is_refused(
+    service: Service, changes: dict[str, object], line: str
+) -> None:
+    request = rpc.JoinSeveralRequest(**{"protocol": PROTOCOL, **changes})  # type: ignore[arg-type]
+    with pytest.raises((Refused, PayloadError), match=line):
+        service.join_several(request, Caller())
