@@ -140,6 +140,8 @@ def join(
 
 
 def _end(number: int, _: object) -> None:
+    """End the command once; a further signal does not disturb its last steps."""
+    signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

@@ -191,7 +191,7 @@ class Link:
         if "CERTIFICATE_VERIFY_FAILED" in details:
             raise LinkError(
                 f"TLS: the certificate of the server at {self.address} is not signed by the "
-                "authority that --tls-ca names, or is for another host"
+                "authority that --tls-ca names, is for another host, or has expired"
             )
         if self._over_tls and ("Socket closed" in details or "handshake" in details.lower()):
             return (

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed
 
 
 def lock(path: Path) -> int:
@@ -34,6 +34,7 @@ WRITTEN = {
     "rounds.jsonl", ".lock", "logs", "clients", "data",
 }  # fmt: skip
 """The files that a start writes into a run directory before clients can join."""
+GO_ON = "what is committed is kept: make room, and go on with --resume"
 
 
 @contextlib.contextmanager
@@ -45,12 +46,11 @@ def writing(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except ArchiveNotWritten as error:
+        raise RunFailed(f"{error}; {GO_ON}") from None
     except (OSError, sqlite3.OperationalError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RunFailed(
-            f"{path} cannot be written: {reason}; what is committed is kept: make room, and go on "
-            "with --resume"
-        ) from None
+        raise RunFailed(f"{path} cannot be written: {reason}; {GO_ON}") from None
 
 
 def state_numbers(states: Path) -> set[int]:

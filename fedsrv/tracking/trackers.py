@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from operator import methodcaller
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 PROJECT = "fedtide"
 """Name of the experiment or project under which a tracker lists runs."""
+MOST_LETTERS = 300
+"""Of what a tracker says of its failure."""
 Ending = Callable[[], None]
 """Waits until everything told so far is written, and closes."""
 
@@ -165,7 +168,7 @@ def _begun(name: str, experiment: Experiment, out: Path) -> Tracker:
         raise ConfigError(_missing(name)) from None
     except Exception as error:  # a package of somebody else raises errors of its own
         raise ConfigError(
-            f"[tracking] {name} cannot begin: {_first_line(error)}; log in or set it up as its "
+            f"[tracking] {name} cannot begin: {_in_one_line(error)}; log in or set it up as its "
             f"documentation says, or leave it out: --set tracking.{name}=false"
         ) from None
 
@@ -184,9 +187,10 @@ def _tell(trackers: dict[str, Tracker], call: Callable[[Tracker], object]) -> No
             call(tracker)
         except Exception as error:  # a package of somebody else raises errors of its own
             del trackers[name]
-            reason = _first_line(error)
+            reason = _in_one_line(error)
             log.warning("%s failed and gets no further metrics; the run goes on: %s", name, reason)
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def _in_one_line(error: Exception) -> str:
+    said = shorten(str(error).rstrip(". \n"), MOST_LETTERS, placeholder=" …")
+    return said or type(error).__name__

@@ -1,8 +1,7 @@
-"""How long the run waits for clients, and the log lines that name them while it waits."""
+"""How long the run waits for clients, and the lines that name them while it waits."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,12 +17,11 @@ LINE_EVERY_S = 60.0
 LOOK_EVERY_S = 1.0
 """Interval of checks whether the missing clients are still connected."""
 MOST_NAMES = 10
-log = logging.getLogger(__name__)
 
 
 @dataclass
 class Notice:
-    """The log lines about one wait."""
+    """The lines about one wait, told as events."""
 
     what: str
     events: EventLog
@@ -54,7 +52,6 @@ class Notice:
         groups = [f"{_names(away)} (not connected)"] if away else []
         groups += [f"{_names(at_work)} (at work)"] if at_work else []
         line = f"{self.what}: waiting for {' and '.join(groups)} for {self.seconds:.0f} s; {rest}"
-        log.warning("%s", line)
         clients = [str(c) for c in (*away, *at_work)]
         self.events.tell("waiting", line=line, clients=clients, seconds=round(self.seconds))
 

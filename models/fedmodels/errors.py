@@ -4,6 +4,7 @@ FedtideError                     one clear line for the user; ``exit_code`` says
 ├── ConfigError                  a config, an option or a hyper-parameter is wrong        (exit 2)
 ├── DataError                    a data set or a client's directory is missing or wrong   (exit 1)
 ├── ArchiveError                 a file of a run cannot be used                           (exit 1)
+│   └── ArchiveNotWritten        the disk is full, or fails
 ├── PayloadError                 a message does not hold what it must
 │   └── PayloadTooLarge          it claims or carries more bytes than it may
 ├── ClientFailed                 one client failed; names it, the round and the stage
@@ -41,6 +42,10 @@ class DataError(FedtideError):
 
 class ArchiveError(FedtideError):
     """A file of a run is missing, damaged or belongs to another run."""
+
+
+class ArchiveNotWritten(ArchiveError):
+    """A file of a run cannot be written: the disk is full, or fails."""
 
 
 class PayloadError(FedtideError):

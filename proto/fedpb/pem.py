@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import stat
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedmodels.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 def read_pem(path: Path, option: str) -> bytes:
@@ -35,15 +40,29 @@ def check_certificate(path: Path, pem: bytes, option: str) -> x509.Certificate:
 
 
 def check_pair(cert: Path, cert_pem: bytes, key: Path, key_pem: bytes) -> None:
-    """Check that a key is the certificate's.
+    """Check that a certificate is valid now, and that a key is its key; warn of an open key.
 
     Raises:
-        ConfigError: it is not, or is no key that can be read.
+        ConfigError: the certificate is not valid now, or the key is another's or cannot be read.
     """
-    public = check_certificate(cert, cert_pem, "--tls-cert").public_key()
+    certificate = check_certificate(cert, cert_pem, "--tls-cert")
+    _check_dates(cert, certificate)
     try:
         private = load_pem_private_key(key_pem, None)
     except (ValueError, TypeError):
         raise ConfigError(f"--tls-key {key} holds no unencrypted PEM key") from None
-    if private.public_key() != public:
+    if private.public_key() != certificate.public_key():
         raise ConfigError(f"--tls-key {key} is not the key of --tls-cert {cert}")
+    if key.stat().st_mode & stat.S_IROTH:
+        log.warning("--tls-key %s can be read by every user of this machine: chmod 600 it", key)
+
+
+def _check_dates(path: Path, certificate: x509.Certificate) -> None:
+    now = datetime.now(UTC)
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > last:
+        raise ConfigError(f"--tls-cert {path} expired on {last:%Y-%m-%d}: issue another one")
+    if now < first:
+        raise ConfigError(
+            f"--tls-cert {path} is valid from {first:%Y-%m-%d %H:%M} UTC on: is the clock right?"
+        )

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 from torch import Tensor
 from zlib_ng import zlib_ng
 
-from fedmodels.errors import ArchiveError, PayloadError
+from fedmodels.errors import ArchiveError, ArchiveNotWritten, PayloadError
 from fedmodels.files import replacing
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import DTYPE_NAMES, Bundle, tensor_bytes
@@ -79,7 +79,7 @@ def save_named(
         with replacing(target, sync=fsync, private=True) as temporary:
             serialize_file({key: spec for key, (spec, _) in entries.items()}, temporary, metadata)
     except (OSError, SafetensorError) as error:
-        raise ArchiveError(f"cannot write {target}: {_line(error)}") from None
+        raise ArchiveNotWritten(f"cannot write {target}: {_line(error)}") from None
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Bundle, dict[str, Any]]:

@@ -107,7 +107,9 @@ def test_a_tracker_that_fails_ends_neither_the_run_nor_the_others(monkeypatch, t
     assert [call[0] for call in written] == ["SummaryWriter", "add_scalar", "add_scalar", "close"]
     assert online == []
     (line,) = caplog.messages
-    assert line == "wandb failed and gets no further metrics; the run goes on: quota exceeded"
+    assert (
+        line == "wandb failed and gets no further metrics; the run goes on: quota exceeded details"
+    )
 
 
 def test_a_tracker_that_cannot_begin_gets_one_line(monkeypatch, tmp_path):
@@ -118,8 +120,8 @@ def test_a_tracker_that_cannot_begin_gets_one_line(monkeypatch, tmp_path):
     with pytest.raises(ConfigError) as raised:
         track(EventLog(), tiny_experiment(tracking={"wandb": True}), tmp_path)
     assert str(raised.value) == (
-        "[tracking] wandb cannot begin: no API key configured; log in or set it up as its "
-        "documentation says, or leave it out: --set tracking.wandb=false"
+        "[tracking] wandb cannot begin: no API key configured use wandb login; log in or set it up "
+        "as its documentation says, or leave it out: --set tracking.wandb=false"
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,3 +231,34 @@ def test_unusable_files_name_the_option_and_the_path(authority: Path) -> None:
             call()
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("days", "line"),
+    [
+        (-1000, r"--tls-cert .*client-7\.pem expired on 20\d\d-"),
+        (9, r"is valid from .* clock right"),
+    ],
+)
+def test_a_certificate_that_is_not_valid_now_is_one_line(
+    authority: Path, monkeypatch: pytest.MonkeyPatch, days: int, line: str
+) -> None:
+    then = SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(days=days))
+    monkeypatch.setattr(certs, "datetime", then)
+    cert, key = certs.issue(authority, "7")
+    with pytest.raises(ConfigError, match=line):
+        client_tls.channel_credentials(authority / "ca.pem", cert, key)
+    with pytest.raises(ConfigError, match=line):
+        tls.server_credentials(cert, key, None)
+
+
+def test_a_key_that_everybody_may_read_is_warned_of(
+    authority: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = certs.issue(authority, "server")
+    tls.server_credentials(cert, key, None)
+    assert not caplog.messages
+    key.chmod(0o644)
+    tls.server_credentials(cert, key, None)
+    (line,) = caplog.messages
+    assert line == f"--tls-key {key} can be read by every user of this machine: chmod 600 it"
