@@ -23,7 +23,6 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, DataError, RunFailed
 from fedmodels.tensors.bundle import BundleSpec, Weights
 from fedmodels.tensors.staleness import rebased, share_of
-from fedmodels.training.compression import Compression
 from fedmodels.training.method import (
     Method,
     Metrics,
@@ -176,11 +175,6 @@ def check_asynchronous(method: Method, run: RunFacts) -> None:
     Raises:
         ConfigError: says what stands against it.
     """
-    if Compression.of(method, run).feedback:
-        raise ConfigError(
-            '[schedule] order = "asynchronous" is for clients without a private state, and error '
-            "feedback is one: set [compression] feedback = false"
-        )
     upload, of_net = method.upload_spec(run), {f"weights/{name}" for name in run.forms}
     everybodys = set(method.init_server(run).common.by_key())
     sent = {k for k in (*upload.required, *upload.optional) if not k.startswith("scalars/")}

@@ -163,11 +163,11 @@ class Service:
     ) -> rpc.JoinResponse:
         """Admit several clients of one process; those before one that is refused are admitted."""
         clients = [self._client(one.client_id, context) for one in request.clients]
+        self._check_run(request, "these clients' state directories belong")
         if not clients:
             raise PayloadError("a JoinSeveral must name at least one client")
         if len({*clients}) < len(clients):
             raise PayloadError("a JoinSeveral must name each client once")
-        self._check_run(request, "these clients' state directories belong")
         room = MOST_DESCRIBED
         for client, one in zip(clients, request.clients, strict=True):
             if not one.token:

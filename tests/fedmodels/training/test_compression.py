@@ -17,7 +17,6 @@ from fedmodels.tensors.bundle import Bundle, BundleSpec, Problem
 from fedmodels.tensors.compact_forms import INDICES, SCALES, Floats, Int8, TopK
 from fedmodels.training.compression import RESIDUAL, Compression
 from fedmodels.training.run import RunFacts
-from fedsrv.engine.buffered_rounds import check_asynchronous
 from fedtide.inprocess import run_in_process
 from fedtide.trial import method_of
 
@@ -127,11 +126,3 @@ def test_runs_learn_and_send_less(
     if table["up"] != "top-k":  # which needs more rounds to send everything
         accuracy = plain["metrics"]["a_glo"]
         assert found["metrics"]["a_glo"] == pytest.approx(accuracy, abs=0.02)
-
-
-def test_asynchronous_rounds_refuse_feedback(experiment: Callable[..., Experiment]) -> None:
-    made = experiment(compression={"up": "int8"})
-    with pytest.raises(ConfigError, match=r"set \[compression\] feedback = false"):
-        check_asynchronous(method_of(made), RunFacts(made, Problem((1, 8, 8), 10)))
-    made = experiment(compression={"up": "int8", "feedback": False})
-    check_asynchronous(method_of(made), RunFacts(made, Problem((1, 8, 8), 10)))

