@@ -101,7 +101,9 @@ class Link:
             else grpc.insecure_channel(address, options)
         )
         self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
-        self._join_several = self._unary("JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinResponse)
+        self._join_several = self._unary(
+            "JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinSeveralResponse
+        )
         self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse)
         self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse)
         self._pull = self._channel.unary_stream(
@@ -215,8 +217,10 @@ class Link:
             ids = [one.client_id for one in request.clients]
             who, call = f"clients {ids[0]} to {ids[-1]}", self._join_several
         self._slow_down(who)
-        reply: rpc.JoinResponse = self._patiently(who, lambda: call(request))
-        return reply
+        reply: rpc.JoinResponse | rpc.JoinSeveralResponse = self._patiently(
+            who, lambda: call(request)
+        )
+        return reply if isinstance(reply, rpc.JoinResponse) else reply.joined
 
     def pull(
         self,

@@ -41,11 +41,12 @@ def _handlers(service: Service) -> tuple[grpc.GenericRpcHandler, ...]:
         )
 
     join = unary(service.join, rpc.JoinRequest, rpc.JoinResponse)
+    several = unary(service.join_several, rpc.JoinSeveralRequest, rpc.JoinSeveralResponse)
     current = grpc.method_handlers_generic_handler(
         SERVICE,
         {
             "Join": join,
-            "JoinSeveral": unary(service.join_several, rpc.JoinSeveralRequest, rpc.JoinResponse),
+            "JoinSeveral": several,
             "Beat": unary(service.beat, rpc.BeatRequest, rpc.BeatResponse),
             "Leave": unary(service.leave, rpc.LeaveRequest, rpc.LeaveResponse),
             "Pull": grpc.unary_stream_rpc_method_handler(parsed(service.pull, rpc.PullRequest)),

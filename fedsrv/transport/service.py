@@ -160,7 +160,7 @@ class Service:
     @_coded
     def join_several(
         self, request: rpc.JoinSeveralRequest, context: grpc.ServicerContext
-    ) -> rpc.JoinResponse:
+    ) -> rpc.JoinSeveralResponse:
         """Admit several clients of one process; those before one that is refused are admitted."""
         clients = [self._client(one.client_id, context) for one in request.clients]
         self._check_run(request, "these clients' state directories belong")
@@ -185,7 +185,7 @@ class Service:
                     "clients in one process"
                 )
             self.cohort.join(client, description, one.token, one.versions, request.start_over)
-        return self._welcome(b"")
+        return rpc.JoinSeveralResponse(joined=self._welcome(b""))
 
     def _check_run(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest, whose: str) -> None:
         """Check that whoever joins speaks this protocol and is of this run."""

@@ -81,6 +81,12 @@ class JoinResponse(_message.Message):
     experiment: _table_pb2.Table
     def __init__(self, run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., committed: _Optional[int] = ..., beat_every_s: _Optional[float] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ...) -> None: ...
 
+class JoinSeveralResponse(_message.Message):
+    __slots__ = ("joined",)
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    joined: JoinResponse
+    def __init__(self, joined: _Optional[_Union[JoinResponse, _Mapping]] = ...) -> None: ...
+
 class Waiting(_message.Message):
     __slots__ = ("client_id", "token", "durable", "issue")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]

@@ -43,7 +43,7 @@ class CoordinatorServiceStub:
         self.JoinSeveral = channel.unary_unary(
                 '/fedpb.v1.CoordinatorService/JoinSeveral',
                 request_serializer=fedpb_dot_v1_dot_coordinator__pb2.JoinSeveralRequest.SerializeToString,
-                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.FromString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.JoinSeveralResponse.FromString,
                 _registered_method=True)
         self.Pull = channel.unary_stream(
                 '/fedpb.v1.CoordinatorService/Pull',
@@ -136,7 +136,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
             'JoinSeveral': grpc.unary_unary_rpc_method_handler(
                     servicer.JoinSeveral,
                     request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.JoinSeveralRequest.FromString,
-                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.SerializeToString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.JoinSeveralResponse.SerializeToString,
             ),
             'Pull': grpc.unary_stream_rpc_method_handler(
                     servicer.Pull,
@@ -218,7 +218,7 @@ class CoordinatorService:
             target,
             '/fedpb.v1.CoordinatorService/JoinSeveral',
             fedpb_dot_v1_dot_coordinator__pb2.JoinSeveralRequest.SerializeToString,
-            fedpb_dot_v1_dot_coordinator__pb2.JoinResponse.FromString,
+            fedpb_dot_v1_dot_coordinator__pb2.JoinSeveralResponse.FromString,
             options,
             channel_credentials,
             insecure,

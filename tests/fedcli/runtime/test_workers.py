@@ -77,7 +77,7 @@ class Direct:
     def join(self, request: rpc.JoinSeveralRequest) -> rpc.JoinResponse:
         self.requests.append(request)
         arrived = rpc.JoinSeveralRequest.FromString(request.SerializeToString())
-        return self.service.join_several(arrived, Caller())
+        return self.service.join_several(arrived, Caller()).joined
 
 
 @pytest.fixture
