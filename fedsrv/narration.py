@@ -105,6 +105,9 @@ class Narrator:
     def _say_failed(self, event: Event) -> str:
         return f"client {event.client} failed: {event.detail.get('reason', '')}"
 
+    def _say_left(self, event: Event) -> str:
+        return f"client {event.client} left: {event.detail.get('reason', '')}"
+
     def _say_missed(self, event: Event) -> str:
         return f"{event.detail.get('events')} events were missed"
 

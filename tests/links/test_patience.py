@@ -161,7 +161,7 @@ def test_a_server_of_an_earlier_protocol_is_refused_with_a_line(patient: Any, cl
 
 def test_sessions_that_end_at_once_are_renewed_ever_more_slowly(patient: Any, clock: Clock) -> None:
     link = patient(None)
-    link._join = lambda request: request
+    link._join = lambda request: rpc.JoinResponse()
     for _ in range(8):
         link.join(rpc.JoinRequest(client_id="3"))
     assert len(clock.waits) == 7, "the first does not wait"

@@ -129,7 +129,7 @@ def test_watch_follows_to_the_end(
         "client 1 failed: its disk\\x1b[2J is full",
         "round 0, task 0, interaction 0 (of 4) committed, loss 0.5",
         "round 0, interaction 0 scored: a_loc 0.75, a_sel 0.5",
-        "client 1 left: reason finished",
+        "client 1 left: finished",
         "waiting for client 1",
         "the run has finished: a_loc 0.9",
     ]
