@@ -611,6 +611,19 @@ def test_a_client_that_has_not_come_back_holds_the_watermark(world):
     assert world.cohort.durable() is None
 
 
+def test_who_said_that_its_state_is_safe_is_not_looked_at_until_it_trains_again(world):
+    world.cohort.require(lambda client, versions: True, {0: 3, 1: 3}, -1)
+    world.cohort.commit(9, -1)
+    for client in (0, 1):
+        world.cohort.session(client, world.tokens[client]).durable = 3
+    assert world.cohort.durable() is None
+    assert not world.cohort._holdings._unsafe
+    world.cohort._holdings.has_trained(1, 5)
+    assert world.cohort.durable() == 3, "its state after 5 may be in memory alone"
+    world.join(0, world.tokens[0], versions=(3,))
+    assert world.cohort.durable() == -1, "a process that begins has to say again what is safe"
+
+
 # --- events ---------------------------------------------------------------------------------------
 
 
