@@ -151,7 +151,7 @@ class RemoteCohort:
         return open_trip.end()
 
     def send(self, *trips: Trip) -> None:
-        encoded = [OpenTrip.of(trip, self.spool.budget) for trip in trips]
+        encoded = [OpenTrip.of(trip) for trip in trips]
         with self._changed:
             self._trips.add_lasting(encoded)
             self.wake()

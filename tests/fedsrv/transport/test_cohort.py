@@ -698,6 +698,17 @@ def test_a_result_that_comes_before_its_flush_waits_for_it(world):
     assert values(taking(world, 1).result(5)) == {0: 0.0}
 
 
+def test_uploads_of_lasting_orders_stay_whole_however_large_they_are(world):
+    """Each counts by its staleness, which nobody knows before the flush."""
+    world.cohort.spool.budget = 0
+    world.cohort.send(trip_to(0, 1, interaction=0, count=lambda upload: 1.0))
+    for client in (0, 1):
+        assert world.push(client, world.pull(client), value=float(client))
+    (trip,) = world.cohort._trips._lasting
+    assert trip.folding.finish(trip.results) is None, "nothing is added up"
+    assert values(taking(world, 2).result(5)) == {0: 0.0, 1: 1.0}
+
+
 def test_a_flush_may_want_certain_results_alone(world):
     world.cohort.send(trip_to(0, 1, 2, interaction=0))
     orders = {c: world.pull(c) for c in (0, 1, 2)}
