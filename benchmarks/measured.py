@@ -39,8 +39,8 @@ LABELS = {
     "up_bytes": "up in a round, B",
     "flower_round_s": "Flower, a round, s",
     "flower_first_round_s": "Flower, first round after, s",
-    "flower_pss_mb": "Flower, all processes, MB",
-    "pss_mb": "all processes, MB",
+    "flower_pss_mb": "Flower, all processes (PSS), MB",
+    "pss_mb": "all processes (PSS), MB",
     "ratio": "ratio",
 }
 """What columns of tables are called; others stay out of pages."""
