@@ -9,6 +9,7 @@ import torch
 
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
+from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Flush, StateLost, Trip
@@ -79,9 +80,18 @@ class World:
         trip = self.cohort.begin_result(client, header)
         if trip is None:
             return REPEATED
-        upload = Bundle(weights={"w": torch.tensor([value])})
+        upload = Bundle(weights=as_received(value))
         result = Answer(upload, rpc.Report(), upload.num_bytes(), wire_up=10)
         return self.cohort.end_result(client, trip, failure or result)
+
+
+def as_received(value):
+    """Return weights in one block, as the codec makes them."""
+    tensors = {"w": torch.tensor([value])}
+    names, layout = names_and_layout(tensors)
+    block = layout.empty()
+    layout.views(block)[0].copy_(tensors["w"])
+    return PackedWeights(names, layout, layout.clear(block))
 
 
 def until(condition, wait_s=5.0):
