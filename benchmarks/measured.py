@@ -22,6 +22,8 @@ import numpy as np
 RECORDS = Path(__file__).parent / "records" / "measured"
 Row = Mapping[str, Any]
 LABELS = {
+    "method": "method",
+    "trained": "clients that trained",
     "clients": "clients",
     "parameters": "parameters",
     "classes": "classes",
@@ -34,6 +36,7 @@ LABELS = {
     "host_anon_mb": "largest host, MB",
     "anon_mb": "all processes, MB",
     "join_bytes": "sent to join, B",
+    "state_bytes": "last state, B",
     "run_db_bytes": "`run.db`, B",
     "down_bytes": "down in a round, B",
     "up_bytes": "up in a round, B",
@@ -84,10 +87,10 @@ def page(name: str) -> str | None:
 def exponents(rows: Sequence[Row], quantity: str) -> dict[str, float]:
     """Return the slope of log(column) over log(quantity) for each column that grows with it.
 
-    Where a cohort is part of a population, rows whose cohort is everybody are left out: two things
-    grow there.
+    Rows with a smaller cohort than the others are left out: two things grow there.
     """
-    kept = [row for row in rows if row.get("cohort") != row[quantity]] or list(rows)
+    largest = max((row.get("cohort", 0) for row in rows), default=0)
+    kept = [row for row in rows if row.get("cohort", 0) == largest]
     if len(kept) < 2:
         return {}
     x = [math.log(row[quantity]) for row in kept]
@@ -110,10 +113,10 @@ def _table(rows: Sequence[Row], grows: str | None) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _text(value: float | None) -> str:
+def _text(value: float | str | None) -> str:
     """Return a number with three digits that count, or all of them where it is whole."""
-    if value is None:
-        return "–"
+    if value is None or isinstance(value, str):
+        return value or "–"
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")

@@ -30,12 +30,14 @@ CLIENTS = 10
 POPULATIONS = "Clients that a cohort is drawn from: FedAvg on digits, the small CNN"
 CLIENTS_OF_A_ROUND = "Clients in a round that train nothing: an MLP"
 PARAMETERS = "Parameters: ten clients that train nothing, an MLP"
+METHODS = "What methods keep of each client: four rounds of 100 among 1,000 clients"
 CLASSES = "Classes: ten clients that train nothing, prototypes of FedProto"
 GROWS = {
     POPULATIONS: "population",
     CLIENTS_OF_A_ROUND: "clients",
     PARAMETERS: "parameters",
     CLASSES: "classes",
+    METHODS: None,
 }
 """What grows in each table."""
 
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="*", default=[5, 10, 20, 40])
     parser.add_argument("--widths", type=int, nargs="*", default=[64, 512, 1024, 2048])
     parser.add_argument("--classes", type=int, nargs="*", default=[10, 100, 1000])
+    parser.add_argument("--methods", nargs="*", default=[])
     parser.add_argument("--populations", type=int, nargs="*", default=[100, 1000])
     parser.add_argument("--cohort", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=10)
@@ -59,11 +62,14 @@ def main() -> None:
         CLIENTS_OF_A_ROUND: [_row(n, 512, *how) for n in options.clients],
         PARAMETERS: [_row(CLIENTS, width, *how) for width in options.widths],
         CLASSES: [_row_of_classes(classes, *how) for classes in options.classes],
+        METHODS: [_row_of_method(name, options.hosts) for name in options.methods],
     }
     tables = {title: {"grows": GROWS[title], "rows": rows} for title, rows in found.items() if rows}
     for title, table in tables.items():
-        slopes = exponents(table["rows"], table["grows"])
-        tell(title, [*table["rows"], {table["grows"]: "exponent", **slopes}])
+        rows, grows = table["rows"], table["grows"]
+        tell(
+            title, rows if grows is None else [*rows, {grows: "exponent", **exponents(rows, grows)}]
+        )
     if options.keep:
         given = " ".join(["python -m benchmarks.scale", *sys.argv[1:]])
         print(f"kept {keep('scale', given, tables)}")
@@ -107,6 +113,25 @@ def _row_of_population(clients: int, cohort: int, rounds: int, hosts: int) -> di
     row = {"population": clients, "cohort": min(cohort, clients)} | {k: found[k] for k in told}
     row |= {f"{way}_bytes": last["bytes"][way] for way in ("down", "up")}
     return row | {"join_bytes": join_bytes, "run_db_bytes": stored}
+
+
+def _row_of_method(name: str, hosts: int) -> dict[str, Any]:
+    """Return what a method keeps on the server after four rounds of 100 among 1,000 clients."""
+    tables = experiment("digits-cnn", 1000, 4)
+    tables["scenario"] = {"kind": "drawn", "classes": 4}
+    tables["method"] = {"name": name}
+    tables["schedule"]["per_round"] = 100
+    tables["evaluate"]["clients"] = 20
+    with tempfile.TemporaryDirectory() as place:
+        found = launched(tables, Path(place), hosts)
+        run = Path(place) / "run"
+        records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        state = max((run / "server").glob("state-*.safetensors")).stat().st_size
+        stored = sum(path.stat().st_size for path in run.glob("run.db*"))
+    trained = len({client for record in records for client in record["cohort"]})
+    told = ("round_s", "server_s", "server_anon_mb", "host_anon_mb")
+    row = {"method": name, "trained": trained} | {key: found[key] for key in told}
+    return row | {"state_bytes": state, "run_db_bytes": stored}
 
 
 if __name__ == "__main__":
