@@ -8,7 +8,7 @@ of FedProto, whose clients have four examples of each class and send a prototype
 quantity grows at a time; the exponent is the slope of log(seconds) over log(quantity), 1 where a
 round is linear. Populations are of digits, dealt out with repetition; FedAvg trains a cohort of
 them, which stays as large. An option without numbers leaves its table out; ``--keep`` writes the
-record that docs/results/scale.md is made from.
+record that docs/results/scale.md is made from, or another one by name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--keep", action="store_true", help="as the record of docs/results")
+    parser.add_argument("--keep", nargs="?", const="scale", help="the name of a record")
     options = parser.parse_args()
     how = (options.rounds, options.hosts)
     found = {
@@ -72,7 +72,7 @@ def main() -> None:
         )
     if options.keep:
         given = " ".join(["python -m benchmarks.scale", *sys.argv[1:]])
-        print(f"kept {keep('scale', given, tables)}")
+        print(f"kept {keep(options.keep, given, tables)}")
 
 
 def _row(clients: int, width: int, rounds: int, hosts: int) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def few_of(columns: Mapping[str, Mapping[Any, float]], first: list[str]) -> dict
 
     Args:
         columns: by name and client.
-        first: ids of clients whose rows come before others.
+        first: ids of clients, those that have rows before others.
 
     Returns:
         ``columns`` with the clients that have rows, and ``quantiles`` over all clients by name,

@@ -60,7 +60,9 @@ class State:
                 "now": time.time(),
                 "clients": rows,
                 "phases": phases_of(self._clients),
-                "per_client": few_of(self._committed["per_client"], [row["id"] for row in rows]),
+                "per_client": few_of(
+                    self._committed["per_client"], [*(row["id"] for row in rows), *self._clients]
+                ),
             }
         return json.dumps(found)
 
