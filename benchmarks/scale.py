@@ -30,7 +30,9 @@ CLIENTS = 10
 POPULATIONS = "Clients that a cohort is drawn from: FedAvg on digits, the small CNN"
 CLIENTS_OF_A_ROUND = "Clients in a round that train nothing: an MLP"
 PARAMETERS = "Parameters: ten clients that train nothing, an MLP"
-METHODS = "What methods keep of each client: four rounds of 100 among 1,000 clients"
+METHODS = (
+    "What methods keep of each client: four rounds among 1,000 clients of digits, the small CNN"
+)
 CLASSES = "Classes: ten clients that train nothing, prototypes of FedProto"
 GROWS = {
     POPULATIONS: "population",
@@ -62,7 +64,7 @@ def main() -> None:
         CLIENTS_OF_A_ROUND: [_row(n, 512, *how) for n in options.clients],
         PARAMETERS: [_row(CLIENTS, width, *how) for width in options.widths],
         CLASSES: [_row_of_classes(classes, *how) for classes in options.classes],
-        METHODS: [_row_of_method(name, options.hosts) for name in options.methods],
+        METHODS: [_row_of_method(name, options.cohort, options.hosts) for name in options.methods],
     }
     tables = {title: {"grows": GROWS[title], "rows": rows} for title, rows in found.items() if rows}
     for title, table in tables.items():
@@ -115,13 +117,13 @@ def _row_of_population(clients: int, cohort: int, rounds: int, hosts: int) -> di
     return row | {"join_bytes": join_bytes, "run_db_bytes": stored}
 
 
-def _row_of_method(name: str, hosts: int) -> dict[str, Any]:
-    """Return what a method keeps on the server after four rounds of 100 among 1,000 clients."""
+def _row_of_method(name: str, cohort: int, hosts: int) -> dict[str, Any]:
+    """Return what a method keeps on the server after four rounds among 1,000 clients."""
     tables = experiment("digits-cnn", 1000, 4)
     tables["scenario"] = {"kind": "drawn", "classes": 4}
     tables["method"] = {"name": name}
-    tables["schedule"]["per_round"] = 100
-    tables["evaluate"]["clients"] = 20
+    tables["schedule"]["per_round"] = cohort
+    tables["evaluate"]["clients"] = cohort
     with tempfile.TemporaryDirectory() as place:
         found = launched(tables, Path(place), hosts)
         run = Path(place) / "run"
@@ -130,7 +132,7 @@ def _row_of_method(name: str, hosts: int) -> dict[str, Any]:
         stored = sum(path.stat().st_size for path in run.glob("run.db*"))
     trained = len({client for record in records for client in record["cohort"]})
     told = ("round_s", "server_s", "server_anon_mb", "host_anon_mb")
-    row = {"method": name, "trained": trained} | {key: found[key] for key in told}
+    row = {"method": name, "cohort": cohort, "trained": trained} | {key: found[key] for key in told}
     return row | {"state_bytes": state, "run_db_bytes": stored}
 
 
