@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from fedmodels.config.experiment import Experiment
     from fedsrv.coordinator import Listen
     from fedsrv.events import EventLog
+    from fedsrv.narration import Telling
     from fedsrv.tracking.trackers import Ending
 
 app = typer.Typer(
@@ -176,11 +178,8 @@ def serve(
     where = _listen(listen, tls_cert, tls_key, tls_client_ca, insecure)
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     telling = Telling(names_address=not as_json, prints=events)
-    try:
+    with _tells_how_to_resume(telling, out):
         summary = serve_run(
             experiment,
             out,
@@ -189,17 +188,31 @@ def serve(
             expects_evaluator=evaluator,
             server_data=server_data,
             on_ready=telling.begin,
-            stop=stop,
+            stop=_set_by_sigterm(),
             watchers=_watchers(metrics_port, dashboard, out),
         )
-    except KeyboardInterrupt:
-        if telling.has_begun:  # clients could join: what there is of the run is kept
-            raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
-        raise
     telling.end()
     if not (events or quiet or as_json):
         _show(out)
     logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
+
+
+def _set_by_sigterm() -> threading.Event:
+    """Return an event that SIGTERM sets from now on, in place of ending the process."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    return stop
+
+
+@contextmanager
+def _tells_how_to_resume(telling: Telling, out: Path) -> Iterator[None]:
+    """Turn Ctrl-C into the line that says how to go on, if clients could join before it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if telling.has_begun:
+            raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
+        raise
 
 
 def _watchers(
@@ -225,6 +238,11 @@ def _watchers(
 def _listen(
     address: str, cert: Path | None, key: Path | None, client_ca: Path | None, insecure: bool
 ) -> Listen:
+    """Return where and how to listen, as options ask for it.
+
+    Raises:
+        ConfigError: a certificate cannot be used, or options for TLS are missing.
+    """
     from fedsrv.coordinator import Listen
     from fedsrv.transport.tls import server_credentials
 
@@ -250,6 +268,7 @@ def _end_with_stdin() -> None:
 
 
 def _show(out: Path) -> None:
+    """Print the table of a run that has finished."""
     from rich.console import Console
 
     from fedsrv.report.run_record import read_run
