@@ -67,9 +67,9 @@ class BufferedEngine(Engine):
                 f"{len(self._followed)} interactions, this run has {len(self.steps)}"
             )
 
-    def _take_up(self, interaction: int) -> None:
-        """Go on from a commit; give the orders again that were under way after it."""
-        super()._take_up(interaction)
+    def _begin_after(self, interaction: int) -> None:
+        """Load what the run needs; give the orders again that were under way at that commit."""
+        super()._begin_after(interaction)
         last = self.store.record(interaction)
         self.under_way: dict[int, int] = dict(last.get("under_way", ())) if last else {}
         """The clients with an order under way, and the interaction of that order."""

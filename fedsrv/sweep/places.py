@@ -76,7 +76,7 @@ def this_machine(jobs: int, say: Say) -> Iterator[Each]:
     with ThreadPoolExecutor(jobs) as pool:
         try:
             yield lambda call, runs: pool.map(lambda run: call(run, say), runs)
-        except BaseException:  # Ctrl-C ended what was under way; nothing more is begun
+        except BaseException:  # Ctrl-C has ended the runs under way; no further one begins
             pool.shutdown(cancel_futures=True)
             raise
 

@@ -332,7 +332,7 @@ class DirichletPooled(ScenarioTable):
 
 
 class Drawn(ScenarioTable):
-    """Every pair draws so many; an example comes again once all of its class were dealt."""
+    """Every pair draws its examples; one comes again only after all of its class were dealt."""
 
     kind: Literal["drawn"]
     examples: Positive = 20
