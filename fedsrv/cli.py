@@ -47,7 +47,6 @@ from fedsrv.ray_cluster import ray_place
 from fedsrv.sweep_commands import sweep_app
 
 if TYPE_CHECKING:
-    from fedmodels.config.experiment import Experiment
     from fedsrv.coordinator import Listen
     from fedsrv.events import EventLog
     from fedsrv.narration import Telling
@@ -107,19 +106,6 @@ def _interrupted() -> NoReturn:
     sys.exit(130)
 
 
-def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
-    """Read and check a config file."""
-    from fedmodels.resolution import parse_experiment
-
-    try:
-        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read the config {path}: {error}") from None
-    return parse_experiment(text, str(path), overrides or ())
-
-
 def set_up(level: LogLevel, *, as_json: bool = False) -> None:
     """Prepare the process: logging, one thread unless told otherwise, a heap for large payloads."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -168,14 +154,15 @@ def serve(
 ) -> None:
     """Serve one run: the coordinator alone."""
     set_up(LogLevel.WARNING if quiet else log_level, as_json=as_json)
-    experiment = read_experiment(config, sets)
+    from fedmodels.resolution import read_experiment
+
+    experiment = read_experiment(config, sets or ())
     from fedsrv.coordinator import serve as serve_run
     from fedsrv.narration import Telling
     from fedsrv.state.run_directory import require_run
 
     if resume:
         require_run(out)
-    where = _listen(listen, tls_cert, tls_key, tls_client_ca, insecure)
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     telling = Telling(names_address=not as_json, prints=events)
@@ -183,7 +170,7 @@ def serve(
         summary = serve_run(
             experiment,
             out,
-            where,
+            _listen(listen, tls_cert, tls_key, tls_client_ca, insecure),
             resume=resume,
             expects_evaluator=evaluator,
             server_data=server_data,
@@ -308,7 +295,9 @@ def launch(
     level = LogLevel.WARNING if quiet else log_level
     set_up(level, as_json=as_json)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
-    experiment = read_experiment(config, sets)
+    from fedmodels.resolution import read_experiment
+
+    experiment = read_experiment(config, sets or ())
     _watchers(metrics_port, dashboard, out)  # the coordinator makes its own: these are checked
     from fedsrv.launch.launcher import launch as launch_run
 

@@ -29,7 +29,7 @@ def test_a_session_survives_and_is_private(tmp_path: Path) -> None:
     "text",
     ["", "{}", "[1]", '{"run_id": "x", "token": "zz"}', '{"run_id": "", "token": ""}', '"text"'],
 )
-def test_a_damaged_session(tmp_path: Path, text: str) -> None:
+def test_a_damaged_session_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "session.json").write_text(text)
     with pytest.raises(ArchiveError, match="delete it to join afresh"):
         SessionFile(tmp_path).read()
@@ -153,7 +153,7 @@ def test_kill_at_any_moment_loses_no_session_that_clients_share(
     assert Sessions(snapshots.found[-1], shared=True).of(1).run_id == "run"
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArchiveError, match="state directory"):
         Sessions(tmp_path / "file", shared=False).of(0)

@@ -33,7 +33,7 @@ def test_a_buffer_of_a_fresh_and_a_stale_upload():
 def test_what_is_no_parameter_is_mixed():
     """A variance stays between the two it comes from: 1/4 * 0.1 + 3/4 * 0.2 = 0.175.
 
-    As an update it would be 0.2 + 1/4 * (0.1 - 2) < 0.
+    As a difference it would be 0.2 + 1/4 * (0.1 - 2) < 0.
     """
     present = {"var": torch.tensor([0.2]), "count": torch.tensor(9)}
     begun = {"var": torch.tensor([2.0]), "count": torch.tensor(3)}
