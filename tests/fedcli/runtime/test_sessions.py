@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -72,6 +73,21 @@ def test_a_client_of_another_run_is_not_drawn_in(tmp_path: Path) -> None:
     others.of(0)
     others.joined(0, "another")
     assert Sessions(tmp_path, shared=False).of(5).run_id == ""
+
+
+def test_a_file_system_without_hard_links_keeps_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    for shared in (True, False):
+        root = tmp_path / str(shared)
+        session = Sessions(root, shared=shared).of(0)
+        assert len(session.token) == 16
+        assert Sessions(root, shared=shared).of(0) == session
+        assert [p.name for p in root.rglob("*.tmp")] == []
 
 
 def test_processes_of_two_runs_do_not_take_a_session_from_each_other(tmp_path: Path) -> None:
