@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
+from collections.abc import Collection
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -71,6 +72,44 @@ def test_every_method_has_a_page_that_names_its_fields(name: str) -> None:
         fields |= {field.name for field in dataclasses.fields(reading)}
         fields -= {"reading"}
     assert {key for key in fields if f"`{key}" not in text and f"`…{key}" not in text} == set()
+
+
+ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", flags=re.MULTILINE)
+"""A row of a method's page: its fields, and their defaults."""
+
+
+def told_defaults(page: str, known: Collection[str]) -> dict[str, str]:
+    """Return the default that a page tells of each field: one for all of a row, or one for each."""
+    told = {}
+    for cell, text in ROW.findall(page):
+        fields = re.findall(r"\w+", cell)
+        if not set(fields) <= set(known):  # a row of figures
+            continue
+        text = text.replace("`", "").partition(" = ")[0].removesuffix(" each").strip()
+        values = re.split(r", (?![^\[]*\])", text)
+        told |= dict(zip(fields, values * (len(fields) // len(values)), strict=True))
+    return told
+
+
+def same_value(default: object, text: str) -> bool:
+    """Tell whether a page's text means a default."""
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    if isinstance(default, tuple):
+        default = list(default)
+    return value == default and isinstance(value, bool) == isinstance(default, bool)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_page_tells_the_defaults_of_its_method(name: str) -> None:
+    cls = method_class(name)
+    classes = [kind for kind in (cls, reading_of(cls)) if kind is not None]
+    fields = {f.name: f.default for kind in classes for f in dataclasses.fields(kind)}
+    told = told_defaults((ROOT / "docs" / "methods" / f"{name}.md").read_text(), fields)
+    assert {k: v for k, v in told.items() if not same_value(fields[k], v)} == {}
+    assert told or name == "local" or name.endswith("-replay")
 
 
 def listed() -> dict[str, str]:
