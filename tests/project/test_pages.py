@@ -6,20 +6,28 @@ import ast
 import importlib.util
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from fedmodels.data_description import ClientFile
 from fedmodels.errors import ConfigError
+from fedmodels.methods import make, names
 from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.compression import Compression
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
 from fedsrv.availability import is_there, read_availability
+from fedsrv.engine.buffered_rounds import check_asynchronous
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LEAST = {"net": {"name": "mlp"}, "method": {"name": "fedavg"}, "scenario": {"kind": "iid"}}
 """What a fragment of a config is completed with."""
+OURS = set(names()) - set(entry_points(group="fedtide.methods").names)
 CONSTANT = re.compile(r"^[A-Z][A-Z_]*_M?S$")
 
 
@@ -76,6 +84,39 @@ def test_the_chart_knows_the_keys_of_the_page() -> None:
     keys = re.findall(r"(\w+): ", text)
     assert {"name", "clients", "dataClaim", "tlsSecret"} == set(keys)
     assert all(f"{key}:" in known for key in keys)
+
+
+def named(page: str, begins: str) -> set[str]:
+    """Return the methods that a page names in the sentence that begins so."""
+    text = " ".join((ROOT / "docs" / page).read_text().split())
+    sentence = text[text.index(begins) :].partition(". ")[0]
+    return set(re.findall(r"`([\w-]+)`", sentence)) & OURS
+
+
+def accepting(check: Callable[[Method, RunFacts], object], **tables: object) -> set[str]:
+    """Return the methods that a check lets pass in a run with these tables."""
+    found = set()
+    for name in OURS:
+        net = {"name": "hart", "alp": True} if name == "fedali" else {"name": "digits-cnn"}
+        run = experiment_of({**LEAST, "net": net, "method": {"name": name}, **tables})
+        shape = (128, 6) if name == "fedali" else (1, 28, 28)
+        try:
+            check(make(name), RunFacts(run, Problem(shape, 10)))
+        except ConfigError:
+            continue
+        found.add(name)
+    return found
+
+
+def test_the_methods_of_asynchronous_rounds_are_those_that_the_page_names() -> None:
+    schedule = {"clients": 3, "order": "asynchronous", "buffer": 2}
+    told = named("asynchronous.md", "Methods whose server averages")
+    assert accepting(check_asynchronous, schedule=schedule) == told | {"centralized"}
+
+
+def test_the_methods_without_compression_are_those_that_the_page_names() -> None:
+    found = accepting(Compression.of, compression={"up": "int8", "down": "int8"})
+    assert OURS - found == named("compression.md", "Methods without such parameters")
 
 
 def generated(name: str) -> str:
