@@ -1,4 +1,4 @@
-"""Pages: every link to a file or picture leads somewhere; every make target they name exists."""
+"""Pages: links, make targets and files that they name are there; method pages tell fields and defaults."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from fedmodels.methods import method_class, names, reading_of
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|proto|js))`")
+WRITTEN_BY_READERS = {"my_method.py", "my_data.py", "NAME.py", "test_NAME.py"}
+FOLDERS = ("fedsrv", "fedcli", "fedtide", "models", "proto", "tests", "benchmarks", "examples")
+SOURCES = [path.as_posix() for name in FOLDERS for path in (ROOT / name).rglob("*.*")]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 
 
@@ -43,6 +47,15 @@ def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     named = re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), flags=re.MULTILINE)
     assert set(named) <= targets
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=lambda p: p.name
+)
+def test_code_that_a_page_names_is_there(page: Path) -> None:
+    for name in CODE.findall(page.read_text()):
+        if Path(name).name not in WRITTEN_BY_READERS:
+            assert any(path.endswith(f"/{name}") for path in SOURCES), name
 
 
 def test_pages_were_found() -> None:
@@ -131,6 +144,12 @@ def test_the_table_lists_every_method_once() -> None:
     added = set(entry_points(group="fedtide.methods").names)  # of a plugin that other tests install
     assert sorted(listed()) == sorted(set(names()) - added)
     assert len(re.findall(r"^\| \[", text, flags=re.MULTILINE)) == len(listed())
+
+
+def test_pages_count_the_methods() -> None:
+    count = len(listed())
+    assert f"and Ditto: {count} in all" in (ROOT / "README.md").read_text()
+    assert f"| methods | {count}, " in (ROOT / "docs" / "comparison.md").read_text()
 
 
 @pytest.mark.parametrize("name", names())
