@@ -1,4 +1,4 @@
-"""Pages: links, make targets and files that they name are there; method pages tell fields and defaults."""
+"""Pages: what they link to and name is there; method pages tell fields and defaults."""
 
 from __future__ import annotations
 
