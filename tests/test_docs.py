@@ -63,6 +63,24 @@ def test_pages_were_found() -> None:
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "glossary.md"} <= names
 
 
+def test_each_decision_stands_once_under_a_heading_of_its_own() -> None:
+    """A merge that keeps both sides would leave a moved decision inside another one."""
+    text = (ROOT / "docs" / "decisions.md").read_text()
+    headings = re.findall(r"^### (.*)$", text, flags=re.MULTILINE)
+    assert len(headings) == len(set(headings)) > 80
+    leads = set(re.findall(r"^\*\*([^*]+)\.\*\* ", text, flags=re.MULTILINE))
+    assert leads <= {
+        "Why",
+        "Measured",
+        "Tried",
+        "Tried elsewhere and left",
+        "The price",
+        "Not moved",
+    }
+    paragraphs = [p for p in text.split("\n\n") if p.startswith("**Why.**")]
+    assert len(paragraphs) == len(set(paragraphs))
+
+
 def test_every_target_says_what_it_does() -> None:
     makefile = (ROOT / "Makefile").read_text()
     declared = re.search(r"^\.PHONY:((?:.*\\\n)*.*)$", makefile, flags=re.MULTILINE)
