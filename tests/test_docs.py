@@ -58,6 +58,15 @@ def test_code_that_a_page_names_is_there(page: Path) -> None:
             assert any(path.endswith(f"/{name}") for path in SOURCES), name
 
 
+@EVERY_PAGE
+def test_what_belongs_to_an_item_is_indented_by_four(page: Path) -> None:
+    """The site's Markdown takes paragraphs and lists with less out of their item."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert (
+        re.findall(r"^ {1,3}(?:[-*]|\d+\.) .*|(?<=\n\n) {1,3}\S.*", text, flags=re.MULTILINE) == []
+    )
+
+
 def test_pages_were_found() -> None:
     names = {page.name for page in PAGES}
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "glossary.md"} <= names
