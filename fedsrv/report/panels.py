@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from fedmodels.numerics.metric_names import metric
 from fedsrv.report import quantities as q
-from fedsrv.report.comparison import main_metric
+from fedsrv.report.comparison import main_metrics
 from fedsrv.report.figures import Unit, bars, curves, heat_map
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup, Spread
@@ -87,7 +87,7 @@ def _listed(lines: Lines, x: str, y: str) -> list[Sequence[object]]:
 
 def leading(groups: Sequence[SeedGroup]) -> Iterator[Panel]:
     """Yield at most six figures: how good, on rare and old classes, forgotten, helped, cost."""
-    name = main_metric(groups)
+    name = _main_curve(groups)
     for title, key in (("How good", name), ("On rare classes", f"{name}_minority")):
         lines = _per_label(groups, partial(q.metric_curve, name=key))
         if lines:
@@ -108,6 +108,13 @@ def leading(groups: Sequence[SeedGroup]) -> Iterator[Panel]:
     if sent:
         text = "At what cost: bytes that clients sent so far"
         yield curve_panel(text, sent, x="interaction", y="bytes up", unit="bytes")
+
+
+def _main_curve(groups: Sequence[SeedGroup]) -> str:
+    """Return the main metric, or the next one where that is a figure of the whole run alone."""
+    names = main_metrics(groups)
+    curves = (n for n in names if _per_label(groups, partial(q.metric_curve, name=n)))
+    return next(curves, names[0])
 
 
 def _per_label(groups: Sequence[SeedGroup], quantity: CurveOf) -> Lines:
