@@ -162,7 +162,7 @@ def of_clients(group: SeedGroup) -> Iterator[Panel]:
 
 
 def of_classes(group: SeedGroup) -> Iterator[Panel]:
-    """Yield the last accuracy on each class, and what each class was taken for, by view."""
+    """Yield the last accuracy on each class, and the confusion matrix, by view."""
     series = _by_view(group, q.class_accuracy)
     if series:
         text = "last accuracy per class, mean over clients"
@@ -174,7 +174,7 @@ def of_classes(group: SeedGroup) -> Iterator[Panel]:
 
 
 def _confusion_panel(caption: str, counts: Mapping[tuple[int, int], Spread]) -> Panel:
-    """Return what share of each class was taken for which, with the examples behind it."""
+    """Return a confusion matrix as shares of each true class; the table has the examples, too."""
     examples: dict[int, float] = {}
     for (true, _), spread in counts.items():
         examples[true] = examples.get(true, 0.0) + spread.mean

@@ -557,7 +557,7 @@ def test_a_figure_of_the_whole_run_leaves_the_first_curve_to_the_next_metric(
     assert "Average accuracy over the run" in page
 
 
-def test_what_a_class_was_taken_for_is_the_end_of_the_run(tmp_path: Path) -> None:
+def test_the_confusion_matrix_of_a_report_is_of_the_last_record(tmp_path: Path) -> None:
     """Class 0 was taken for class 1 by a quarter; class 2 has no test example."""
     end = {"global": [[3, 1, 0], [0, 4, 0], [0, 0, 0]]}
     row = {"clients": {"0": {"views": {"global": {"accuracy": 0.9, "classes": [0.75, 1.0]}}}}}
