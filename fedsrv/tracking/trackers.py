@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 PROJECT = "fedtide"
 """Name of the experiment or project under which a tracker lists runs."""
 MOST_LETTERS = 300
-"""Of what a tracker says of its failure."""
+"""Length of a tracker's error in our lines, at most."""
 Ending = Callable[[], None]
 """Waits until everything told so far is written, and closes."""
 
