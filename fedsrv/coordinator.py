@@ -42,6 +42,8 @@ from fedsrv.transport.tls import Credentials, is_loopback
 
 DRAIN_S = 20.0
 """Time that an interaction under way has to end when the run is to stop."""
+HAS_FAILED = "the run has failed: "
+"""How the line begins that clients are told of a failed run, and end with."""
 log = logging.getLogger(__name__)
 
 
@@ -195,7 +197,7 @@ def _telling_failures(cohort: RemoteCohort) -> Iterator[None]:
         raise
     except Exception as error:
         said = printable(str(error)) if isinstance(error, FedtideError) else type(error).__name__
-        cohort.end(f"the run has failed: {said}")
+        cohort.end(f"{HAS_FAILED}{said}")
         raise
 
 
