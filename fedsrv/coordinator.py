@@ -59,7 +59,7 @@ class Listen:
     """Allow a reachable address without TLS."""
 
     def check(self) -> None:
-        """Refuse what is no address, and to be reachable from elsewhere without TLS.
+        """Check the address, and that other machines reach it over TLS alone unless ``insecure``.
 
         Raises:
             ConfigError: says how to go on.
@@ -190,7 +190,7 @@ def _drain(stop: threading.Event, service: Service, out: Path) -> None:
 
 @contextmanager
 def _telling_failures(cohort: RemoteCohort) -> Iterator[None]:
-    """Tell clients why a run failed. One that was stopped they wait for: it is to be resumed."""
+    """Tell clients why a run failed; clients of a run that was stopped wait until it is resumed."""
     try:
         yield
     except RunStopped:

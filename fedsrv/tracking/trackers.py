@@ -25,7 +25,7 @@ PROJECT = "fedtide"
 CLOSE_S = 60.0
 """Time for trackers to write what is left, at the end of a run."""
 MOST_LETTERS = 300
-"""Of what a tracker says of its failure."""
+"""Length of a tracker's error in our lines, at most."""
 Ending = Callable[[], None]
 """Waits until everything told so far is written, and closes."""
 

@@ -15,11 +15,11 @@ HEALTH_S = 5.0
 def check_health(
     address: str, credentials: grpc.ChannelCredentials | None = None, within_s: float = HEALTH_S
 ) -> None:
-    """Return if a coordinator serves.
+    """Check that a coordinator serves.
 
     Args:
         address: HOST:PORT of the coordinator.
-        credentials: of a monitor, where it serves TLS.
+        credentials: of a monitor, if the coordinator serves TLS.
         within_s: how long the answer may take.
 
     Raises:
