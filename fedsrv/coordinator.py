@@ -30,7 +30,7 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.buffered_rounds import engine_for
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
-from fedsrv.events import EventLog
+from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking.trackers import Ending, check_extras, track, wanted
@@ -42,8 +42,6 @@ from fedsrv.transport.tls import Credentials, is_loopback
 
 DRAIN_S = 20.0
 """Time that an interaction under way has to end when the run is to stop."""
-HAS_FAILED = "the run has failed: "
-"""How the line begins that clients are told of a failed run, and end with."""
 log = logging.getLogger(__name__)
 
 

@@ -21,9 +21,8 @@ from fedmodels.errors import DataError, Interrupted, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
-from fedsrv.coordinator import HAS_FAILED
 from fedsrv.engine.server_data import check_given
-from fedsrv.events import Event
+from fedsrv.events import HAS_FAILED, Event
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, share_memory
 from fedsrv.launch.given_data import check_given_data, check_net, name_of
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedcli.cli import clients_of
 from fedmodels.errors import DataError, RunFailed
-from fedsrv.coordinator import HAS_FAILED
+from fedsrv.events import HAS_FAILED
 from fedsrv.launch import launcher
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
 from fedsrv.launch.hosts import (
