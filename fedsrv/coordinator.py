@@ -30,7 +30,7 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.buffered_rounds import engine_for
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
-from fedsrv.events import EventLog
+from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking.trackers import Ending, check_extras, track, wanted
@@ -195,7 +195,7 @@ def _telling_failures(cohort: RemoteCohort) -> Iterator[None]:
         raise
     except Exception as error:
         said = printable(str(error)) if isinstance(error, FedtideError) else type(error).__name__
-        cohort.end(f"the run has failed: {said}")
+        cohort.end(f"{HAS_FAILED}{said}")
         raise
 
 
