@@ -1,7 +1,7 @@
 """Rounds of Flower's simulator whose clients send back what they got.
 
-    python -m venv /tmp/flower && /tmp/flower/bin/pip install 'flwr[simulation]'
-    /tmp/flower/bin/python benchmarks/flower_noop.py POPULATION COHORT ROUNDS PARAMETERS
+    python -m venv FLOWER && FLOWER/bin/pip install 'flwr[simulation]'
+    FLOWER/bin/python benchmarks/flower_noop.py POPULATION COHORT ROUNDS PARAMETERS
 
 It knows nothing of fedtide, and fedtide nothing of Flower: benchmarks/peer.py starts this file with
 the interpreter that it is told. It prints one line, a JSON list of the time at the start and after

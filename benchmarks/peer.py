@@ -1,7 +1,7 @@
 """No-op rounds of a cohort, here and in Flower's simulator, in turn.
 
-    python -m venv /tmp/flower && /tmp/flower/bin/pip install 'flwr[simulation]'
-    python -m benchmarks.peer --python /tmp/flower/bin/python [--populations 10 50 10000]
+    python -m venv FLOWER && FLOWER/bin/pip install 'flwr[simulation]'
+    python -m benchmarks.peer --python FLOWER/bin/python [--populations 10 50 10000]
 
 Both send weights as large as ResNet-20's down to a cohort of 100, or to everybody, and back, and
 take their mean; both use one process for each core. Here a round is also checked, committed and
@@ -51,7 +51,8 @@ def main() -> None:
         rows.append(row | {"ratio": row["flower_round_s"] / row["round_s"]})
     tell("peer", rows)
     if options.keep:
-        given = f"python -m benchmarks.peer --python FLOWER {' '.join(sys.argv[3:])}"
+        words = ["FLOWER" if word == options.python else word for word in sys.argv[1:]]
+        given = " ".join(["python -m benchmarks.peer", *words])
         tables = {TITLE: {"grows": None, "rows": rows}}
         print(f"kept {keep('peer', given, tables, **_versions(options.python))}")
 

@@ -291,5 +291,5 @@ class Host:
             news = (client for client in durable if durable[client] != told.get(client, -1))
             for client in dict.fromkeys([*at_work, *news]):
                 member, safe = self.enrolment.members[client], durable.get(client, -1)
-                self.link.beat(member, at_work.get(client, Progress()), safe)
-                told[client] = safe
+                if self.link.beat(member, at_work.get(client, Progress()), safe):
+                    told[client] = safe

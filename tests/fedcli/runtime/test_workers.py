@@ -69,13 +69,16 @@ def test_nothing_is_made_for_clients_that_never_worked(few: Workers, tmp_path: P
 
 
 class Beats:
-    """A link that keeps what clients are told to have on their disks."""
+    """A link that keeps what clients say to have on their disks; the first beat is lost."""
 
     def __init__(self) -> None:
         self.told: queue.Queue[tuple[ClientId, int, int]] = queue.Queue()
+        self.has_lost = False
 
-    def beat(self, member: Membership, progress: Progress, durable: int) -> None:
+    def beat(self, member: Membership, progress: Progress, durable: int) -> bool:
         self.told.put((member.client, progress.interaction, durable))
+        arrived, self.has_lost = self.has_lost, True
+        return arrived
 
 
 def test_an_idle_client_says_once_what_became_safe_after_its_upload(
@@ -93,6 +96,7 @@ def test_an_idle_client_says_once_what_became_safe_after_its_upload(
         for other in (1, 2):  # the first one is closed meanwhile
             few.of(other)
         assert link.told.get(timeout=20) == (0, -1, 4)
+        assert link.told.get(timeout=20) == (0, -1, 4), "the lost beat is told again"
         few.of(1).states.save(5, Bundle(weights={"w": torch.ones(2)}))
         assert link.told.get(timeout=20) == (1, -1, 5)
     finally:
