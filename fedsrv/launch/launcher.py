@@ -112,9 +112,26 @@ def launch(
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes are ended in any case
                 began.set()
                 raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
-    record = read_run(out)
-    write_html([record], out / "report.html")
-    display.end(record, out / "report.html")
+    show_end(out, display)
+
+
+def show_end(out: Path, display: Lines) -> None:
+    """Write the page of a run that has finished, and show its table.
+
+    A page that cannot be written does not fail the run: a line says how to write it later.
+    """
+    record, page = read_run(out), out / "report.html"
+    try:
+        write_html([record], page)
+    except OSError as error:
+        display.end(record, None)
+        display.say(
+            f"the run has finished, but its page {page} cannot be written: {error.strerror}; "
+            f"when that is mended: fedsrv report {out} --html {page}",
+            logging.WARNING,
+        )
+    else:
+        display.end(record, page)
 
 
 def _check_start(experiment: Experiment, data: Path | None, held: Path, device: str) -> None:

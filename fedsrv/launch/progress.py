@@ -58,11 +58,12 @@ class Lines:
         if level >= self.level:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def end(self, record: RunRecord, page: Path) -> None:
-        """Show a finished run's table, and say where its page is."""
+    def end(self, record: RunRecord, page: Path | None) -> None:
+        """Show a finished run's table, and say where its page is, if there is one."""
         if self.level <= logging.INFO:
             self.console.print(final_table(record))
-            self.say(f"report: {page}")
+            if page is not None:
+                self.say(f"report: {page}")
 
 
 class Objects(Lines):
@@ -82,9 +83,9 @@ class Objects(Lines):
         if level >= self.level:
             self._print(Event("launcher", detail={"line": line}, unix_time=time.time()))
 
-    def end(self, record: RunRecord, page: Path) -> None:
-        """Print where the page of a finished run is."""
-        if self.level <= logging.INFO:
+    def end(self, record: RunRecord, page: Path | None) -> None:
+        """Print where the page of a finished run is, if there is one."""
+        if page is not None and self.level <= logging.INFO:
             self._print(Event("report", detail={"path": str(page)}, unix_time=time.time()))
 
     def _print(self, event: Event) -> None:
@@ -152,8 +153,8 @@ class Display(Lines):
         """Print a line above the display."""
         super().say(line, level)
 
-    def end(self, record: RunRecord, page: Path) -> None:
-        """Show a finished run's table, and say where its page is."""
+    def end(self, record: RunRecord, page: Path | None) -> None:
+        """Show a finished run's table, and say where its page is, if there is one."""
         self.level = logging.INFO
         super().end(record, page)
 

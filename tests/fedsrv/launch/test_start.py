@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from pathlib import Path
 
 import pytest
 import tomli_w
+from rich.console import Console
 
 from fedcli.cli import main as fedcli
 from fedmodels.config.places import check_address, check_device, http_place
@@ -14,6 +16,8 @@ from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.resolution import experiment_of, parse_experiment
 from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve
+from fedsrv.launch.launcher import show_end
+from fedsrv.launch.progress import Lines, Objects
 from fedsrv.state.run_directory import beginning
 from fedsrv.tracking import trackers
 from fedtide.inprocess import launch_in_process
@@ -174,6 +178,24 @@ def test_data_that_cannot_be_dealt_out_leave_nothing(config, tmp_path, capsys, m
         assert status in (1, 2), said
         assert "emnist" in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("how", [Lines, Objects])
+def test_a_finished_run_whose_page_cannot_be_written_is_no_failure(how, tmp_path):
+    """A full disk shows like this: the run is there, its page is not."""
+    out, said = tmp_path / "run", io.StringIO()
+    launch_in_process(tiny_experiment(), out)
+    (out / "report.html").mkdir()  # no file can take its place
+    show_end(out, how(Console(file=said, width=1000)))
+    (line,) = [
+        line for line in said.getvalue().splitlines() if "report" in line and "cannot" in line
+    ]
+    assert "the run has finished, but its page" in line
+    assert "Is a directory" in line
+    assert f"fedsrv report {out} --html {out / 'report.html'}" in line
+    (out / "report.html").rmdir()
+    show_end(out, how(Console(file=said, width=1000)))
+    assert (out / "report.html").is_file()
 
 
 def test_another_method_drops_the_keys_of_the_former(caplog):

@@ -75,7 +75,7 @@ class Launches:
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     found = Launches()
     monkeypatch.setattr(execution, "subprocess", SimpleNamespace(run=found, STDOUT=-2))
-    monkeypatch.setattr("fedsrv.sweep.sweeping.write_html", lambda runs, path: path.touch())
+    monkeypatch.setattr("fedsrv.sweep.sweeping.write_html", lambda runs, path: path.write_text(""))
     return found
 
 
@@ -250,7 +250,7 @@ def test_a_damaged_run_is_left_out_alone(
     text: str,
     columns: dict[str, str],
 ) -> None:
-    monkeypatch.setattr("fedsrv.sweep.sweeping.report_command", lambda runs, html: html.touch())
+    monkeypatch.setattr("fedsrv.sweep.sweeping.report_command", lambda runs, html: None)
     out, said = tmp_path / "out", list[str]()
     run_sweep(sweep(columns=columns), out, seeds=[0], say=said.append)
     damaged = out / "fedprox-0-5-seed0" / file
@@ -294,7 +294,7 @@ def test_a_partition_that_cannot_be_shared_stops_nothing(
     assert not list(out.glob(".data*"))
 
 
-@pytest.mark.parametrize("file", ["table.md", "picture.svg"])
+@pytest.mark.parametrize("file", ["table.md", "picture.svg", "report.html"])
 def test_a_disk_that_is_full_at_the_tables_costs_no_run(
     sweep: Any, tmp_path: Path, launches: Launches, file: str
 ) -> None:
