@@ -39,7 +39,13 @@ from fedsrv.launch.progress import Lines, display_of
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import write_html
-from fedsrv.state.run_directory import beginning, make_directory, refuse_existing, require_run
+from fedsrv.state.run_directory import (
+    beginning,
+    launching,
+    make_directory,
+    refuse_existing,
+    require_run,
+)
 from fedsrv.tracking.trackers import check_extras
 
 MAX_RESTARTS = 3
@@ -101,7 +107,7 @@ def launch(
             config = tomli_w.dumps(experiment.to_dict())
             place = RayHosts(ray, joining, out, config, deals=not made_before)
         parts = (experiment, out, root, place, display, held, made_before, began, logs)
-        with Launch(*parts, serve_options=serve_options) as run:
+        with launching(out), Launch(*parts, serve_options=serve_options) as run:
             run.partition()
             check_net(experiment, root)
             try:

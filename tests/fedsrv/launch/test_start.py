@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve
 from fedsrv.launch.launcher import show_end
 from fedsrv.launch.progress import Lines, Objects
-from fedsrv.state.run_directory import beginning
+from fedsrv.state.run_directory import beginning, launching
 from fedsrv.tracking import trackers
 from fedtide.inprocess import launch_in_process
 from tests.conftest import TABLES, tiny_experiment
@@ -141,6 +142,42 @@ def test_what_was_there_before_a_failed_start_stays(tmp_path):
         began.set()
     _fail(tmp_path, "config.toml")
     assert {"run.db", "config.toml"} <= {p.name for p in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_a_launch_that_deals_out_data_keeps_others_out(config, tmp_path, capsys, monkeypatch, more):
+    """There is no coordinator yet, whose lock would."""
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
+    with launching(run):
+        (run / "data").mkdir()
+        arguments = ["launch", str(config), "--out", str(run), *more]
+        status, said = status_of(fedsrv, capsys, monkeypatch, *arguments)
+        assert (status, said) == (
+            1,
+            f"error: {run} is in use by another process; wait until that has ended",
+        )
+        assert {p.name for p in run.iterdir()} == {"logs", "data"}
+    with launching(run):
+        pass
+
+
+def test_a_launch_that_is_refused_takes_back_nothing_of_the_other_one(tmp_path):
+    """Both found the directory free in the same moment."""
+    run = tmp_path / "run"
+    with ExitStack() as other:
+
+        def refused() -> None:
+            with beginning(run):
+                (run / "logs").mkdir(parents=True)
+                other.enter_context(launching(run))
+                (run / "data").mkdir()
+                with launching(run):
+                    pytest.fail("two launches in one directory")
+
+        with pytest.raises(RunFailed, match="in use by another process"):
+            refused()
+        assert {p.name for p in run.iterdir()} == {"logs", "data"}
 
 
 def _fail(path: Path, name: str) -> None:
