@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -233,6 +235,12 @@ def test_a_finished_run_whose_page_cannot_be_written_is_no_failure(how, tmp_path
     (out / "report.html").rmdir()
     show_end(out, how(Console(file=said, width=1000)))
     assert (out / "report.html").is_file()
+
+
+def test_a_coordinator_starts_without_triton():
+    """The counter of multiply-adds, which the end of a run needs, loads it: 70 MB."""
+    code = "import sys, fedsrv.coordinator; sys.exit(bool({'triton', 'sklearn'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_another_method_drops_the_keys_of_the_former(caplog):
