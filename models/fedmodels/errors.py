@@ -88,6 +88,11 @@ class LinkError(FedtideError):
     """The server refused this client, or cannot be reached any more."""
 
 
+def reason_of(error: Exception) -> str:
+    """Return why a file that a line names is of no use: the system's words, without a number."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the known word nearest to ``word``, or nothing."""
     if len(word) > MOST_LETTERS:

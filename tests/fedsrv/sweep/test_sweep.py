@@ -160,6 +160,13 @@ def test_mistakes_in_a_file(sweep: Any, more: dict[str, Any], line: str) -> None
         sweep(**more)
 
 
+def test_a_sweep_that_is_no_file_gets_the_line_of_other_commands(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "no.toml", "No such file or directory"), (tmp_path, "Is a dir")):
+        with pytest.raises(ConfigError) as caught:
+            Sweep.read(path)
+        assert str(caught.value).startswith(f"cannot read the sweep {path}: {why}")
+
+
 def test_mistakes_in_a_plan(sweep: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no row of the sweep. Did you mean 'FedAvg'\?"):
         plan(sweep(), tmp_path, ["FedAv"], [0])
