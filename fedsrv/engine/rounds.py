@@ -317,8 +317,8 @@ class Engine:
         """Return the views that need an evaluation trip after a step of a scored round."""
         wanted: list[str] = [v for v in self.experiment.evaluate.views if v in self.method.views]
         trip = [v for v in wanted if v != "after_local"]
-        of_stage = ("after_downlink", self.method.local_view)
-        return trip if step.ends_round else [v for v in trip if v in of_stage]
+        of_task = ("after_downlink", self.method.local_view)
+        return trip if step.ends_round else [v for v in trip if v in of_task]
 
     def _score(self, step: Step, record: Record, scores: Scores) -> None:
         """Score the committed models and complete the record."""
