@@ -45,6 +45,7 @@ from fedsrv.state.run_directory import (
     make_directory,
     refuse_existing,
     require_run,
+    using,
 )
 from fedsrv.tracking.trackers import check_extras
 
@@ -207,13 +208,16 @@ class Launch:
     dismissed: set[str] = field(default_factory=set)
     """The hosts that ended because the coordinator told them of the run's failure."""
     restarts: dict[str, int] = field(default_factory=dict)
+    failure: str = ""
+    """Why the coordinator ends, in its own words."""
     finished: bool = False
     is_draining: bool = False
 
     def __enter__(self) -> Launch:
         """Start dealing out the data; meanwhile the hosts' place and a coordinator get ready."""
         self.config = self.out / "logs" / "launch.toml"
-        self.config.write_text(tomli_w.dumps(self.experiment.to_dict()))
+        with using(self.out):
+            self.config.write_text(tomli_w.dumps(self.experiment.to_dict()))
         share_memory()
         argv = ["partition", str(self.config), "--out", str(self.data), "--no-picture"]
         self.dealing: Forked | None = None
@@ -317,12 +321,14 @@ class Launch:
             if event.kind == "commit":
                 self.restarts.clear()
             self.display.take(event)
+        elif said.line.startswith("error: "):
+            self.failure = said.line.removeprefix("error: ")
         elif said.status == 0:
             self.finished = True
         elif said.status is not None and self.is_draining:
             raise RunStopped(f"stopped as asked; add --resume to go on with the run in {self.out}")
         elif said.status is not None and said.status > 0:
-            raise RunFailed(error_in(self._log("server")))
+            raise RunFailed(self.failure or error_in(self._log("server")))
         elif said.status is not None:
             self._restart("server", self._why("server", said.status))
             process = started(["-m", "fedsrv", *self._arguments()], self._log("server"))

@@ -44,6 +44,19 @@ GO_ON = "what is committed is kept: make room, and go on with --resume"
 
 
 @contextlib.contextmanager
+def using(out: Path) -> Iterator[None]:
+    """Turn errors of the first steps in the directory that ``--out`` names into one line.
+
+    Raises:
+        ConfigError: the directory cannot be used.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be used: {error.strerror}") from None
+
+
+@contextlib.contextmanager
 def launching(path: Path) -> Iterator[None]:
     """Keep other launchers out of a run directory, which has its ``logs`` already.
 
@@ -51,10 +64,8 @@ def launching(path: Path) -> Iterator[None]:
         ConfigError: the directory cannot be written to.
         RunFailed: another process uses it.
     """
-    try:
+    with using(path):
         handle = lock(path, LAUNCH_LOCK)
-    except OSError as error:
-        raise ConfigError(f"--out {path} cannot be used: {error.strerror}") from None
     try:
         yield
     finally:
@@ -166,10 +177,8 @@ def make_directory(path: Path, out: Path) -> None:
     Raises:
         ConfigError: it cannot be made, or not be written to.
     """
-    try:
+    with using(out):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be used: {error.strerror}") from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"--out {out} cannot be used: it is not writable")
 

@@ -164,6 +164,14 @@ def test_a_launch_that_deals_out_data_keeps_others_out(config, tmp_path, capsys,
         pass
 
 
+def test_an_out_that_cannot_be_written_to_gets_one_line(config, tmp_path, capsys, monkeypatch):
+    """As on a full disk, where the first file of a launch has no room."""
+    (tmp_path / "run" / "logs" / "launch.toml").mkdir(parents=True)  # no file can take its place
+    arguments = ["launch", str(config), "--out", str(tmp_path / "run")]
+    status, said = status_of(fedsrv, capsys, monkeypatch, *arguments)
+    assert (status, said) == (2, f"error: --out {tmp_path / 'run'} cannot be used: Is a directory")
+
+
 def test_a_launch_that_is_refused_takes_back_nothing_of_the_other_one(tmp_path):
     """Both found the directory free in the same moment."""
     run = tmp_path / "run"
