@@ -42,7 +42,7 @@ from fedsrv.state.syncer import Syncer
 
 MOST_CONFUSED = 100
 """Classes of a problem up to which the last scores tell what each class was taken for."""
-STAGE, ROUND = 1, 2
+AFTER_INTERACTION, AFTER_ROUND = 1, 2
 """Numbers of the evaluation trips of one interaction."""
 
 
@@ -327,7 +327,7 @@ class Engine:
         clients: list[ClientId] = [*self._scorers(step, record)]
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
-        views, number = self._views(step), ROUND if step.ends_round else STAGE
+        views, number = self._views(step), AFTER_ROUND if step.ends_round else AFTER_INTERACTION
         kind, seen = rpc.ORDER_KIND_EVALUATE, self._tasks_seen(step)
         orders = self._orders(ctx, kind, clients, views, seen, number)
         trip = self.trip(orders, common, personal, needed=self._needed(clients))
