@@ -69,8 +69,8 @@ def _row(curves: Sequence[Curve], targets: Sequence[float]) -> dict[str, Any]:
     slow = [_uploads(curve, range(CLIENTS - QUICK)) for curve in curves]
     row["uploads"] = statistics.median(_uploads(curve, range(CLIENTS)) for curve in curves)
     row["of_slow_clients"] = statistics.median(slow)
-    lags = [record["metrics"].get("staleness", 0.0) for curve in curves for _, record in curve]
-    row["staleness"] = statistics.mean(lags)
+    stale = [record["metrics"].get("staleness", 0.0) for curve in curves for _, record in curve]
+    row["staleness"] = statistics.mean(stale)
     return row
 
 
@@ -91,7 +91,7 @@ def _uploads(curve: Curve, clients: range) -> int:
 
 
 def _curve(tables: dict[str, dict[str, Any]], seed: int, seconds: float) -> Curve:
-    """Launch a run, and end it after a time."""
+    """Launch a run, end it after ``seconds``, and return its records."""
     experiment = {
         "seed": seed,
         "data": {"name": "digits"},
@@ -117,7 +117,7 @@ def _curve(tables: dict[str, dict[str, Any]], seed: int, seconds: float) -> Curv
 
 
 def _watched(process: subprocess.Popen[bytes], lines: Path, seconds: float) -> Curve:
-    """Read records as they are written."""
+    """Read records as they are written, until ``seconds`` after the first order."""
     curve: Curve = []
     begun: float | None = None
     while begun is None or time.monotonic() - begun < seconds:

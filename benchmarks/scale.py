@@ -1,4 +1,4 @@
-"""How a round grows with clients, with parameters, with classes and with who else there is.
+"""How a round grows with clients, with parameters, with classes and with the population.
 
     python -m benchmarks.scale [--clients 5 10 20 40] [--widths 64 512 1024 2048]
         [--classes 10 100 1000] [--populations 100 1000 10000 --cohort 100]
@@ -85,8 +85,8 @@ def _row_of_population(clients: int, cohort: int, rounds: int, hosts: int) -> di
         logs = "".join(path.read_text() for path in (run / "logs").glob("client-*.log"))
         join_bytes = sum(map(int, re.findall(r"clients joined, in (\d+) bytes", logs)))
         stored = sum(path.stat().st_size for path in run.glob("run.db*"))
-    told = ("round_s", "server_s", "first_round_s", "server_anon_mb", "host_anon_mb", "anon_mb")
-    row = {"population": clients, "cohort": min(cohort, clients)} | {k: found[k] for k in told}
+    shown = ("round_s", "server_s", "first_round_s", "server_anon_mb", "host_anon_mb", "anon_mb")
+    row = {"population": clients, "cohort": min(cohort, clients)} | {k: found[k] for k in shown}
     return row | {"join_bytes": join_bytes, "run_db_bytes": stored}
 
 

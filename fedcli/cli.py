@@ -19,7 +19,6 @@ from fedmodels.log_lines import LogLevel, set_up_logging
 if TYPE_CHECKING:
     import torch
 
-    from fedmodels.config.experiment import Experiment
     from fedmodels.tensors.bundle import ClientId
 
 app = typer.Typer(
@@ -174,23 +173,6 @@ def _device(text: str) -> torch.device:
     return torch.device(text)
 
 
-def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
-    """Read and check a config file.
-
-    Raises:
-        ConfigError: it cannot be read, or says what it must not.
-    """
-    from fedmodels.resolution import parse_experiment
-
-    try:
-        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read the config {path}: {error}") from None
-    return parse_experiment(text, str(path), overrides or ())
-
-
 @app.command()
 def partition(
     config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
@@ -213,11 +195,11 @@ def partition(
     from fedcli.data.store.commands import run_partition
     from fedcli.data.store.partition_writer import Layout
     from fedmodels.config.origin import data_and_scenario
+    from fedmodels.resolution import read_experiment
 
     if layout not in (None, *Layout):
         raise ConfigError(f"--layout {layout!r} is neither directories nor store")
-
-    experiment = read_experiment(config, sets)
+    experiment = read_experiment(config, sets or ())
     method = experiment.method
     run_partition(
         *data_and_scenario(experiment),
@@ -268,8 +250,9 @@ def pretrain(
     """Pre-train HART on unlabelled windows by masked autoencoding (FedAli)."""
     from fedcli.pretrain import Pretraining
     from fedcli.pretrain import pretrain as run
+    from fedmodels.resolution import read_experiment
 
-    experiment = read_experiment(config, sets)
+    experiment = read_experiment(config, sets or ())
     how = Pretraining(epochs, batch_size, lr, mask)
     run(experiment, data or (), out, how, _device(device), typer.echo)
     typer.echo(f'written to {out}: start a run from it with [net] weights = "{out}"')

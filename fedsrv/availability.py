@@ -1,4 +1,4 @@
-"""Availability traces: a table that says which clients are there in which rounds.
+"""Availability traces: tables that say which clients are there in which rounds.
 
     client,from,until
     0,0,10
@@ -20,7 +20,8 @@ from fedmodels.errors import ConfigError
 
 COLUMNS = ["client", "from", "until"]
 Availability = Mapping[int, Sequence[tuple[int, int]]]
-"""The rounds from and until which each client is there; a client without an entry always is."""
+"""Spans (from, until) of rounds in which each client is there; ``until`` is the first without it.
+A client without an entry is always there."""
 
 
 def read_availability(experiment: Experiment) -> Availability:
@@ -71,6 +72,11 @@ def with_digest(experiment: Experiment) -> Experiment:
 
 
 def _content(experiment: Experiment) -> bytes:
+    """Return the bytes of the trace that an experiment names.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not the one the run began with.
+    """
     place, expected = experiment.schedule.availability, experiment.schedule.availability_sha256
     try:
         content = Path(str(place)).read_bytes()

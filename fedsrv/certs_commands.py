@@ -1,4 +1,4 @@
-"""``fedsrv certs``: an authority, and a certificate for whoever takes part."""
+"""``fedsrv certs``: makes an authority, and certificates for server, clients and monitors."""
 
 from __future__ import annotations
 
@@ -37,5 +37,6 @@ def certs_issue(
 
 
 def _print_paths(paths: Any) -> None:
+    """Print the paths of the files that were written, one a line."""
     for path in paths if isinstance(paths, tuple | list) else vars(paths).values():
         typer.echo(str(path))

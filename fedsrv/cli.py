@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -46,9 +47,9 @@ from fedsrv.ray_cluster import ray_place
 from fedsrv.sweep_commands import sweep_app
 
 if TYPE_CHECKING:
-    from fedmodels.config.experiment import Experiment
     from fedsrv.coordinator import Listen
     from fedsrv.events import EventLog
+    from fedsrv.narration import Telling
     from fedsrv.tracking.trackers import Ending
 
 app = typer.Typer(
@@ -105,19 +106,6 @@ def _interrupted() -> NoReturn:
     sys.exit(130)
 
 
-def read_experiment(path: Path, overrides: list[str] | None) -> Experiment:
-    """Read and check a config file."""
-    from fedmodels.resolution import parse_experiment
-
-    try:
-        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read the config {path}: {error}") from None
-    return parse_experiment(text, str(path), overrides or ())
-
-
 def set_up(level: LogLevel, *, as_json: bool = False) -> None:
     """Prepare the process: logging, one thread unless told otherwise, a heap for large payloads."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -166,40 +154,52 @@ def serve(
 ) -> None:
     """Serve one run: the coordinator alone."""
     set_up(LogLevel.WARNING if quiet else log_level, as_json=as_json)
-    experiment = read_experiment(config, sets)
+    from fedmodels.resolution import read_experiment
+
+    experiment = read_experiment(config, sets or ())
     from fedsrv.coordinator import serve as serve_run
     from fedsrv.narration import Telling
     from fedsrv.state.run_directory import require_run
 
     if resume:
         require_run(out)
-    where = _listen(listen, tls_cert, tls_key, tls_client_ca, insecure)
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     telling = Telling(names_address=not as_json, prints=events)
-    try:
+    with _tells_how_to_resume(telling, out):
         summary = serve_run(
             experiment,
             out,
-            where,
+            _listen(listen, tls_cert, tls_key, tls_client_ca, insecure),
             resume=resume,
             expects_evaluator=evaluator,
             server_data=server_data,
             on_ready=telling.begin,
-            stop=stop,
+            stop=_set_by_sigterm(),
             watchers=_watchers(metrics_port, dashboard, out),
         )
-    except KeyboardInterrupt:
-        if telling.has_begun:  # clients could join: what there is of the run is kept
-            raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
-        raise
     telling.end()
     if not (events or quiet or as_json):
         _show(out)
     logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
+
+
+def _set_by_sigterm() -> threading.Event:
+    """Return an event that SIGTERM sets from now on, in place of ending the process."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    return stop
+
+
+@contextmanager
+def _tells_how_to_resume(telling: Telling, out: Path) -> Iterator[None]:
+    """Turn Ctrl-C into the line that says how to go on, if clients could join before it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if telling.has_begun:
+            raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
+        raise
 
 
 def _watchers(
@@ -225,6 +225,11 @@ def _watchers(
 def _listen(
     address: str, cert: Path | None, key: Path | None, client_ca: Path | None, insecure: bool
 ) -> Listen:
+    """Return where and how to listen, as options ask for it.
+
+    Raises:
+        ConfigError: a certificate cannot be used, or options for TLS are missing.
+    """
     from fedsrv.coordinator import Listen
     from fedsrv.transport.tls import server_credentials
 
@@ -250,6 +255,7 @@ def _end_with_stdin() -> None:
 
 
 def _show(out: Path) -> None:
+    """Print the table of a run that has finished."""
     from rich.console import Console
 
     from fedsrv.report.run_record import read_run
@@ -289,7 +295,9 @@ def launch(
     level = LogLevel.WARNING if quiet else log_level
     set_up(level, as_json=as_json)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
-    experiment = read_experiment(config, sets)
+    from fedmodels.resolution import read_experiment
+
+    experiment = read_experiment(config, sets or ())
     _watchers(metrics_port, dashboard, out)  # the coordinator makes its own: these are checked
     from fedsrv.launch.launcher import launch as launch_run
 

@@ -30,7 +30,7 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.buffered_rounds import engine_for
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
-from fedsrv.events import EventLog
+from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking.trackers import Ending, check_extras, track, wanted
@@ -57,7 +57,7 @@ class Listen:
     """Allow a reachable address without TLS."""
 
     def check(self) -> None:
-        """Refuse what is no address, and to be reachable from elsewhere without TLS.
+        """Check the address, and that other machines reach it over TLS alone unless ``insecure``.
 
         Raises:
             ConfigError: says how to go on.
@@ -188,14 +188,14 @@ def _drain(stop: threading.Event, service: Service, out: Path) -> None:
 
 @contextmanager
 def _telling_failures(cohort: RemoteCohort) -> Iterator[None]:
-    """Tell clients why a run failed. One that was stopped they wait for: it is to be resumed."""
+    """Tell clients why a run failed; clients of a run that was stopped wait until it is resumed."""
     try:
         yield
     except RunStopped:
         raise
     except Exception as error:
         said = printable(str(error)) if isinstance(error, FedtideError) else type(error).__name__
-        cohort.end(f"the run has failed: {said}")
+        cohort.end(f"{HAS_FAILED}{said}")
         raise
 
 

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+HAS_FAILED = "the run has failed: "
+"""How the line begins that clients are told of a failed run, and end with."""
+
 
 @dataclass(frozen=True)
 class Event:

@@ -1,7 +1,7 @@
-"""A Ray cluster to run on: ``--on ray``, or ``--on ray://HEAD:PORT``.
+"""A Ray cluster to run on, as ``--on ray`` or ``--on ray://HEAD:PORT`` names it.
 
-The first takes the cluster of this machine, and starts one where there is none. The second names
-the address that ``ray start --head`` printed; this machine must be one of that cluster's nodes.
+The first is the cluster of this machine, which is started if there is none. The second has the
+address that ``ray start --head`` printed; this machine must be one of that cluster's nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RayPlace:
     gpus: float = 0.0
     """A fraction lets several hosts share a GPU."""
     node_dir: Path | None = None
-    """A directory of each node for data and states; without one, all nodes see the run's."""
+    """A directory on each node for data and states; without it, all nodes see those of the run."""
 
 
 def ray_place(
@@ -41,7 +41,7 @@ def ray_place(
     """Return the cluster that options of ``fedsrv launch`` name, if any.
 
     Raises:
-        ConfigError: they do not go together, or the place is none.
+        ConfigError: the options do not go together, or ``on`` names no cluster.
     """
     if on is None:
         if (cpus, gpus, node_dir) != (1.0, 0.0, None):
@@ -72,13 +72,13 @@ def address_in(place: str) -> str | None:
 
 @contextmanager
 def connected(place: str) -> Iterator[Any]:
-    """Return the module ``ray``, connected; one who was connected before stays so.
+    """Give the module ``ray``, connected; disconnect at the end unless it was connected before.
 
     Args:
         place: ``ray`` or ``ray://HEAD:PORT``.
 
     Raises:
-        ConfigError: the extra is not installed, or the place is none.
+        ConfigError: the extra is not installed, or ``place`` names no cluster.
         RunFailed: there is no cluster at this address, or it runs other versions.
     """
     address = address_in(place)

@@ -76,7 +76,7 @@ class InProcessCohort:
         self.arrival, self.before = arrival, before
         self.committed = self.watermark = -1
         self._lasting: dict[ClientId, Trip] = {}
-        """The lasting trip that holds each client's order, in the order of the orders."""
+        """The lasting trip of each client that has an order; the oldest order comes first."""
 
     def gather(self) -> Mapping[int, str]:
         return {c: w.data.announcement() for c, w in self.workers.items() if isinstance(c, int)}
@@ -105,7 +105,7 @@ class InProcessCohort:
             self._lasting |= dict.fromkeys(self._arrivals(trip.orders), trip)
 
     def take(self, flush: Flush) -> Answers:
-        """Let clients work in the order of their orders; others work in a later flush."""
+        """Let the clients work that the flush wants, or else those with the oldest orders."""
         wanted = tuple(flush.wanted or self._lasting)[: flush.size]
         trips = {client: self._lasting.pop(client) for client in wanted}
         answers = self._answers({c: self._answer(c, trip) for c, trip in trips.items()})

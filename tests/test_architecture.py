@@ -78,7 +78,8 @@ ROOMS = {
         "training", "techniques", "methods", "resolution",
     ),
     "fedpb": (
-        "", "v1", "pem", "tables", "descriptions", "zstd", "frames", "headers", "plans", "codec",
+        "", "v1", "pem", "handshakes", "tables", "descriptions", "zstd", "frames", "headers",
+        "plans", "codec",
     ),
     "fedsrv": (
         "presets", "events", "availability", "options", "ray_cluster", "state", "report",

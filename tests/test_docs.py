@@ -1,10 +1,11 @@
-"""Pages: every link to a file or picture leads somewhere; every make target they name exists."""
+"""Pages: what they link to and name is there; method pages tell fields and defaults."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import tomllib
+from collections.abc import Collection
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from fedmodels.methods import method_class, names, reading_of
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|proto|js))`")
+WRITTEN_BY_READERS = {"my_method.py", "my_data.py", "NAME.py", "test_NAME.py"}
+FOLDERS = ("fedsrv", "fedcli", "fedtide", "models", "proto", "tests", "benchmarks", "examples")
+SOURCES = [path.as_posix() for name in FOLDERS for path in (ROOT / name).rglob("*.*")]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 
 
@@ -44,9 +49,45 @@ def test_make_targets_exist(page: Path) -> None:
     assert set(named) <= targets
 
 
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=lambda p: p.name
+)
+def test_code_that_a_page_names_is_there(page: Path) -> None:
+    for name in CODE.findall(page.read_text()):
+        if Path(name).name not in WRITTEN_BY_READERS:
+            assert any(path.endswith(f"/{name}") for path in SOURCES), name
+
+
+@EVERY_PAGE
+def test_what_belongs_to_an_item_is_indented_by_four(page: Path) -> None:
+    """The site's Markdown takes paragraphs and lists with less out of their item."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert (
+        re.findall(r"^ {1,3}(?:[-*]|\d+\.) .*|(?<=\n\n) {1,3}\S.*", text, flags=re.MULTILINE) == []
+    )
+
+
 def test_pages_were_found() -> None:
     names = {page.name for page in PAGES}
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "glossary.md"} <= names
+
+
+def test_each_decision_stands_once_under_a_heading_of_its_own() -> None:
+    """A merge that keeps both sides would leave a moved decision inside another one."""
+    text = (ROOT / "docs" / "decisions.md").read_text()
+    headings = re.findall(r"^### (.*)$", text, flags=re.MULTILINE)
+    assert len(headings) == len(set(headings)) > 80
+    leads = set(re.findall(r"^\*\*([^*]+)\.\*\* ", text, flags=re.MULTILINE))
+    assert leads <= {
+        "Why",
+        "Measured",
+        "Tried",
+        "Tried elsewhere and left",
+        "The price",
+        "Not moved",
+    }
+    paragraphs = [p for p in text.split("\n\n") if p.startswith("**Why.**")]
+    assert len(paragraphs) == len(set(paragraphs))
 
 
 def test_every_target_says_what_it_does() -> None:
@@ -73,6 +114,44 @@ def test_every_method_has_a_page_that_names_its_fields(name: str) -> None:
     assert {key for key in fields if f"`{key}" not in text and f"`…{key}" not in text} == set()
 
 
+ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", flags=re.MULTILINE)
+"""A row of a method's page: its fields, and their defaults."""
+
+
+def told_defaults(page: str, known: Collection[str]) -> dict[str, str]:
+    """Return the default that a page tells of each field: one for all of a row, or one for each."""
+    told = {}
+    for cell, text in ROW.findall(page):
+        fields = re.findall(r"\w+", cell)
+        if not set(fields) <= set(known):  # a row of figures
+            continue
+        text = text.replace("`", "").partition(" = ")[0].removesuffix(" each").strip()
+        values = re.split(r", (?![^\[]*\])", text)
+        told |= dict(zip(fields, values * (len(fields) // len(values)), strict=True))
+    return told
+
+
+def same_value(default: object, text: str) -> bool:
+    """Tell whether a page's text means a default."""
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    if isinstance(default, tuple):
+        default = list(default)
+    return value == default and isinstance(value, bool) == isinstance(default, bool)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_page_tells_the_defaults_of_its_method(name: str) -> None:
+    cls = method_class(name)
+    classes = [kind for kind in (cls, reading_of(cls)) if kind is not None]
+    fields = {f.name: f.default for kind in classes for f in dataclasses.fields(kind)}
+    told = told_defaults((ROOT / "docs" / "methods" / f"{name}.md").read_text(), fields)
+    assert {k: v for k, v in told.items() if not same_value(fields[k], v)} == {}
+    assert told or name == "local" or name.endswith("-replay")
+
+
 def listed() -> dict[str, str]:
     """Return the rows of the table of methods, by the method's registered name."""
     text = (ROOT / "docs" / "methods" / "README.md").read_text()
@@ -92,6 +171,12 @@ def test_the_table_lists_every_method_once() -> None:
     added = set(entry_points(group="fedtide.methods").names)  # of a plugin that other tests install
     assert sorted(listed()) == sorted(set(names()) - added)
     assert len(re.findall(r"^\| \[", text, flags=re.MULTILINE)) == len(listed())
+
+
+def test_pages_count_the_methods() -> None:
+    count = len(listed())
+    assert f"and Ditto: {count} in all" in (ROOT / "README.md").read_text()
+    assert f"| methods | {count}, " in (ROOT / "docs" / "comparison.md").read_text()
 
 
 @pytest.mark.parametrize("name", names())

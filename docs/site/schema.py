@@ -74,6 +74,7 @@ def _line(place: SourceCodeInfo.Location) -> str:
 
 
 def _service(service: ServiceDescriptorProto, path: Place, comments: Comments) -> str:
+    """Return the part of the page on a service, with a row for each call."""
     rows = [
         f"| `{call.name}` | {_stream(call.client_streaming)}{_link(call.input_type)} "
         f"| {_stream(call.server_streaming)}{_link(call.output_type)} "
@@ -85,6 +86,7 @@ def _service(service: ServiceDescriptorProto, path: Place, comments: Comments) -
 
 
 def _message(message: DescriptorProto, path: Place, comments: Comments) -> str:
+    """Return the part of the page on a message, with a row for each field."""
     entries = {each.name: each for each in message.nested_type if each.options.map_entry}
     rows = [
         f"| {field.number} | `{field.name}` | {_type(field, entries)} "
@@ -105,12 +107,14 @@ def _message(message: DescriptorProto, path: Place, comments: Comments) -> str:
 
 
 def _members(message: DescriptorProto, choice: int) -> Iterator[str]:
+    """Yield the fields of a oneof, which has the number ``choice`` in its message."""
     for field in message.field:
         if field.HasField("oneof_index") and field.oneof_index == choice:
             yield field.name
 
 
 def _enum(enum: EnumDescriptorProto, path: Place, comments: Comments) -> str:
+    """Return the part of the page on an enum, with a row for each value."""
     rows = [
         f"| {value.number} | `{value.name}` | {comments.get((*path, VALUE, at), '')} |"
         for at, value in enumerate(enum.value)
@@ -124,7 +128,7 @@ def _part(name: str, about: str, table: list[str]) -> str:
 
 
 def _type(field: FieldDescriptorProto, entries: Mapping[str, DescriptorProto]) -> str:
-    """Return how a field's type is called, with a link where the page has it."""
+    """Return what to call a field's type, with a link if the page has a part on it."""
     entry = entries.get(field.type_name.rpartition(".")[2])
     if entry is not None:
         key, value = (_type(each, {}) for each in entry.field)

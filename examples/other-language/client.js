@@ -3,18 +3,19 @@
 // node client.js HOST:PORT CLIENT DATA SESSION
 //
 // It trains softmax regression ([net] name = "mlp", hidden = []) with FedAvg on DATA/CLIENT, as
-// `fedcli partition` writes it, and keeps its session in the file SESSION. This file speaks the
-// protocol; softmax.js reads the data, trains and scores.
+// `fedcli partition` writes it, and keeps its session in the file SESSION. This file makes the
+// calls; bundle.js says how weights travel; softmax.js reads the data, trains and scores.
 'use strict';
 const crypto = require('crypto');
 const fs = require('fs');
 const path = require('path');
-const zlib = require('zlib');
+const { crc32 } = require('zlib');
 const grpc = require('@grpc/grpc-js');
 const loader = require('@grpc/proto-loader');
+const { decode, encode, valuesIn } = require('./bundle');
 const softmax = require('./softmax');
 
-const PROTOCOL = 4, ALIGNMENT = 64, FRAME_BYTES = 1 << 20, WHOLE_BYTES = 2 << 20;
+const PROTOCOL = 4;
 const PROTO = path.join(__dirname, '..', '..', 'proto');
 const OPTIONS = { includeDirs: [PROTO], keepCase: true, longs: String, enums: String,
   defaults: true, arrays: true, objects: false, oneofs: true };
@@ -55,45 +56,6 @@ const push = (messages) => answered((done) => {
   stream.end();
 });
 
-// --- tables and bundles --------------------------------------------------------------------------
-
-const valueIn = (value) => value.kind === 'table' ? valuesIn(value.table)
-  : value.kind === 'list' ? value.list.values.map(valueIn)
-    : value.kind === 'integer' ? Number(value.integer) : value.kind ? value[value.kind] : null;
-const valuesIn = (table) => Object.fromEntries(
-  table.entries.map(({ key, value }) => [key, valueIn(value)]));
-
-const aligned = (size) => Math.ceil(size / ALIGNMENT) * ALIGNMENT;
-
-// Cuts float32 weights {name: {shape, values}} into the header of a bundle and its frames.
-function encode(weights, scalars) {
-  const tensors = [], pieces = [];
-  let offset = 0;
-  for (const [name, { shape, values }] of Object.entries(weights)) {
-    tensors.push({ name, dtype: 'DTYPE_FLOAT32', shape, offset });
-    pieces.push(Buffer.alloc(aligned(4 * values.length)));
-    values.forEach((v, i) => pieces.at(-1).writeFloatLE(v, 4 * i));
-    offset += pieces.at(-1).length;
-  }
-  const payload = Buffer.concat(pieces), frames = [];
-  const most = payload.length <= WHOLE_BYTES ? WHOLE_BYTES : FRAME_BYTES;
-  for (let at = 0; at < payload.length; at += most) {
-    const piece = payload.subarray(at, at + most);
-    frames.push({ frame: { offset: at, crc32: zlib.crc32(piece), payload: piece } });
-  }
-  return { bundle: { weights: { tensors }, scalars, payload_bytes: offset }, frames };
-}
-
-// Reads the float32 weights that a header states out of the bytes of its frames.
-function decode(header, payload) {
-  return Object.fromEntries((header.weights?.tensors ?? []).map(({ name, dtype, shape, offset }) => {
-    if (dtype !== 'DTYPE_FLOAT32') throw new Error(`${name} is a ${dtype}`);
-    const length = shape.reduce((a, b) => a * Number(b), 1);
-    const read = (_, i) => payload.readFloatLE(Number(offset) + 4 * i);
-    return [name, { shape, values: Float64Array.from({ length }, read) }];
-  }));
-}
-
 // --- the run -------------------------------------------------------------------------------------
 
 let session, experiment, beat_every_s, last_beat = 0;
@@ -129,7 +91,7 @@ async function* orders(held, issue) {
   for await (const { header, frame } of server.Pull(request)) {
     if (header) ({ order, parts } = header), (frames = []), (received = 0);
     if (frame) {
-      if (Number(frame.offset) !== received || zlib.crc32(frame.payload) !== frame.crc32) {
+      if (Number(frame.offset) !== received || crc32(frame.payload) !== frame.crc32) {
         throw new Error('a frame is damaged');
       }
       frames.push(frame.payload), (received += frame.payload.length);

@@ -1,7 +1,7 @@
 """Joining a run with the clients of a process, and joining again.
 
-One client joins by ``Join``. Several clients of a process join by ``JoinSeveral``: what they share
-of their descriptions is sent once.
+A client that is alone joins by ``Join``. Several clients of a process join by ``JoinSeveral``: what
+their descriptions share is sent once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Enrolment:
         self._joining = threading.Lock()
 
     def join(self, clients: Sequence[ClientId] | None = None) -> rpc.JoinResponse:
-        """Join with clients, all of the process unless given; return the last answer.
+        """Join with these clients, all of the process unless given; return the last answer.
 
         Raises:
             LinkError: the server refused one of them.
@@ -83,7 +83,7 @@ class Enrolment:
         return reply
 
     def _requests(self, clients: Sequence[ClientId]) -> Iterator[rpc.JoinSeveralRequest]:
-        """Yield requests to join with clients, of one run each, until all are in one."""
+        """Yield requests to join with all these clients, each request for clients of one run."""
         request, known = rpc.JoinSeveralRequest(), dict[bytes, int]()
         size = 0
         for client in clients:

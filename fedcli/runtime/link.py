@@ -25,6 +25,7 @@ from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb.codec import Receiver, frames_of, merged, messages, read_chunk
+from fedpb.handshakes import distrust
 from fedpb.headers import header_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
@@ -188,13 +189,10 @@ class Link:
         """Say what a failed TLS handshake looks like; one that cannot succeed is final.
 
         Raises:
-            LinkError: the server's certificate is not signed by the authority that is trusted.
+            LinkError: the server's certificate is not to be trusted, or names another host.
         """
-        if "CERTIFICATE_VERIFY_FAILED" in details:
-            raise LinkError(
-                f"TLS: the certificate of the server at {self.address} is not signed by the "
-                "authority that --tls-ca names, is for another host, or has expired"
-            )
+        if why := distrust(details, self.address):
+            raise LinkError(why)
         if self._over_tls and ("Socket closed" in details or "handshake" in details.lower()):
             return (
                 f"{details} (over TLS this may be a certificate that the server does not accept: "

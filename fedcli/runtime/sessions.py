@@ -1,17 +1,19 @@
-"""Who the clients of a process are to the server, over crashes and restarts.
+"""Sessions of the clients of a process on the disk, where crashes and restarts do not lose them.
 
-A client alone in its process keeps its session in its state directory. Clients that share a process
-share a file in the directory above: each derives its token from the one token in it. So ten
-thousand clients of one process sync one file before they join, and not ten thousand.
+A client that is alone in its process keeps its session in its state directory. Clients that share
+a process share a file in the directory above, and each derives its token from the token in that
+file. So ten thousand clients of one process sync one file before they join, and not ten thousand.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
 import os
 import secrets
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,8 @@ from fedmodels.files import replacing, sync_path
 from fedmodels.tensors.bundle import ClientId
 
 TOKEN_BYTES = 16
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of a link on a file system without hard links, such as that of a memory card."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,14 @@ class SessionFile:
         """
         try:
             facts = json.loads(self.path.read_text())
-            return Session(facts["run_id"], bytes.fromhex(facts["token"]))
+            found = Session(facts["run_id"], bytes.fromhex(facts["token"]))
         except (FileNotFoundError, NotADirectoryError):
             return Session()
         except (ValueError, KeyError, TypeError):
-            raise ArchiveError(f"{self.path} is damaged; delete it to join afresh") from None
+            found = Session()
+        if not found.token:  # tokens derived from none could be guessed
+            raise ArchiveError(f"{self.path} is damaged; delete it to join afresh")
+        return found
 
     def write(self, session: Session) -> None:
         """Store a session whole or not at all, safely on the disk.
@@ -60,22 +67,19 @@ class SessionFile:
         write_private(self.path, _text(session))
 
     def begin(self) -> Session:
-        """Return the session; where there is none, store a fresh token first.
+        """Return the session; where there is none, store one with a fresh token first.
 
-        Several processes may begin at the same time: all get the token of the first.
+        Where several processes begin at the same time, all get the token of the first.
 
         Raises:
             ArchiveError: the file is damaged, or cannot be written.
         """
         if not (found := self.read()).token:
             fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
-            session = Session(found.run_id, secrets.token_bytes(TOKEN_BYTES))
             try:
                 fresh.parent.mkdir(parents=True, exist_ok=True)
-                write_private(fresh, _text(session))
-                with suppress(FileExistsError):
-                    os.link(fresh, self.path)
-                fresh.unlink()
+                write_private(fresh, _text(Session("", secrets.token_bytes(TOKEN_BYTES))))
+                _name_once(fresh, self.path)
                 sync_path(self.path.parent)
             except OSError as error:
                 raise ArchiveError(
@@ -89,13 +93,20 @@ class Sessions:
     """The sessions of the clients of one process."""
 
     def __init__(self, root: Path, *, shared: bool) -> None:
-        """Store where they are kept: by client, or, where ``shared``, together in ``root``."""
+        """Read and write nothing yet.
+
+        Args:
+            root: the directory above the clients' state directories.
+            shared: whether clients without a session get one together, in ``root``.
+        """
         self._root, self._is_shared = root, shared
 
     def of(self, client: ClientId) -> Session:
         """Return a client's session; its token is safe on the disk before it is first used.
 
-        The layout of an earlier process counts: a client finds its session in either place.
+        A client finds the session of an earlier process in either place. One that is alone takes
+        the shared session only if it has a state directory without a session: then it shared a
+        process before. A newcomer begins afresh, as the others may be of another run.
 
         Raises:
             ArchiveError: a file is damaged, or cannot be written.
@@ -107,21 +118,65 @@ class Sessions:
         if self._is_shared or (own.path.parent.is_dir() and SessionFile(self._root).read().token):
             together = SessionFile(self._root).begin()
             return Session(together.run_id, derived(together.token, client))
-        return own.begin()
+        return self._begin_alone(own)
 
     def joined(self, client: ClientId, run_id: str) -> None:
-        """Store which run a client's session is of."""
+        """Store which run a client's session is of.
+
+        Raises:
+            ArchiveError: meanwhile another process joined another run with this session, or the
+                file is damaged or cannot be written.
+        """
         for file in (SessionFile(self._root / str(client)), SessionFile(self._root)):
             session = file.read()
             if session.token:
-                if session.run_id != run_id:
+                if session.run_id not in ("", run_id):
+                    raise ArchiveError(
+                        f"{file.path} belongs to run {session.run_id[:8]} by now, and client "
+                        f"{client} joined run {run_id[:8]}; give each run a --state-dir of its own"
+                    )
+                if not session.run_id:
                     file.write(Session(run_id, session.token))
                 return
 
+    def _begin_alone(self, own: SessionFile) -> Session:
+        """Return a session of a client's own, as :meth:`SessionFile.begin` does.
+
+        A state directory that this makes has its session from the first moment on. A crash that
+        left one without would make the client pass for one that shared a process.
+        """
+        place = own.path.parent
+        if not place.is_dir():
+            fresh = place.with_name(f".{place.name}.{secrets.token_hex(4)}.tmp")
+            SessionFile(fresh).begin()
+            with suppress(OSError):  # another process was first, or begin() says what is wrong
+                os.rename(fresh, place)
+                sync_path(self._root)
+            shutil.rmtree(fresh, ignore_errors=True)
+        return own.begin()
+
 
 def derived(token: bytes, client: ClientId) -> bytes:
-    """Return the token of one client of a process, (16,) bytes."""
+    """Return the token of one client of a process, 16 bytes; no other client has the same."""
     return hmac.digest(token, str(client).encode(), hashlib.sha256)[:TOKEN_BYTES]
+
+
+def _name_once(fresh: Path, path: Path) -> None:
+    """Move a file to ``path`` unless there is one already, also one of a process beside this one.
+
+    Where the file system has no hard links, two processes at the same moment may both move.
+
+    Raises:
+        OSError: the file cannot be moved.
+    """
+    try:
+        os.link(fresh, path)
+    except OSError as error:
+        if error.errno in NO_LINKS and not path.exists():
+            os.replace(fresh, path)
+        elif not path.exists():
+            raise
+    fresh.unlink(missing_ok=True)
 
 
 def _text(session: Session) -> bytes:

@@ -1,4 +1,4 @@
-"""TLS on the client's side: whom to trust, and who one is."""
+"""TLS on the client's side: the authority to trust, and the certificate to show."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def channel_credentials(
         The credentials of a link over TLS; None where nothing is given, for a link without TLS.
 
     Raises:
-        ConfigError: a file is missing or unreadable, the key is not the certificate's, or only
-            one of the two is given, or no authority beside them.
+        ConfigError: a file is missing or unreadable, the key is not the certificate's, one of the
+            two is given alone, or both without an authority.
     """
     if ca is None:
         if cert or key:

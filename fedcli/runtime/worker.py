@@ -81,7 +81,7 @@ class Worker:
     experiment: Experiment
     device: torch.device
     sibling: InitVar[Worker | None] = None
-    """Another client of this process: they train in turn, and share its net to work with."""
+    """Another client of this process. The two train in turn, and share one net to work with."""
     keep_bytes: int = 256 << 20
     """A larger upload is not kept until its commit; the client computes it again if asked."""
     progress: Progress = field(default_factory=Progress)
@@ -169,7 +169,7 @@ class Worker:
         return self.compression.without_residual(self._stored(order))
 
     def _stored(self, order: rpc.Order) -> Bundle:
-        """Return the private state to start from, with what the client still owes."""
+        """Return the private state to start from, with the residual that the client keeps."""
         assert isinstance(self.client, int), "the evaluator has no private state"
         if not self.stateful:
             return self._fixed_state
@@ -285,9 +285,9 @@ class Worker:
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
 
     def _keep_scored(self, order: rpc.Order, net: SplitNet) -> None:
-        """Keep the model that stands for this client in ``a_loc``, where it may be its last one.
+        """Keep the model that stands for this client in ``a_loc``, if it may be its last one.
 
-        Where all clients train in every round, only the last round has last ones.
+        Where all clients train in every round, only those of the last round may be.
         """
         if self.method.local_view != "after_local" or not isinstance(self.client, int):
             return
@@ -316,7 +316,7 @@ class Worker:
         )  # fmt: skip
 
     def _draw(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        """Draw what the method has to show, for the owner of this directory alone."""
+        """Draw the method's pictures into this client's state directory."""
         self.stream.meet(self.data.num_tasks)
         tests = [self.stream.test(task) for task in range(self.data.num_tasks)]
         x, y = (torch.cat(parts) for parts in zip(*tests, strict=True))
@@ -363,11 +363,12 @@ class Worker:
             report.confusions.append(rpc.Confusion(view=view, counts=cells.ravel()))
 
     def _seen(self, order: rpc.Order) -> Tensor:
-        """Return which classes the client has met (K,): had training examples of by now."""
+        """Return the classes that the client has had training examples of by now, (K,) bool."""
         counts = [task.train for task in self.data.file.tasks or ()][: order.tasks_seen]
         return torch.tensor(counts).sum(0) > 0
 
     def _sets(self, order: rpc.Order, view: str) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+        """Yield the test sets of an order by name: those of the tasks, and the global one."""
         if self.client != EVALUATOR:
             self.stream.meet(order.tasks_seen)
             for task in range(min(order.tasks_seen, self.data.num_tasks)):

@@ -56,7 +56,7 @@ class Admission:
         self._called: dict[ClientId, Names] = {}
         """Class names of each admitted client that states them."""
         self._votes, self._voices = Counter[Problem](), Counter[Names]()
-        """How many admitted clients state a problem, and call the classes so."""
+        """How many admitted clients state each problem, and each tuple of class names."""
         self._names: Names = ()
         for client, text in known.items():
             profile = Profile.parse(client, text)
@@ -195,7 +195,7 @@ class Admission:
         return self._voices.most_common(1)[0] if self._voices else ((), 0)
 
     def _turned_away(self, clients: Sequence[ClientId]) -> list[ClientId]:
-        """Forget those with another problem or other classes than the run; return them."""
+        """Forget the clients whose problem or class names are not the run's; return them."""
         away = [
             c
             for c in clients
@@ -207,14 +207,14 @@ class Admission:
         return away
 
     def _forget(self, client: ClientId) -> None:
-        """Take back what a client said, if it said anything."""
+        """Forget what a client said, if it said anything."""
         if client in self._said:
             self._count(client, -1)
             del self._said[client]
             self._called.pop(client, None)
 
     def _count(self, client: ClientId, vote: int) -> None:
-        """Count what a client says, or no longer; the evaluator has no vote."""
+        """Add 1 to the votes for what a client says, or take 1 away; the evaluator has no vote."""
         if not isinstance(client, int):
             return
         self._votes[self._said[client][1]] += vote

@@ -3,12 +3,12 @@
 This is FedBuff (Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS
 2022) for methods whose server half takes the mean of everybody's weights. At the start of an
 interaction idle clients get orders until ``per_round`` clients train. The first ``buffer`` uploads
-are reduced and committed. How much each counts depends on how far it lags behind:
+are reduced and committed. How much each counts depends on its staleness:
 :mod:`fedmodels.tensors.staleness`.
 
 The record of an interaction holds which clients arrived, in which order, and which orders were
-still under way. All else follows from the seed. So a run that follows recorded arrivals comes to
-the same bits: a replay after a roll-back does so, and a run with ``schedule.arrivals``.
+still under way. All else follows from the seed. So whoever follows recorded arrivals comes to the
+same bits: a replay after a roll-back, or a run with ``schedule.arrivals``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, DataError, RunFailed
 from fedmodels.tensors.bundle import BundleSpec, Weights
-from fedmodels.tensors.staleness import rebased, share_of
+from fedmodels.tensors.staleness import discount, rebased
 from fedmodels.training.method import (
     Method,
     Metrics,
@@ -55,7 +55,7 @@ class BufferedEngine(Engine):
     """Runs an experiment whose schedule is asynchronous."""
 
     _followed: Mapping[int, Record] = {}
-    """Records of another run whose arrivals are followed."""
+    """Records of the run whose arrivals ``schedule.arrivals`` follows, by interaction."""
 
     def _meet_clients(self) -> None:
         self._followed = recorded_arrivals(self.experiment)
@@ -67,16 +67,16 @@ class BufferedEngine(Engine):
                 f"{len(self._followed)} interactions, this run has {len(self.steps)}"
             )
 
-    def _take_up(self, interaction: int) -> None:
-        """Go on from a commit; give the orders again that were under way after it."""
-        super()._take_up(interaction)
+    def _begin_after(self, interaction: int) -> None:
+        """Load what the run needs; give the orders again that were under way at that commit."""
+        super()._begin_after(interaction)
         last = self.store.record(interaction)
         self.under_way: dict[int, int] = dict(last.get("under_way", ())) if last else {}
-        """The interaction of each client's order that is not counted yet."""
+        """The clients with an order under way, and the interaction of that order."""
         self._undone = self.store.undone()
-        """Records whose arrivals the replay follows, also where their states are gone."""
+        """Records that a roll-back undid, by interaction; the replay follows their arrivals."""
         self._begun: dict[int, Weights] = {}
-        """Everybody's weights at the start of each interaction that orders under way are of."""
+        """Everybody's weights at the start of each interaction that has an order under way."""
         self.cohort.recall()
         if self.under_way and interaction + 1 < len(self.steps):
             versions = sorted({*self.under_way.values()})
@@ -90,8 +90,8 @@ class BufferedEngine(Engine):
     def _trip_of(self, step: Step, state: ServerState, clients: Iterable[int]) -> Trip:
         """Return the orders of a step for these clients.
 
-        An order cannot know whether the interaction that will count it is scored. So its client
-        scores what it trained in any case, unless only the last round is scored.
+        Nobody knows yet which interaction will count an order, and whether that one is scored. So
+        every client scores what it trained, unless only the last round is scored.
         """
         ctx = self._context(step, tuple(sorted(clients)))
         self._begun[step.interaction] = state.common.weights
@@ -110,7 +110,7 @@ class BufferedEngine(Engine):
         found = self.cohort.take(self._flush(step, followed))
         self.under_way = found.under_way
         if followed and len(found.arrivals) < len(followed["arrivals"]):
-            self._undone = {}  # it went another way, and later orders may be other ones
+            self._undone = {}  # this went another way than before, so later records do not fit
         if step.ends_run:
             self.cohort.recall()
         return found
@@ -147,15 +147,15 @@ class BufferedEngine(Engine):
         present, parameters = self.state.common.weights, frozenset(self.run_facts.parameters)
         for client, begun in results.arrivals.items():
             if begun < now:  # a fresh upload counts as it came
-                answer, share = results.by_client[client], share_of(now - begun, exponent)
+                answer, factor = results.by_client[client], discount(now - begun, exponent)
                 sent = answer.upload.weights
-                moved = rebased(sent, self._begun[begun], present, share, parameters)
+                moved = rebased(sent, self._begun[begun], present, factor, parameters)
                 answer.upload = replace(answer.upload, weights=moved)
         self._begun = {n: w for n, w in self._begun.items() if n in self.under_way.values()}
         ctx = self._context(self.steps[now], tuple(sorted(results.arrivals)))
         state, metrics, series = super()._reduce(ctx, results)
-        lags = [now - results.arrivals[c] for c in ctx.cohort if c in results.by_client]
-        return state, {**metrics, "staleness": sum(lags) / len(lags)}, series
+        staleness = [now - results.arrivals[c] for c in ctx.cohort if c in results.by_client]
+        return state, {**metrics, "staleness": sum(staleness) / len(staleness)}, series
 
     def _scorers(self, step: Step, record: Record) -> Iterable[int]:
         """Return who scores after a step: whoever is idle; all clients at the end of the run."""
@@ -173,7 +173,7 @@ def check_asynchronous(method: Method, run: RunFacts) -> None:
     """Check that a method's rounds may be asynchronous.
 
     Raises:
-        ConfigError: says what stands against it.
+        ConfigError: they may not be; the line says why.
     """
     upload, of_net = method.upload_spec(run), {f"weights/{name}" for name in run.forms}
     everybodys = set(method.init_server(run).common.by_key())

@@ -62,8 +62,8 @@ class Flush:
     needed: int
     """Results that suffice after the deadline or after failures."""
     wanted: Mapping[int, int] = field(default_factory=dict)
-    """The clients whose results are wanted, and the interaction of each one's order; empty for
-    whoever comes first."""
+    """The clients whose results are wanted, and the interaction of each one's order. Where it is
+    empty, the results that come first are taken."""
 
 
 @dataclass

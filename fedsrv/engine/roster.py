@@ -61,7 +61,7 @@ class Roster:
     def ordered(self, step: Step) -> tuple[int, ...]:
         """Return the clients that get orders at a step.
 
-        Where more are selected than count, a replay asks those whose uploads counted before.
+        Where ``over_select`` orders more than count, a replay asks those whose uploads counted.
         """
         chosen = self._store.experiment.schedule.over_select > 0
         undone = self._store.record(step.interaction) if chosen else None

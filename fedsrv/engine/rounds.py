@@ -158,12 +158,12 @@ class Engine:
         )
         self._lost = None
         self.cohort.commit(target, -1)
-        self._take_up(target)
+        self._begin_after(target)
         if self.stateful:
             self.cohort.require(self._holds_state, self.last_trained, self.store.watermark)
 
-    def _take_up(self, interaction: int) -> None:
-        """Go on from the commit of an interaction."""
+    def _begin_after(self, interaction: int) -> None:
+        """Load what the run needs to go on after an interaction; -1: to begin."""
         self.state = self._state_after(interaction)
         self._remember(interaction)
 

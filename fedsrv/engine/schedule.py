@@ -39,8 +39,8 @@ def draw_cohort(
         round: which round.
         candidates: clients to draw from.
         size: how many; all candidates where there are no more.
-        weights: draw them one after the other with chances in proportion to these; alike unless
-            given. A client of weight 0 is never drawn.
+        weights: of each client; all alike unless given. Clients are drawn one after the other, with
+            chances in proportion to their weights. A client of weight 0 is never drawn.
     """
     known = sorted(c for c in candidates if weights is None or weights[c] > 0)
     if size >= len(known):
@@ -66,7 +66,7 @@ def steps(
         trainers: clients that cohorts are drawn from.
         tasks: number of tasks of each client; clients may have different ones. A client takes
             part in the interactions of the tasks it has.
-        weights: of each client, where cohorts are not drawn uniformly.
+        weights: of each client, as for :func:`draw_cohort`.
 
     Raises:
         ConfigError: the availability trace cannot be used, or nobody is there in any round.
@@ -123,8 +123,8 @@ def _visits(
 def scorers(experiment: Experiment, known: Collection[int], cohort: Iterable[int]) -> list[int]:
     """Return the known clients that score the models after a round, ascending.
 
-    Where ``[evaluate] clients`` bounds them, they are the same in all rounds, so that rounds can be
-    compared, and the round's cohort.
+    Where ``[evaluate] clients`` bounds them, they are the round's cohort, and so many clients that
+    are the same in all rounds, so that rounds can be compared.
     """
     most, everybody = experiment.evaluate.clients, range(experiment.schedule.clients)
     if most is None or most >= len(everybody):

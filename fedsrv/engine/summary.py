@@ -1,4 +1,4 @@
-"""The figures of a whole run, from its committed records: each metric by its own rule."""
+"""The summary of a whole run, from its committed records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,16 @@ def summarise(
     macs_per_example: int,
     datasets: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return ``summary.json``; ``datasets`` are what clients call the data they trained on."""
+    """Return the content of ``summary.json``.
+
+    Args:
+        records: of all interactions, in order.
+        experiment: of the run.
+        local_view: the view in which clients' own models are scored.
+        state_sha256: the digest of the final state.
+        macs_per_example: multiply-adds of one forward pass.
+        datasets: what each client calls its data.
+    """
     rows = [row for record in records for row in record["clients"].values()]
     trained = sum(row.get("num_examples", 0) for row in rows) * experiment.training.local_epochs
     return {
@@ -70,10 +79,10 @@ def run_metrics(
 ) -> dict[str, float]:
     """Return a run's metrics: means over the last scored rounds, unless a metric says otherwise.
 
-    ``best_…`` are values of the best round (FedAli; ``evaluate.select_by`` says by what). AA is the
-    mean of the IAA series and AFM is taken against the reference run (pFedGRP). Forgetting is over
-    the stages of the last scored round of each task. :mod:`fedmodels.numerics.metric_names` says
-    what each metric is.
+    ``best_…`` are values of the round that is best by ``evaluate.select_by`` (FedAli). AA is the
+    mean of the IAA series, and AFM compares it with the reference run (pFedGRP). Forgetting comes
+    from the last scored round of each task. :mod:`fedmodels.numerics.metric_names` says what each
+    metric is.
     """
     scored = [r["metrics"] for r in records if "a_glo" in r["metrics"] or "a_loc" in r["metrics"]]
     scored = scored or [r["metrics"] for r in records if r["metrics"]]
@@ -145,6 +154,7 @@ def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, 
 
 
 def _task_series(row: ClientRow, local_view: str) -> list[float | None]:
+    """Return a client's accuracy on each task so far, in the global view if it has no own one."""
     views = row.get("views", {})
     found = views.get(local_view, {}).get("tasks") or views.get("global", {}).get("tasks") or []
     return list(found)

@@ -144,11 +144,11 @@ class Terms:
                 for c in report.counts
                 if c.view == each.view and c.rule == rule and c.test_set != GLOBAL_TEST
             ]
-            told = np.array(own, dtype=np.int64).reshape(-1, 3, classes).sum(0)
+            counted = np.array(own, dtype=np.int64).reshape(-1, 3, classes).sum(0)
             cells = np.array(each.counts).reshape(classes, classes)
             sums = cells.sum(1), cells.sum(0), cells.diagonal()
-            small = 0 <= cells.min() <= cells.max() <= told[0].sum()  # sums cannot overflow
-            if not own or not small or not np.array_equal(sums, told):
+            small = 0 <= cells.min() <= cells.max() <= counted[0].sum()  # sums cannot overflow
+            if not own or not small or not np.array_equal(sums, counted):
                 raise PayloadError("a confusion of the report contradicts its counts")
 
 

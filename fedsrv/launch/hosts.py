@@ -48,19 +48,19 @@ class Joining:
 class Hosts(Protocol):
     """Where hosts run, as the launcher sees it.
 
-    The launcher hears of them in its box, from the source ``hosts``: the line ``{"id": "0-4",
-    "status": 0}`` when the host of clients 0 to 4 has ended, with ``why`` where its log cannot say
-    it; and an exit status when all hosts have gone at once.
+    The launcher hears of hosts in its box, from the source ``hosts``. The line ``{"id": "0-4",
+    "status": 0}`` comes when the host of clients 0 to 4 has ended, with ``why`` if the host's log
+    cannot say it. An exit status comes when all hosts have gone at once.
     """
 
     @property
     def listen(self) -> str:
-        """Where the coordinator is to listen, so that they reach it; known after ``begin``."""
+        """Where the coordinator is to listen, so that hosts reach it; known after ``begin``."""
         ...
 
     @property
     def serve_options(self) -> Sequence[str]:
-        """More options of ``fedsrv serve`` that they need; known after ``begin``."""
+        """More options of ``fedsrv serve`` that hosts need; known after ``begin``."""
         ...
 
     def begin(self, box: Box) -> None:

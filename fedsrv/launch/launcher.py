@@ -22,7 +22,7 @@ from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.server_data import check_given
-from fedsrv.events import Event
+from fedsrv.events import HAS_FAILED, Event
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, share_memory
 from fedsrv.launch.given_data import check_given_data, check_net, name_of
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts
@@ -181,6 +181,8 @@ class Launch:
     clients: list[str] = field(default_factory=list)
     """The ``--client-id`` of each host."""
     ended: set[str] = field(default_factory=set)
+    dismissed: set[str] = field(default_factory=set)
+    """The hosts that ended because the coordinator told them of the run's failure."""
     restarts: dict[str, int] = field(default_factory=dict)
     finished: bool = False
     is_draining: bool = False
@@ -302,6 +304,8 @@ class Launch:
             self._restart("server", self._why("server", said.status))
             process = started(["-m", "fedsrv", *self._arguments()], self._log("server"))
             self.coordinator = Child("server", process, self.box)
+            while self.dismissed:
+                self.hosts.start(self.dismissed.pop(), self.address)
 
     def _client_said(self, fact: dict[str, object]) -> None:
         client = str(fact.get("id", ""))
@@ -311,8 +315,11 @@ class Launch:
             self.ended.add(client)
             return
         source = f"client-{client}"
-        why = fact.get("why") or self._why(source, int(str(fact["status"])))
-        self._restart(source, str(why))
+        why = str(fact.get("why") or self._why(source, int(str(fact["status"]))))
+        if HAS_FAILED in why:  # the coordinator ends too, and says it
+            self.dismissed.add(client)
+            return
+        self._restart(source, why)
         self.hosts.start(client, self.address)
 
     def _why(self, source: str, status: int) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedmodels.printable import printable
 from fedsrv.events import Event
-from fedsrv.narration import DOING, Narrator, duration, figures_text, level_of
+from fedsrv.narration import DOING, Narrator, figures_text, level_of
 from fedsrv.report.run_record import RunRecord
 from fedsrv.report.tables import final_table
 
@@ -92,9 +92,9 @@ class Display(Lines):
         """What the server half does, while that takes long."""
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=self.console,
+            TimeElapsedColumn(), console=self.console,
         )  # fmt: skip
-        self._task = self._bar.add_task(title, total=None, left="")
+        self._task = self._bar.add_task(title, total=None)
         self._live = Live(console=self.console, refresh_per_second=4)
 
     def __enter__(self) -> Display:
@@ -124,8 +124,8 @@ class Display(Lines):
         elif event.kind == "server":
             self.work = f"{printable(detail['work'])}, step {detail['step']} of {detail['of']}"
         elif event.kind == "commit":
-            self._committed(event)
-            self.last = line
+            self.work, self.last = "", line
+            self._bar.update(self._task, total=detail["of"], completed=event.interaction + 1)
         elif event.kind == "scores":
             self.scores = figures_text(detail["metrics"])
         elif event.kind == "listening":
@@ -143,12 +143,6 @@ class Display(Lines):
         """Show a finished run's table, and say where its page is."""
         self.level = logging.INFO
         super().end(record, page)
-
-    def _committed(self, event: Event) -> None:
-        self.work, of = "", event.detail["of"]
-        left = self.narrator.pace.seconds_left(of)
-        shown = "" if left is None else f"about {duration(left)} left"
-        self._bar.update(self._task, total=of, completed=event.interaction + 1, left=shown)
 
     def _render(self) -> Group:
         table = Table.grid(padding=(0, 2))

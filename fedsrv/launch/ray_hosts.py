@@ -1,4 +1,4 @@
-"""Hosts on a Ray cluster: each is an actor that Ray places, and places again when its node dies."""
+"""Hosts on a Ray cluster: each is an actor, which Ray places on a node that has room for it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RayHosts:
             self._secure(address)
 
     def begin_again(self) -> None:
-        """Do nothing: a cluster does not go at once."""
+        """Do nothing: the nodes of a cluster do not all go at once."""
 
     def divide(self, clients: int, cohort: int, hosts: int | None, evaluator: bool) -> list[str]:
         """Give every host clients that follow each other, as a certificate names a range.
@@ -108,7 +108,7 @@ class RayHosts:
         return found
 
     def start(self, clients: str, server: str) -> None:
-        """Have Ray place an actor for a host, in place of the one before, if there was any."""
+        """Have Ray place an actor for a host; it replaces an earlier actor of this host."""
         device = "cuda:0" if self._ray_place.gpus else "cpu"  # Ray shows an actor its own GPU only
         stay = Stay(
             clients,
@@ -133,6 +133,7 @@ class RayHosts:
         self._stack.close()
 
     def _nodes(self) -> list[Mapping[str, Any]]:
+        """Return the nodes of the cluster that are alive, as Ray describes them."""
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _room_of(self, node: Mapping[str, Any]) -> int:
@@ -172,7 +173,11 @@ class RayHosts:
         self.serve_options = [str(word) for pair in options.items() for word in pair]
 
     def _issued(self, clients: str) -> dict[str, bytes]:
-        """Return a new certificate of a host's clients by the options that take it, if needed."""
+        """Issue a certificate for a host's clients.
+
+        Returns:
+            The content of each file by its option of ``fedcli join``; nothing without TLS.
+        """
         if self._certificates is None:
             return {}
         cert, key = issue(self._certificates, clients)

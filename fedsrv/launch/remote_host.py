@@ -40,9 +40,9 @@ class Stay:
     clients: str
     """As ``--client-id`` says them."""
     arguments: Sequence[str]
-    """Of ``fedcli``, to which those of ``secrets`` are added."""
+    """Arguments of ``fedcli``, without the options of ``secrets``."""
     directory: Path
-    """The launcher's working directory, from which relative paths go where the node has it."""
+    """The launcher's working directory; the host works there too, if its node has it."""
     secrets: Mapping[str, bytes] = field(default_factory=dict)
     """Option of ``fedcli join`` -> the content of the file that it names."""
     dealing: Dealing | None = None
@@ -96,6 +96,7 @@ def _written(secrets: Mapping[str, bytes], private: Path) -> Iterator[str]:
 
 
 def _hosted(clients: str, arguments: Sequence[str]) -> Iterator[str | int]:
+    """Run a host in a fork server; yield the lines that both log, and the host's exit status."""
     box: Box = queue.SimpleQueue()
     server = started(["-m", "fedcli.hosts"])
     assert server.stderr is not None
@@ -116,6 +117,7 @@ def _hosted(clients: str, arguments: Sequence[str]) -> Iterator[str | int]:
 
 
 def _listen(lines: IO[bytes], box: Box) -> None:
+    """Put lines into a box as they come, and a status after the last one."""
     with lines, suppress(OSError):
         for line in lines:
             box.put(Said("log", line.decode(errors="replace").rstrip("\n")))

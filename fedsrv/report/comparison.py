@@ -101,8 +101,13 @@ def _at_one_moment(groups: Sequence[SeedGroup], name: str) -> str:
 
 def main_metric(groups: Sequence[SeedGroup]) -> str:
     """Return the metric that says how good the groups' runs are."""
+    return main_metrics(groups)[0]
+
+
+def main_metrics(groups: Sequence[SeedGroup]) -> list[str]:
+    """Return the metrics that say how good the groups' runs are, the main one first."""
     names = dict.fromkeys(n for g in groups for run in g.runs for n in run.metrics())
-    return next(iter(headline(groups, [n for n in names if metric(n).better])), "loss")
+    return headline(groups, [n for n in names if metric(n).better]) or ["loss"]
 
 
 def metric_text(name: str, spread: Spread | None) -> str:

@@ -49,7 +49,7 @@ STROKES = ("-", "--", ":", "-.")
 HEAT = LinearSegmentedColormap.from_list(
     "heat", [to_rgba(COLOURS[0], 0.0), to_rgba(COLOURS[0], 1.0)]
 ).with_extremes(bad=to_rgba(EDGE, 0.3))
-"""From what is behind a figure to the full colour, so that cells can be read by day and night."""
+"""From transparent to the full colour, so that cells can be read on a light and on a dark page."""
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",

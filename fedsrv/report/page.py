@@ -23,9 +23,10 @@ MOST_NAMED = 4
 """Groups that a heading calls by name."""
 
 CLASSES = (
-    "Last accuracy on each class, by the model that was scored; then, at the end of the run, which "
-    "share of each class (a row) was taken for which (a column), over all clients' own test data. "
-    "Runs that have not ended, and those of more than 100 classes, have no such matrix."
+    "Last accuracy on each class, by the model that was scored. Then a confusion matrix at the end "
+    "of the run, over all clients' own test data: of each class (a row), the share that was taken "
+    "for each class (a column). Runs that have not ended, and those of more than 100 classes, have "
+    "no matrix."
 )
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from fedmodels.numerics.metric_names import metric
 from fedsrv.report import quantities as q
-from fedsrv.report.comparison import main_metric
+from fedsrv.report.comparison import main_metrics
 from fedsrv.report.figures import Unit, bars, curves, heat_map
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup, Spread
@@ -87,7 +87,7 @@ def _listed(lines: Lines, x: str, y: str) -> list[Sequence[object]]:
 
 def leading(groups: Sequence[SeedGroup]) -> Iterator[Panel]:
     """Yield at most six figures: how good, on rare and old classes, forgotten, helped, cost."""
-    name = main_metric(groups)
+    name = _main_curve(groups)
     for title, key in (("How good", name), ("On rare classes", f"{name}_minority")):
         lines = _per_label(groups, partial(q.metric_curve, name=key))
         if lines:
@@ -108,6 +108,13 @@ def leading(groups: Sequence[SeedGroup]) -> Iterator[Panel]:
     if sent:
         text = "At what cost: bytes that clients sent so far"
         yield curve_panel(text, sent, x="interaction", y="bytes up", unit="bytes")
+
+
+def _main_curve(groups: Sequence[SeedGroup]) -> str:
+    """Return the main metric, or the next one where that is a figure of the whole run alone."""
+    names = main_metrics(groups)
+    curves = (n for n in names if _per_label(groups, partial(q.metric_curve, name=n)))
+    return next(curves, names[0])
 
 
 def _per_label(groups: Sequence[SeedGroup], quantity: CurveOf) -> Lines:
@@ -155,7 +162,7 @@ def of_clients(group: SeedGroup) -> Iterator[Panel]:
 
 
 def of_classes(group: SeedGroup) -> Iterator[Panel]:
-    """Yield the last accuracy on each class, and what each class was taken for, by view."""
+    """Yield the last accuracy on each class, and the confusion matrix, by view."""
     series = _by_view(group, q.class_accuracy)
     if series:
         text = "last accuracy per class, mean over clients"
@@ -167,7 +174,7 @@ def of_classes(group: SeedGroup) -> Iterator[Panel]:
 
 
 def _confusion_panel(caption: str, counts: Mapping[tuple[int, int], Spread]) -> Panel:
-    """Return what share of each class was taken for which, with the examples behind it."""
+    """Return a confusion matrix as shares of each true class; the table has the examples, too."""
     examples: dict[int, float] = {}
     for (true, _), spread in counts.items():
         examples[true] = examples.get(true, 0.0) + spread.mean

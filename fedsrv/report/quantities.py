@@ -1,7 +1,7 @@
-"""The quantities a report shows, each computed from one run's record as a mapping to numbers.
+"""The quantities that a report shows: each is computed from one run's records, as a mapping.
 
-Means over clients are unweighted. Interactions are those of ``rounds.jsonl``; a client or a task
-that was not scored in an interaction is simply not in it.
+Means over clients are unweighted. Interactions are those of ``rounds.jsonl``. A mapping has no
+entry for a client or a task that was not scored in an interaction.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def task_accuracy(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
 
 
 def accuracy_matrix(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
-    """Return ``{(k, task): accuracy on the task when task k had been learnt}``.
+    """Return ``{(k, task): accuracy on the task after task k was learnt}``.
 
-    Task k counts as learnt after the last interaction that trained on it and was scored.
+    That is after the last interaction that trained on task k and was scored.
     """
     scored = task_accuracy(run, view)
     with_scores = {interaction for interaction, _ in scored}
@@ -110,14 +110,14 @@ def accuracy_matrix(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
 
 
 RECEIVED = "received"
-"""What clients hold before they train, whatever a method calls that: a view of their own, or the
-global one."""
+"""The view that stands for what clients hold before they train: ``after_downlink``, or ``global``
+for methods without it."""
 
 
 def comparable_view(runs: Sequence[RunRecord]) -> str:
     """Return a view that all these runs scored after each task: the received model, or the trained.
 
-    Methods keep different models, and only one and the same moment compares what they forget.
+    Methods keep different models; what they forget compares only at one and the same moment.
     """
     stages = [{k for k, _ in accuracy_matrix(run, RECEIVED)} for run in runs]
     return RECEIVED if all(len(found) > 1 for found in stages) else "after_local"
@@ -161,7 +161,7 @@ def weight_vectors(run: RunRecord) -> dict[tuple[int, int], float]:
 def _weights(
     run: RunRecord, kind: type | tuple[type, ...]
 ) -> Iterator[tuple[int, list[Any], list[Any]]]:
-    """Yield interaction, weights and cohort of rows whose weights begin with one of a kind."""
+    """Yield interaction, aggregation weights and cohort of rows with weights of this type."""
     for index, row in enumerate(run.rows):
         weights = table(row.get("series")).get("aggregation_weights")
         if not isinstance(weights, list) or not weights or not isinstance(weights[0], kind):
@@ -221,7 +221,7 @@ def views_of(run: RunRecord) -> list[str]:
 
 
 def view_name(view: str) -> str:
-    """Return how a page calls a view; ``global:nearest`` is one scored by a rule of its own."""
+    """Return the name of a view on a page; ``global:nearest`` is ``global`` by another rule."""
     model, _, rule = view.partition(":")
     name = VIEWS[model].title if model in VIEWS else {RECEIVED: "as received"}.get(model, model)
     return f"{name}, {rule}" if rule else name
@@ -233,7 +233,7 @@ def interaction_of(row: Mapping[str, Any], index: int) -> int:
 
 
 def _by_id(entries: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
-    """Yield what belongs to numbered clients; the evaluator is none."""
+    """Yield the entries of numbered clients, and not the evaluator's."""
     for key, value in entries.items():
         if str(key).isdecimal():
             yield int(key), value

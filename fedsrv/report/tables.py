@@ -122,7 +122,7 @@ def write_html(runs: Sequence[RunRecord], path: Path) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--html {path} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"the page {path} cannot be written: {error.strerror}") from None
 
 
 def _styled(values: Sequence[str], best: int | None) -> list[Text]:

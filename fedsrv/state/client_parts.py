@@ -1,10 +1,10 @@
-"""The server's state of single clients, in files that are written when their content changes.
+"""What the server's state holds for each client, in files that are written when it changes.
 
-This state may be large and mostly unchanged, as every client's generators are. A *part* is a
+This may be much, and most of it unchanged, as with every client's generators. A *part* is a
 client's bundle without its generators, or one generator. The state file of an interaction names the
-file of each part; a file lives as long as a state file names it::
+file of each part, and a file is kept as long as a state file names it::
 
-    part-clients-3-00000007.safetensors      what clients/3 is but for its generators
+    part-clients-3-00000007.safetensors      the bundle clients/3 without its generators
     part-clients-3-4-00000002.safetensors    its generator "4", unchanged since interaction 2
 """
 
@@ -25,7 +25,8 @@ _PART = re.compile(r"clients/([0-9]{1,9})(?:/(?P<key>.+))?")
 _FILE = re.compile(r"part-[^/]+\.safetensors")
 Content = Bundle | GeneratorState
 Manifest = dict[str, str]
-"""The file of each part: ``clients/3`` without its generators, ``clients/3/4`` a generator."""
+"""The file of each part: ``clients/3`` is a bundle without generators, ``clients/3/4`` generator 4.
+"""
 
 
 class ClientParts:
@@ -34,14 +35,14 @@ class ClientParts:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._held: dict[str, tuple[Content, str]] = {}
-        """The object that each part's file was written from or read into, and the file."""
+        """By part: the object that was written to a file or read from it, and that file."""
 
     def save(
         self, number: int, state: ServerState, header: Mapping[str, str], *, fsync: bool
     ) -> Manifest:
-        """Write the parts that are other objects than at the last commit; return all files.
+        """Write the parts that have changed since the last commit; return the files of all parts.
 
-        A changed state consists of new objects, so the same object has the same content.
+        What changes becomes a new object, so a part that is the same object is unchanged.
         """
         held: dict[str, tuple[Content, str]] = {}
         for part, content in _parts(state).items():
@@ -110,7 +111,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _parts(state: ServerState) -> dict[str, Content]:
-    """Return the server's state of clients, by part."""
+    """Return the bundles and the generators of all clients, by part."""
     parts: dict[str, Content] = {}
     for client, bundle in sorted(state.clients.items()):
         parts[f"clients/{client}"] = bundle

@@ -1,9 +1,9 @@
-"""Who trained when, and how far a run may go back for a client's loss.
+"""Who trained when, and how far a run may go back if a client lost a private state.
 
 A power failure loses states that were not synced. The run can always go back for such a loss, since
-everybody keeps states since the durable watermark. For other losses it goes back by
+everybody keeps states since the durable watermark. For another loss the run goes back by
 ``[server] max_rollback`` interactions at most. They count from the newest interaction that was ever
-committed, so that several small losses do not add up to a large one.
+committed, so several small losses do not add up to a large one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class History:
     """Of each interaction, undone ones included: the clients whose uploads count, and the
     interaction of each one's order, which names the private state behind the upload."""
     started_over: Mapping[int, int] = field(default_factory=dict)
-    """After which interaction a client began anew from its initial private state."""
+    """By client: the interaction after which it began anew from its initial private state."""
     highest: int = -1
     """The newest interaction that was ever committed."""
     floor: int = -1
@@ -50,7 +50,7 @@ class History:
         """Refuse a client if the run would have to go back too far for its loss.
 
         Raises:
-            LossTooLarge: names the ways to go on.
+            LossTooLarge: the line names the ways to go on.
         """
         since = self.started_over.get(client, -1)
         trained = [
@@ -74,7 +74,13 @@ class History:
         )
 
     def after(self, interaction: int, ordered: Mapping[int, int], floor: int) -> History:
-        """Return this history with one more committed interaction."""
+        """Return this history with one more committed interaction.
+
+        Args:
+            interaction: that was committed.
+            ordered: the clients whose uploads count, and the interaction of each one's order.
+            floor: the earliest interaction that the run may be rolled back to now.
+        """
         highest = max(self.highest, interaction)
         trained = {**self.trained, interaction: ordered}
         return replace(self, trained=trained, highest=highest, floor=floor)

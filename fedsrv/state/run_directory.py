@@ -25,7 +25,7 @@ def lock(path: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise RunFailed(f"{path} is in use by another process") from None
+        raise RunFailed(f"{path} is in use by another process; wait until that has ended") from None
     return handle
 
 
@@ -142,7 +142,11 @@ def refuse_existing(path: Path) -> None:
 
     Raises:
         ConfigError: says how to go on.
+        RunFailed: a run goes on in it.
     """
     if not is_vacant(path):
+        if (path / ".lock").is_file():
+            with contextlib.suppress(OSError):  # of somebody else: the directory is named below
+                os.close(lock(path))
         what = "already holds a run" if (path / "run.db").exists() else "exists and is not empty"
         raise ConfigError(f"{path} {what}; give --resume to go on with it, or another --out")

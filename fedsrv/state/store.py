@@ -164,14 +164,14 @@ class Store:
         return self._ledger.undone()
 
     def oldest_begun(self, interaction: int) -> int:
-        """Return after which interaction the oldest order began that a commit has to do with.
+        """Return the earliest interaction whose states a commit needs, client states included.
 
-        Clients keep private states from there on: who goes back to that commit may need them.
+        That is its own, or the one from whose state the oldest order under way at it began.
         """
         return min((interaction, *self._begun_from(interaction)))
 
     def _begun_from(self, interaction: int) -> set[int]:
-        """Return the interactions whose states the orders under way at a commit began from."""
+        """Return the interactions from whose states the orders under way at a commit began."""
         record = self.record(interaction)
         return {begun - 1 for _, begun in record.get("under_way", ())} if record else set()
 
@@ -309,7 +309,7 @@ class Store:
             self._ledger.add_profile(client, client_json)
 
     def fixed(self, name: str, numbers: Mapping[int, int]) -> dict[int, int]:
-        """Return the stored numbers of the clients, such as their tasks; store these at first."""
+        """Return the stored numbers of the clients, such as their tasks; the first call stores."""
         if name not in self._ledger.facts():
             with writing(self.path):
                 self._ledger.set_facts(**{name: json.dumps(list(numbers.items()))})

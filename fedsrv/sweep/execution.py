@@ -47,7 +47,7 @@ def execute(
             for failure in each(call, [run for run in group if not run.is_finished]):
                 if failure:
                     say(failure)
-    except KeyboardInterrupt:  # it ended what was under way too; nothing more is begun
+    except KeyboardInterrupt:  # Ctrl-C has ended the runs under way, too; no further one begins
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise Interrupted("stopped; the same command goes on with the sweep") from None
     return [run for run in runs if not run.is_finished]

@@ -15,11 +15,15 @@ from fedsrv.sweep.plan import Cell
 from fedsrv.sweep.tables import Outcome, curve_means
 
 LINES = ("-", "--", ":", "-.")
-"""Of rows beyond the colours there are."""
+"""Line styles; rows that share a colour differ in these."""
 
 
 def draw(outcome: Outcome, path: Path) -> bool:
-    """Write a picture as SVG, the same for the same outcome; tell whether there was one to draw."""
+    """Write a picture as SVG, with the same bytes for the same outcome.
+
+    Returns:
+        Whether there was anything to draw.
+    """
     laddered = len(set(outcome.lengths.values())) > 1
     scores = [h for h, p in outcome.columns.items() if p.startswith("metrics.")] if laddered else []
     panels = [*scores, *outcome.curves]
@@ -74,7 +78,7 @@ def _draw_ladder(axes: Axes, outcome: Outcome, heading: str) -> None:
 
 
 def _draw_curve(axes: Axes, outcome: Outcome, heading: str) -> None:
-    """Draw means over seeds after each round, of the longest runs where there are lengths."""
+    """Draw means over seeds after each round; where runs differ in length, of the longest ones."""
     style, longest = _style(outcome), max(outcome.lengths.values(), default=1)
     for cell, line in curve_means(outcome, outcome.curves[heading]).items():
         if outcome.lengths.get(cell.setting, 1) == longest:

@@ -1,7 +1,7 @@
 """Where the runs of a sweep go: this machine, a Ray cluster, or Slurm.
 
-A place is a context; in it, ``each(call, runs)`` calls a function for each of several runs and
-yields what came back in their order. The machines of a cluster share the sweep's directory.
+A place is a context. In it, ``each(call, runs)`` calls a function for each of several runs, and
+yields the results in the order of the runs. The machines of a cluster share the sweep's directory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedsrv.sweep.plan import PlannedRun
 
 Say = Callable[[str], None]
 Call = Callable[[PlannedRun, Say], str]
-"""Runs one to its end; returns why it failed, or nothing."""
+"""Runs one run to its end; returns why it failed, or an empty text."""
 Each = Callable[[Call, Sequence[PlannedRun]], Iterable[str]]
 Resources = Mapping[str, str | int | float]
 SLURM = "slurm"
@@ -58,6 +58,7 @@ def place_of(
 
 
 def _resource(text: str) -> tuple[str, str | int | float]:
+    """Return KEY and VALUE of ``KEY=VALUE``, as a number where it is one."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise ConfigError(f"--resource {text!r} is not KEY=VALUE, such as num_cpus=2")
@@ -71,20 +72,20 @@ def _resource(text: str) -> tuple[str, str | int | float]:
 
 @contextmanager
 def this_machine(jobs: int, say: Say) -> Iterator[Each]:
-    """Run some at a time here."""
+    """Run ``jobs`` runs at a time on this machine."""
     with ThreadPoolExecutor(jobs) as pool:
         try:
             yield lambda call, runs: pool.map(lambda run: call(run, say), runs)
-        except BaseException:  # Ctrl-C ended what was under way; nothing more is begun
+        except BaseException:  # Ctrl-C has ended the runs under way; no further one begins
             pool.shutdown(cancel_futures=True)
             raise
 
 
 @contextmanager
 def ray_tasks(place: str, resources: Resources, say: Say) -> Iterator[Each]:
-    """Run each as a task of a Ray cluster, which has room for it or waits.
+    """Run each as a task of a Ray cluster; a task waits until the cluster has room for it.
 
-    A task whose node dies is run again elsewhere, and resumes its run.
+    A task whose node dies is started again elsewhere, and resumes its run.
 
     Raises:
         ConfigError: Ray is not installed, or knows no such resource.
@@ -116,7 +117,7 @@ def slurm_jobs(
 
     Args:
         folder: for batch scripts and logs.
-        jobs: of an array at a time; as many as Slurm allows unless given.
+        jobs: how many of an array run at a time; as many as Slurm allows unless given.
         resources: as ``submitit.AutoExecutor.update_parameters`` takes them.
         say: told what is run.
         cluster: ``local`` runs jobs as processes here, for tests.
@@ -177,7 +178,7 @@ class SlurmJob:
         return _called(self.call, run)
 
     def checkpoint(self, run: PlannedRun) -> Any:
-        """Return what Slurm is to run when it takes the node away: the same, which resumes."""
+        """Return what Slurm is to run after it takes the node away: the same run, which resumes."""
         return importlib.import_module("submitit").helpers.DelayedSubmission(self, run)
 
 
@@ -187,4 +188,5 @@ def _called(call: Call, run: PlannedRun) -> str:
 
 
 def _in_a_line(error: BaseException) -> str:
+    """Return an error's message in one line."""
     return " ".join(str(error).split()) or type(error).__name__

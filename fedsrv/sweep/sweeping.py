@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
+from fedmodels.files import write_atomically
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command, write_html
 from fedsrv.state.run_directory import make_directory
@@ -16,7 +17,7 @@ from fedsrv.sweep.pictures import draw
 from fedsrv.sweep.places import Say, place_of
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
 from fedsrv.sweep.record import outcome_of, to_json
-from fedsrv.sweep.tables import latex, page, write_csv
+from fedsrv.sweep.tables import Outcome, latex, page, write_csv
 
 
 def run_sweep(
@@ -50,7 +51,8 @@ def run_sweep(
     Raises:
         ConfigError: a row is none of the sweep's, no experiment comes of it, a finished run had
             another config, the directory cannot be used, or no run has one of the columns.
-        RunFailed: some runs failed or are damaged; the tables of the others are written.
+        RunFailed: some runs failed or are damaged, and the tables of the others are written; or
+            the disk is full.
     """
     first = next(iter(sweep.methods))
     rows = list(only) or list(sweep.methods)
@@ -67,25 +69,47 @@ def run_sweep(
     failed += damaged
     ended = [run for run in runs if run not in failed]
     html = out / "report.html"
-    if sweep.columns:
-        outcome = outcome_of(sweep, runs, len(seeds), damaged)
-        text = page(outcome)
-        (out / "table.md").write_text(text)
-        (out / "table.tex").write_text(latex(outcome))
-        (out / "record.json").write_text(to_json(outcome))
-        write_csv(outcome, out)
-        draw(outcome, out / "picture.svg")
-        say(text)
-        if ended:
-            write_html([read_run(run.directory) for run in ended], html)
-            say(f"report: {html}")
-    elif ended:
-        report_command([run.directory for run in ended], html)
+    with _writing_tables(out):
+        if sweep.columns:
+            outcome = outcome_of(sweep, runs, len(seeds), damaged)
+            _tabulate(outcome, out, say)
+            if ended:
+                write_html([read_run(run.directory) for run in ended], html)
+                say(f"report: {html}")
+        elif ended:
+            report_command([run.directory for run in ended], html)
     if failed:
         names = ", ".join(run.directory.name for run in failed)
         raise RunFailed(f"{len(failed)} of {len(runs)} runs failed and are left out: {names}")
     if sweep.columns:
         check_columns(sweep.columns, outcome.runs, ended[0].directory)
+
+
+def _tabulate(outcome: Outcome, out: Path, say: Say) -> None:
+    """Say the tables of a sweep, and write all files that are made of its columns."""
+    text = page(outcome)
+    say(text)
+    write_atomically(out / "table.md", text)
+    write_atomically(out / "table.tex", latex(outcome))
+    write_atomically(out / "record.json", to_json(outcome))
+    write_csv(outcome, out)
+    draw(outcome, out / "picture.svg")
+
+
+@contextmanager
+def _writing_tables(out: Path) -> Iterator[None]:
+    """Turn an error of writing what runs came to into one line.
+
+    Raises:
+        RunFailed: the disk is full, or fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(
+            f"the tables in {out} cannot be written: {error.strerror}; the runs are kept: make "
+            "room, and the same command writes the tables"
+        ) from None
 
 
 def _is_sound(run: PlannedRun, sweep: Sweep, say: Say) -> bool:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean, pstdev
 
+from fedmodels.files import replacing
 from fedmodels.numerics.metric_names import metric
 from fedsrv.sweep.figures import (
     Difference,
@@ -192,7 +193,7 @@ def _escaped(text: str) -> str:
 
 def write_csv(outcome: Outcome, out: Path) -> None:
     """Write ``runs.csv``, a value a line, and ``differences.csv``, a comparison a line."""
-    with (out / "runs.csv").open("w", newline="") as file:
+    with replacing(out / "runs.csv") as path, path.open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["setting", "row", "seed", "column", "path", "value"])
         for heading, values in outcome.values.items():
@@ -200,7 +201,7 @@ def write_csv(outcome: Outcome, out: Path) -> None:
                 for seed, value in seeds.items():
                     facts = [cell.setting, cell.row, seed, heading, outcome.columns[heading]]
                     lines.writerow([*facts, "" if value is None else value])
-    with (out / "differences.csv").open("w", newline="") as file:
+    with replacing(out / "differences.csv") as path, path.open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["setting", "row", "against", "column", "pairs", "mean", "low", "high"])
         for heading, found in outcome.differences.items():

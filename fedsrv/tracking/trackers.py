@@ -7,8 +7,8 @@ import importlib.util
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
-from operator import methodcaller
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Protocol
@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 
 PROJECT = "fedtide"
 """Name of the experiment or project under which a tracker lists runs."""
+CLOSE_S = 60.0
+"""Time for trackers to write what is left, at the end of a run."""
 MOST_LETTERS = 300
-"""Of what a tracker says of its failure."""
+"""Length of a tracker's error in our lines, at most."""
 Ending = Callable[[], None]
 """Waits until everything told so far is written, and closes."""
 
@@ -143,20 +145,34 @@ def _missing(name: str) -> str:
 
 
 def track(events: EventLog, experiment: Experiment, out: Path) -> Ending:
-    """Hand every score to the trackers of the config, from a thread; return what ends that.
+    """Hand every score to the trackers of the config, each in a thread; return what ends that.
 
-    A tracker that fails later is named in the log and told nothing more; the run goes on.
+    A tracker that fails later is named in the log and told nothing more; the run goes on. So is one
+    that does not close in time.
 
     Raises:
         ConfigError: one of them is not installed, or cannot begin.
     """
     trackers = {name: _begun(name, experiment, out) for name in wanted(experiment)}
-    thread = threading.Thread(target=_write, args=(events, trackers), name="tracking", daemon=True)
-    thread.start()
+    threads = {
+        name: threading.Thread(target=_write, args=(events, name, tracker), name=name, daemon=True)
+        for name, tracker in trackers.items()
+    }
+    for thread in threads.values():
+        thread.start()
 
     def end() -> None:
         events.close()
-        thread.join()
+        until = time.monotonic() + CLOSE_S
+        for name, thread in threads.items():
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                log.warning(
+                    "%s does not close within %g s; the run ends without it, and its last metrics "
+                    "may be missing there",
+                    name,
+                    CLOSE_S,
+                )
 
     return end
 
@@ -173,22 +189,16 @@ def _begun(name: str, experiment: Experiment, out: Path) -> Tracker:
         ) from None
 
 
-def _write(events: EventLog, trackers: dict[str, Tracker]) -> None:
-    for event in events.listen(from_start=True):
-        if event.kind == "scores":
-            _tell(trackers, methodcaller("log", event.interaction, event.detail["metrics"]))
-    _tell(trackers, methodcaller("close"))
-
-
-def _tell(trackers: dict[str, Tracker], call: Callable[[Tracker], object]) -> None:
-    """Call every tracker; drop one that fails."""
-    for name, tracker in list(trackers.items()):
-        try:
-            call(tracker)
-        except Exception as error:  # a package of somebody else raises errors of its own
-            del trackers[name]
-            reason = _in_one_line(error)
-            log.warning("%s failed and gets no further metrics; the run goes on: %s", name, reason)
+def _write(events: EventLog, name: str, tracker: Tracker) -> None:
+    """Tell one tracker everything, until the run ends or the tracker fails."""
+    try:
+        for event in events.listen(from_start=True):
+            if event.kind == "scores":
+                tracker.log(event.interaction, event.detail["metrics"])
+        tracker.close()
+    except Exception as error:  # a package of somebody else raises errors of its own
+        reason = _in_one_line(error)
+        log.warning("%s failed and gets no further metrics; the run goes on: %s", name, reason)
 
 
 def _in_one_line(error: Exception) -> str:

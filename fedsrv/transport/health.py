@@ -6,6 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedmodels.errors import LinkError
+from fedsrv.transport.tls import distrust_of
 
 HEALTH_S = 5.0
 """A coordinator that is there answers sooner."""
@@ -14,15 +15,15 @@ HEALTH_S = 5.0
 def check_health(
     address: str, credentials: grpc.ChannelCredentials | None = None, within_s: float = HEALTH_S
 ) -> None:
-    """Return if a coordinator serves.
+    """Check that a coordinator serves.
 
     Args:
         address: HOST:PORT of the coordinator.
-        credentials: of a monitor, where it serves TLS.
+        credentials: of a monitor, if the coordinator serves TLS.
         within_s: how long the answer may take.
 
     Raises:
-        LinkError: it does not answer, or is about to end.
+        LinkError: it does not answer, is about to end, or its certificate is not trusted.
     """
     channel = (
         grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
@@ -33,7 +34,8 @@ def check_health(
                 health_pb2.HealthCheckRequest(), timeout=within_s, wait_for_ready=True
             )
         except grpc.RpcError as error:
-            raise LinkError(f"no health of {address}: {error.code().name}") from None
+            why = distrust_of(channel, address) or f"no health of {address}: {error.code().name}"
+            raise LinkError(why) from None
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
         raise LinkError(f"{address} says {status}: it is about to end")

@@ -12,6 +12,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
 from fedsrv.transport.event_messages import event_of
 from fedsrv.transport.service import SERVICE
+from fedsrv.transport.tls import distrust_of
 
 CONNECT_S = 10.0
 """A coordinator that is there answers sooner."""
@@ -32,7 +33,7 @@ def watched(
         connect_s: how long the coordinator may take to answer.
 
     Raises:
-        LinkError: nobody answers, or the coordinator refuses.
+        LinkError: nobody answers, the coordinator refuses, or its certificate is not trusted.
     """
     channel = (
         grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
@@ -41,10 +42,11 @@ def watched(
         try:
             grpc.channel_ready_future(channel).result(connect_s)
         except grpc.FutureTimeoutError:
-            raise LinkError(
+            why = (
                 f"no coordinator answers at {address}: is the address right, the run still going "
                 "on, and TLS used on both sides or on none?"
-            ) from None
+            )
+            raise LinkError(distrust_of(channel, address) or why) from None
         watch: Any = channel.unary_stream(
             f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString
         )

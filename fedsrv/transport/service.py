@@ -161,7 +161,7 @@ class Service:
     def join_several(
         self, request: rpc.JoinSeveralRequest, context: grpc.ServicerContext
     ) -> rpc.JoinSeveralResponse:
-        """Admit several clients of one process; those before one that is refused are admitted."""
+        """Admit several clients of one process; if one is refused, those before it are admitted."""
         clients = [self._client(one.client_id, context) for one in request.clients]
         self._check_run(request, "these clients' state directories belong")
         if not clients:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import grpc
 
+from fedpb.handshakes import distrust
 from fedpb.pem import check_certificate, check_pair, read_pem
 
 IDENTITY_SCHEME = "fedtide:"
@@ -43,6 +44,18 @@ def monitor_credentials(ca: Path, cert: Path, key: Path) -> grpc.ChannelCredenti
     cert_pem, key_pem = read_pem(cert, "--tls-cert"), read_pem(key, "--tls-key")
     check_pair(cert, cert_pem, key, key_pem)
     return grpc.ssl_channel_credentials(ca_pem, key_pem, cert_pem)
+
+
+def distrust_of(channel: grpc.Channel, address: str) -> str:
+    """Return why a channel that never got ready distrusts its server; empty if it does not.
+
+    Only a call that does not wait for the channel is told that.
+    """
+    try:
+        channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1.0)
+    except grpc.RpcError as error:
+        return distrust(error.details() or "", address)
+    return ""
 
 
 def peer_identity(context: grpc.ServicerContext) -> str | None:

@@ -94,7 +94,7 @@ class _Outlet(io.FileIO):
 def outlive_readers() -> None:
     """Go on when whoever reads standard output has gone, as after ``fedsrv launch … | head -1``.
 
-    A run takes hours; what it says of them must not end it.
+    A run takes hours, and lines that nobody reads must not end it.
     """
     out = sys.__stdout__
     if out is None or sys.stdout is not out:  # a test or an embedding program reads it itself
@@ -107,10 +107,10 @@ def outlive_readers() -> None:
 
 
 def set_up_logging(level: LogLevel, *, as_json: bool = False) -> None:
-    """Say what is logged at this level and above, as plain lines or as objects.
+    """Write what is logged at this level and above, as plain lines or as JSON objects.
 
-    gRPC's core says nothing beside them unless ``GRPC_VERBOSITY`` asks for it: its errors come as
-    exceptions too, and a user's mistake gets one line.
+    gRPC's core writes no lines of its own unless ``GRPC_VERBOSITY`` asks for them: its errors come
+    as exceptions too, and a user's mistake gets one line.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     outlive_readers()
@@ -120,6 +120,5 @@ def set_up_logging(level: LogLevel, *, as_json: bool = False) -> None:
         objects.setFormatter(JsonLines())
         how = {"handlers": [objects]}
     logging.basicConfig(level=level.value.upper(), **how)
-    logging.getLogger("torch").setLevel(
-        max(level.number, logging.WARNING)
-    )  # else its caches' sizes
+    quiet = max(level.number, logging.WARNING)  # at lower levels torch logs the sizes of its caches
+    logging.getLogger("torch").setLevel(quiet)

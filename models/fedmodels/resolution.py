@@ -1,4 +1,4 @@
-"""From the text of a config to a resolved experiment: names are looked up, defaults filled in."""
+"""From a config to a resolved experiment: names are looked up, defaults filled in."""
 
 from __future__ import annotations
 
@@ -16,6 +16,21 @@ from fedmodels.errors import ConfigError, suggestion
 from fedmodels.own_code import digest_of, is_own, own_name
 
 log = logging.getLogger(__name__)
+
+
+def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read and check a config file; ``overrides`` are those of :func:`parse_experiment`.
+
+    Raises:
+        ConfigError: it cannot be read, or says what it must not.
+    """
+    try:
+        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the config {path}: {error}") from None
+    return parse_experiment(text, str(path), overrides)
 
 
 def parse_experiment(

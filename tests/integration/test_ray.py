@@ -89,7 +89,7 @@ def launch(tmp_path: Path, nodes: Nodes, steer: Path) -> Iterator[Any]:
         one.close()
 
 
-def test_more_hosts_than_there_is_room_for(launch: Any) -> None:
+def test_more_hosts_than_there_is_room_for_are_refused(launch: Any) -> None:
     status, output = launch("--host-cpus", "2").end(PATIENCE_S)
     assert status == 2
     assert "has room for 2 hosts of 2 CPU and 0 GPU, and 3 are to run, one of them for" in output
@@ -107,7 +107,7 @@ def test_data_are_dealt_out_on_the_nodes(launch: Any, tmp_path: Path) -> None:
     assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
 
 
-def test_a_sweep_whose_runs_are_tasks(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_sweep_whose_runs_are_tasks_runs_each_once(nodes: Nodes, tmp_path: Path) -> None:
     """What is finished is not run again; a run that cannot be is named with its reason."""
     write_config(tmp_path / "preset.toml", experiment_of(tables("fedavg", evaluate={"every": 0})))
     rows = {"fine": "fedavg", "wrong": "fedprox mu=0.5 net.weights='none.safetensors'"}
@@ -127,7 +127,9 @@ def test_a_sweep_whose_runs_are_tasks(nodes: Nodes, tmp_path: Path) -> None:
     assert summary_of(tmp_path / "out" / "fine-seed0")
 
 
-def test_a_node_that_dies(launch: Any, nodes: Nodes, tmp_path: Path, steer: Path) -> None:
+def test_a_node_that_dies_costs_nothing(
+    launch: Any, nodes: Nodes, tmp_path: Path, steer: Path
+) -> None:
     """Its hosts are placed elsewhere, and the run ends in the same bits as in one process.
 
     So it does after the death of a host alone.

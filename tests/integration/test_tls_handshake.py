@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 
+from fedcli.runtime.link import Link
 from fedcli.runtime.tls import channel_credentials
+from fedmodels.errors import LinkError
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.transport import certificates as certs
+from fedsrv.transport.health import check_health
+from fedsrv.transport.monitor import watched
 from fedsrv.transport.tls import peer_identity, server_credentials
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(60)]
@@ -45,10 +50,10 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def serve(directory: Path, client_ca: Path | None) -> Iterator[int]:
+def serve(directory: Path, client_ca: Path | None, host: str = "127.0.0.1") -> Iterator[int]:
     server = grpc.server(ThreadPoolExecutor(2), handlers=[WhoAmI()])
     keys = server_credentials(directory / "server.pem", directory / "server.key", client_ca)
-    port = server.add_secure_port("127.0.0.1:0", keys)
+    port = server.add_secure_port(f"{host}:0", keys)
     server.start()
     yield port
     server.stop(None).wait()
@@ -62,6 +67,13 @@ def mutual(authority: Path) -> Iterator[int]:
 @pytest.fixture
 def one_sided(authority: Path) -> Iterator[int]:
     yield from serve(authority, None)
+
+
+@pytest.fixture
+def elsewhere(authority: Path) -> Iterator[str]:
+    """Return an address that the server there has no certificate for."""
+    for port in serve(authority, None, "127.0.0.2"):
+        yield f"127.0.0.2:{port}"
 
 
 def ask(port: int, credentials: grpc.ChannelCredentials, host: str = "localhost") -> str:
@@ -113,6 +125,38 @@ def test_the_servers_certificate_is_no_clients(authority: Path, mutual: int) -> 
 
 def test_a_client_refuses_a_server_it_does_not_trust(stranger: Path, one_sided: int) -> None:
     refused(one_sided, channel_credentials(stranger / "ca.pem"))
+
+
+def joined(address: str, keys: grpc.ChannelCredentials) -> None:
+    link = Link(address, keys, give_up_after_s=10)
+    try:
+        link.join(rpc.JoinRequest(client_id="7"))
+    finally:
+        link.close()
+
+
+CALLERS = {
+    "join": joined,
+    "watch": lambda address, keys: list(watched(address, keys, connect_s=0.5)),
+    "health": lambda address, keys: check_health(address, keys, within_s=0.5),
+}
+
+
+@pytest.mark.parametrize("call", CALLERS.values(), ids=CALLERS)
+def test_why_a_server_is_not_trusted_is_one_line(
+    authority: Path,
+    stranger: Path,
+    elsewhere: str,
+    call: Callable[[str, grpc.ChannelCredentials], object],
+) -> None:
+    with pytest.raises(LinkError) as caught:
+        call(elsewhere, channel_credentials(authority / "ca.pem"))
+    assert str(caught.value) == (
+        f"TLS: the certificate of the server at {elsewhere} does not name the address 127.0.0.2; "
+        "give one that it names, or issue it anew with --host 127.0.0.2"
+    )
+    with pytest.raises(LinkError, match=r"is not signed by the authority that --tls-ca names"):
+        call(elsewhere, channel_credentials(stranger / "ca.pem"))
 
 
 def test_a_client_refuses_a_client_that_plays_server(authority: Path) -> None:

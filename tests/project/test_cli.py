@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 import fedcli.cli
 import fedsrv.cli
 from fedmodels.errors import ConfigError, LinkError
+from fedmodels.resolution import read_experiment
 
 FEDSRV = {
     "launch": {"CONFIG", "--out", "--set", "--hosts", "--resume"},
@@ -185,10 +186,9 @@ def test_exit_status(monkeypatch, capsys, module, error, status):
     assert run(monkeypatch, capsys, module)[0] == status
 
 
-@pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
-def test_a_config_may_begin_with_the_mark_of_some_editors(module, config):
+def test_a_config_may_begin_with_the_mark_of_some_editors(config):
     config.write_text(config.read_text(), "utf-8-sig")
-    assert module.read_experiment(config, []).method.name == "fedprox"
+    assert read_experiment(config).method.name == "fedprox"
 
 
 @pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])

@@ -1,4 +1,4 @@
-"""Pages say what the code does: configs parse, generated pages are current, timeouts are true."""
+"""Pages say what the code does: examples parse, generated pages are current, timeouts are true."""
 
 from __future__ import annotations
 
@@ -6,28 +6,38 @@ import ast
 import importlib.util
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+from fedmodels.data_description import ClientFile
 from fedmodels.errors import ConfigError
+from fedmodels.methods import make, names
 from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.compression import Compression
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
+from fedsrv.availability import is_there, read_availability
+from fedsrv.engine.buffered_rounds import check_asynchronous
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LEAST = {"net": {"name": "mlp"}, "method": {"name": "fedavg"}, "scenario": {"kind": "iid"}}
 """What a fragment of a config is completed with."""
+OURS = set(names()) - set(entry_points(group="fedtide.methods").names)
 CONSTANT = re.compile(r"^[A-Z][A-Z_]*_M?S$")
 
 
-def tables() -> list[tuple[str, str]]:
-    """Return every block of TOML, with its page."""
-    block = re.compile(r"^```toml[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Return every block of code in a language, with its page."""
+    block = re.compile(rf"^```{language}(?: [^\n]*)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
     return [(page.name, text) for page in PAGES for text in block.findall(page.read_text())]
 
 
-@pytest.mark.parametrize(("page", "text"), tables())
+@pytest.mark.parametrize(("page", "text"), blocks("toml"))
 def test_a_block_of_toml_is_a_config(page: str, text: str) -> None:
     content = tomllib.loads(text)
     if "methods" not in content:  # the tables of a study
@@ -35,9 +45,78 @@ def test_a_block_of_toml_is_a_config(page: str, text: str) -> None:
 
 
 def test_blocks_of_toml_were_found() -> None:
-    assert {"tutorial-images.md", "tutorial-sensors.md", "data.md"} <= {p for p, _ in tables()}
+    assert {"tutorial-images.md", "tutorial-sensors.md", "data.md"} <= {
+        p for p, _ in blocks("toml")
+    }
     with pytest.raises(ConfigError):
         experiment_of({**LEAST, "data": {"nme": "digits"}})
+
+
+def test_python_of_the_pages_compiles() -> None:
+    found = blocks("python")
+    assert {"README.md", "data.md", "tutorial-images.md"} <= {page for page, _ in found}
+    for page, text in found:
+        compile(text, page, "exec")
+
+
+def test_the_least_description_is_one() -> None:
+    ((page, text),) = blocks("json")
+    assert page == "data.md"
+    assert ClientFile.model_validate_json(text).num_classes == 3
+
+
+def test_the_trace_says_what_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "populations.md").read_text()
+    (trace,) = re.findall(
+        r"^```\n(client,from,until\n.*?)^```$", page, flags=re.DOTALL | re.MULTILINE
+    )
+    (tmp_path / "there.csv").write_text(trace)
+    schedule = {"clients": 3, "availability": str(tmp_path / "there.csv")}
+    found = read_availability(experiment_of({**LEAST, "schedule": schedule}))
+    there = [t for t in range(40) if is_there(found, 0, t)]
+    assert there == [*range(10), *range(20, 30)]
+    assert is_there(found, 2, 1_000)
+
+
+def test_the_chart_knows_the_keys_of_the_page() -> None:
+    ((_, text),) = blocks("yaml")
+    known = (ROOT / "deploy" / "helm" / "values.yaml").read_text()
+    keys = re.findall(r"(\w+): ", text)
+    assert {"name", "clients", "dataClaim", "tlsSecret"} == set(keys)
+    assert all(f"{key}:" in known for key in keys)
+
+
+def named(page: str, begins: str) -> set[str]:
+    """Return the methods that a page names in the sentence that begins so."""
+    text = " ".join((ROOT / "docs" / page).read_text().split())
+    sentence = text[text.index(begins) :].partition(". ")[0]
+    return set(re.findall(r"`([\w-]+)`", sentence)) & OURS
+
+
+def accepting(check: Callable[[Method, RunFacts], object], **tables: object) -> set[str]:
+    """Return the methods that a check lets pass in a run with these tables."""
+    found = set()
+    for name in OURS:
+        net = {"name": "hart", "alp": True} if name == "fedali" else {"name": "digits-cnn"}
+        run = experiment_of({**LEAST, "net": net, "method": {"name": name}, **tables})
+        shape = (128, 6) if name == "fedali" else (1, 28, 28)
+        try:
+            check(make(name), RunFacts(run, Problem(shape, 10)))
+        except ConfigError:
+            continue
+        found.add(name)
+    return found
+
+
+def test_the_methods_of_asynchronous_rounds_are_those_that_the_page_names() -> None:
+    schedule = {"clients": 3, "order": "asynchronous", "buffer": 2}
+    told = named("asynchronous.md", "Methods whose server averages")
+    assert accepting(check_asynchronous, schedule=schedule) == told | {"centralized"}
+
+
+def test_the_methods_without_compression_are_those_that_the_page_names() -> None:
+    found = accepting(Compression.of, compression={"up": "int8", "down": "int8"})
+    assert OURS - found == named("compression.md", "Methods without such parameters")
 
 
 def generated(name: str) -> str:

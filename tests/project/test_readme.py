@@ -1,7 +1,8 @@
-"""Every command the README shows exists, with the options it is shown with."""
+"""Every command that a page shows exists, with the options, configs and keys it is shown with."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 import typer
 
 from fedcli.cli import app as fedcli
+from fedmodels.resolution import parse_experiment
 from fedsrv.cli import app as fedsrv
+from fedsrv.presets import preset_directory, presets
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -25,6 +28,22 @@ def shown(page: Path) -> list[str]:
     lines = [part for block in blocks for line in block.splitlines() for part in line.split("&&")]
     lines += re.findall(r"`((?:fedsrv|fedcli) [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
     return [line.strip() for line in lines if re.match(r"\s*(fedsrv|fedcli) [a-z]", line)]
+
+
+def preset_of(words: list[str]) -> Path | None:
+    """Return the config of fedtide that a command is given: by path, or as ``init`` copies it."""
+    for word in (word for word in words if word.endswith(".toml")):
+        if (ROOT / word).exists() or word.startswith(("examples/", "benchmarks/")):
+            return ROOT / word
+        if word.removesuffix(".toml") in presets():
+            return preset_directory() / word
+    return None
+
+
+def benchmarked(page: Path) -> list[str]:
+    """Return the benchmarks that a page starts."""
+    text = re.sub(r"\\\n", " ", page.read_text())
+    return re.findall(r"python -m (benchmarks\b[^`#\n]*)", text)
 
 
 def deployed(path: Path) -> list[str]:
@@ -54,6 +73,50 @@ def test_a_shown_command_exists(page: str, line: str) -> None:
     for word in words:
         if re.match(r"--[a-z]", word):
             assert word.partition("=")[0].rstrip("…") in options, (line, sorted(options))
+
+
+def started() -> list[tuple[str, list[str], Path]]:
+    """Return page, words and config of every shown command that takes a config of fedtide."""
+    found = [(page, shlex.split(line, comments=True)) for page, line in SHOWN]
+    return [(page, words, path) for page, words in found if (path := preset_of(words)) is not None]
+
+
+STARTED = started()
+
+
+@pytest.mark.parametrize(
+    ("words", "path"), [row[1:] for row in STARTED], ids=[" ".join(w)[:60] for _, w, _ in STARTED]
+)
+def test_a_shown_config_takes_the_keys_it_is_shown_with(words: list[str], path: Path) -> None:
+    assert path.exists()
+    if words[1] != "sweep":  # test_studies.py reads those
+        keys = [after for word, after in itertools.pairwise(words) if word == "--set"]
+        parse_experiment(path.read_text(), path.name, keys)
+
+
+def test_configs_with_keys_were_found() -> None:
+    assert {"README.md", "fedali.md", "populations.md"} <= {page for page, *_ in STARTED}
+    assert len([words for _, words, _ in STARTED if "--set" in words]) >= 15
+
+
+BENCHMARKED = [line for page in PAGES for line in benchmarked(page)]
+
+
+@pytest.mark.parametrize("line", BENCHMARKED)
+def test_a_shown_benchmark_exists(line: str) -> None:
+    module, *words = shlex.split(line)
+    source = ROOT / (module.replace(".", "/") + ".py")
+    assert source.exists()
+    for word in words:
+        assert not word.startswith("--") or f'"{word}"' in source.read_text(), word
+        assert not word.endswith(".toml") or "/" not in word or (ROOT / word).exists(), word
+
+
+def test_shown_studies_exist() -> None:
+    studies = [s for page in PAGES for s in re.findall(r"STUDY=([\w-]+)", page.read_text())]
+    assert len(studies) >= 10
+    assert {s for s in studies if not (ROOT / "benchmarks/studies" / f"{s}.toml").exists()} == set()
+    assert len(BENCHMARKED) >= 15
 
 
 def test_the_readme_shows_its_commands() -> None:

@@ -94,7 +94,7 @@ def test_how_much_is_said(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
-def test_a_level_that_there_is_not(
+def test_an_unknown_log_level_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     module: Any,

@@ -8,9 +8,9 @@ from fedcli.data.arrays import IntArray
 
 
 class Deck:
-    """Cards in random order; nobody gets one twice in a hand, and none comes back too early.
+    """Cards in random order, dealt in hands; no hand holds a card twice.
 
-    All cards are dealt before one is dealt again. So hands are disjoint while the cards last.
+    All cards are dealt before any is dealt again, so hands are disjoint while the cards last.
     """
 
     def __init__(self, cards: IntArray, rng: np.random.Generator) -> None:

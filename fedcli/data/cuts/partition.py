@@ -1,8 +1,8 @@
 """Who holds what: index arrays for every client and task of a scenario.
 
 The functions that cut are pure numpy and draw from :func:`fedcli.data.cuts.seeds.rng_of` only, so
-the same seed gives the same partition in every process. ``pairs`` are (client, task), numbered
-client by client; K is the number of classes, U the number of pairs.
+the same seed gives the same partition in every process. A pair is (client, task); pairs are
+numbered client by client. K is the number of classes, U the number of pairs.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _kept(
 
 
 def _cut(scenario: ScenarioTable, given: CutInput) -> Partition:
-    """Cut by the function of this kind of scenario."""
+    """Return the partition of the examples given, cut by the function of the scenario's kind."""
     match scenario:
         case Iid():
             return _iid(given)
@@ -192,6 +192,7 @@ def _per_class_shards(scenario: PerClassShards, given: CutInput) -> Partition:
 
 
 def _drawn(scenario: Drawn, given: CutInput) -> Partition:
+    """Draw the classes of each pair, then its examples of each class."""
     width = scenario.classes or min(given.num_classes, scenario.examples)
     if width > given.num_classes:
         raise ConfigError(f"[scenario] classes = {width} exceeds the {given.num_classes} classes")
@@ -217,6 +218,7 @@ def _natural(scenario: Natural, given: CutInput) -> Partition:
 
 
 def _replay(scenario: ReplayTable, given: CutInput) -> Partition:
+    """Cut a stream of pFedGRP's for each client; clients draw from the same examples."""
     clients = []
     for i in range(len(given.tasks)):
         rng = given.rng("clients", i)
@@ -242,6 +244,7 @@ def _types(scenario: ReplayTable, pairs: int, rng: np.random.Generator) -> tuple
 
 
 def _dirichlet_pooled(scenario: DirichletPooled, given: CutInput) -> Partition:
+    """Deal training and test set out as one, then split each client's share into both."""
     if scenario.same_props:
         return _same_props(scenario, given)
     labels, rng = given.pooled_labels, given.rng("clients")
@@ -268,7 +271,7 @@ def _dirichlet_pooled(scenario: DirichletPooled, given: CutInput) -> Partition:
 
 
 def _same_props(scenario: DirichletPooled, given: CutInput) -> Partition:
-    """Cut training and test set separately by the same proportions (FedTP)."""
+    """Cut the training set and the test set separately, by the same proportions (FedTP)."""
     rng, owners = given.rng("clients"), len(given.tasks)
     sizes = np.bincount(given.train, minlength=given.num_classes)
     test_sizes = np.bincount(given.test, minlength=given.num_classes)
@@ -287,7 +290,7 @@ def _same_props(scenario: DirichletPooled, given: CutInput) -> Partition:
 
 
 def _mapped_back(out: Partition, kept: IntArray, kept_test: IntArray) -> Partition:
-    """Return the partition with indices of the data set instead of those after the long tail."""
+    """Return the partition with indices into the data set, in place of those after the tail."""
     clients = tuple(
         tuple(TaskIndices(kept[t.train], kept_test[t.test]) for t in tasks) for tasks in out.clients
     )

@@ -32,7 +32,8 @@ def label_rows(
 ) -> IntArray:
     """Deal one label per shard out to the pairs.
 
-    Each class gives ``int(S * U / K)`` shards; what does not fill a row of every pair is dropped.
+    Each class gives ``int(S * U / K)`` shards. Every row gets equally many labels; labels that are
+    left over are dropped.
 
     Args:
         num_classes: K.
@@ -45,7 +46,8 @@ def label_rows(
         (U, S') int64, row u the classes of pair u; S' = S where K divides S * U.
 
     Raises:
-        ConfigError: there are too few shards for every class or pair to have one.
+        ConfigError: there are too few shards for every class or pair to have one, or labels cannot
+            be dealt out without a row that repeats one.
     """
     per_class = shards * num_pairs // num_classes
     width = per_class * num_classes // num_pairs
@@ -78,6 +80,7 @@ def _without_repeats(rows: IntArray, num_classes: int, rng: np.random.Generator)
         if repeat is None:
             return rows
         u, j = repeat
+        # a label that row u lacks, in a row that lacks the repeated label
         fits = ~np.isin(rows, rows[u]) & ~(rows == rows[u, j]).any(axis=1, keepdims=True)
         spots = np.argwhere(fits)
         v, i = spots[rng.integers(len(spots))] if len(spots) else (rng.integers(num_pairs), 0)
@@ -104,12 +107,11 @@ def per_class_shards(
     rows: IntArray | None = None,
     distinct_labels: bool = False,
 ) -> tuple[list[IntArray], IntArray]:
-    """Cut every class in equally many shards and deal them out: GLDP's [N, S, M], U = N * M.
+    """Cut every class into equally many shards and deal them out: GLDP's [N, S, M], U = N * M.
 
-    Class k with n_k examples gives ``int(S * U / K)`` shards: with ``q, r = divmod(n_k, that)``, r
-    of them have q + 1 examples and the others q. Pair u takes, for each label of its row, one
-    unused random shard of that class. CIFAR-10 with [20, 4, 5] or [100, 4, 1]: 40 shards of 125
-    per class, 500 examples a pair.
+    Every class gives ``int(S * U / K)`` shards, whose sizes differ by one at most. For each label
+    of its row, pair u takes one unused random shard of that class. CIFAR-10 with [20, 4, 5] or
+    [100, 4, 1]: 40 shards of 125 per class, 500 examples a pair.
 
     Args:
         labels: (n,) class of each example.
@@ -117,14 +119,14 @@ def per_class_shards(
         num_pairs: U.
         shards: S, shards of each pair.
         rng: draws rows, examples and shards.
-        rows: (U, S') classes of each pair, to cut a test set as its training set was cut.
+        rows: (U, S') classes of each pair; gives a test set the rows of its training set.
         distinct_labels: no row holds a label twice (ignored where ``rows`` is given).
 
     Returns:
         For each pair the indices of its examples, ascending, and the rows (U, S').
 
     Raises:
-        ConfigError: there are too few shards for every class or pair to have one.
+        ConfigError: see :func:`label_rows`.
     """
     if rows is None:
         rows = label_rows(num_classes, num_pairs, shards, rng, distinct_labels=distinct_labels)
@@ -146,7 +148,7 @@ def label_shards(
     *,
     order: Sequence[int] | IntArray | None = None,
 ) -> list[IntArray]:
-    """Cut the label-sorted examples in U * S equal shards; pair u takes S of them in random order.
+    """Cut the label-sorted examples into U * S equal shards, and give each pair S random ones.
 
     Shards may straddle two classes and differ in size by one; nothing is dropped (FedMLP).
     Labels 0 0 0 0 0 1 1 1 1 2 2 2 for 3 pairs with 2 shards: [00][00][01][11][12][22]; the order

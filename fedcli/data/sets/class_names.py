@@ -36,8 +36,10 @@ CIFAR100_TREE = {
 }
 """CIFAR-100: the fine classes of each coarse one; coarse classes are in label order."""
 CIFAR100_COARSE = tuple(CIFAR100_TREE)
+"""CIFAR-100: the coarse classes, in label order."""
 CIFAR100_COARSE_OF = {
     fine: coarse for coarse, names in enumerate(CIFAR100_TREE.values()) for fine in names
 }
+"""CIFAR-100: the coarse label of each fine class."""
 CIFAR100 = tuple(sorted(CIFAR100_COARSE_OF))
-"""CIFAR-100: the fine classes; their label order is the alphabet's."""
+"""CIFAR-100: the fine classes, in label order, which is alphabetical."""

@@ -1,7 +1,7 @@
 """FEMNIST (Caldas et al., LEAF, 2018), from the JSON files that LEAF's script writes.
 
 ``femnist/data/{train,test}/*.json``, or ``femnist/data/all_data/*.json``, hold ``users`` and
-``user_data``: {writer: {"x": [784 numbers, 1 is white], "y": [labels]}}.
+``user_data``: {writer: {"x": [images of 784 numbers, where 1 is white], "y": [labels]}}.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Written = tuple[NDArray[np.uint8], IntArray, list[str]]
 def femnist(source: Source) -> Dataset:
     """Load FEMNIST, one natural client per writer.
 
-    Without LEAF's own split every fifth example of each class is for test. For FedMLP's balanced
-    set of 62 x 600 set ``max_per_class = 600``.
+    Without LEAF's own split, every fifth example of each class is for test. ``max_per_class = 600``
+    makes FedMLP's balanced set of 62 x 600.
 
     Raises:
         DataError: the files are missing or damaged.
@@ -51,7 +51,7 @@ def femnist(source: Source) -> Dataset:
 
 
 def _made(train: Written, test: Written) -> Dataset:
-    """Number the writers in sorted order and put the parts together."""
+    """Return the data set of both parts, with writers numbered in sorted order."""
     writers = sorted({*train[2], *test[2]})
     number = {writer: i for i, writer in enumerate(writers)}
     mean, std = channel_moments(train[0], 255.0)

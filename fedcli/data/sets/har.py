@@ -1,10 +1,16 @@
 """Data sets of sensor windows: UCI HAR, MotionSense, WISDM, HHAR, RealWorld.
 
-A windows file (``.npz``) holds ``X`` (n, 128, 6), acceleration in g, then angular velocity in
-rad/s; ``y``, ``subject``, ``device`` (n,), ``label_names``, ``device_names`` and, where several
-devices are of one model, ``device_models``. HHAR and RealWorld are cut from the publishers' files
-once, into such a file in the cache. A natural client is a subject with one device. Windows of one
-subject are never split between training and test set.
+A windows file (``.npz``) holds
+
+    X (n, 128, 6)                   three axes of acceleration in g, three of rotation in rad/s
+    y, subject, device (n,)         numbers
+    label_names, device_names       what labels and devices are called
+    device_models                   optional: the model of each device, where several share one
+    official_test (n,)              optional: 1 where the publisher has the window for test
+
+HHAR and RealWorld are cut from the publishers' files once, into such a file in the cache. A natural
+client is a subject with one device. Windows of one subject are never split between training and
+test set.
 """
 
 from __future__ import annotations
@@ -28,9 +34,9 @@ WINDOW = 128
 CHANNELS = 6
 COMBINED = ("sit", "stand", "walk", "up", "down", "bike", "run", "lie", "jump")
 REALWORLD_LABELS = (4, 3, 6, 0, 1, 2, 7, 8)
-"""RealWorld's labels in the combined set; HHAR's stay as they are."""
+"""What each label of RealWorld becomes in the combined set; labels of HHAR stay as they are."""
 REALWORLD_SUBJECTS = 100
-"""Added to RealWorld's subjects in the combined set."""
+"""Added to the numbers of RealWorld's subjects in the combined set."""
 
 
 def uci_har(source: Source) -> Dataset:
@@ -59,7 +65,7 @@ def realworld(source: Source) -> Dataset:
 
 
 def hhar_realworld(source: Source) -> Dataset:
-    """Load both, with the nine activities of FedAli: 36 + 105 natural clients."""
+    """Load HHAR and RealWorld as one set, with FedAli's nine activities: 36 + 105 clients."""
     first, second = (
         _cut_once(source, "hhar", hhar_arrays),
         _cut_once(source, "realworld", realworld_arrays),
@@ -68,7 +74,7 @@ def hhar_realworld(source: Source) -> Dataset:
 
 
 def merged(first: Arrays, second: Arrays) -> Arrays:
-    """Put HHAR and RealWorld together, their labels as in FedAli's combined set."""
+    """Return the arrays of HHAR and of RealWorld as one set, with the labels of ``COMBINED``."""
     shift = len(first["device_names"])
     return {
         "X": np.concatenate([first["X"], second["X"]]),
@@ -82,7 +88,7 @@ def merged(first: Arrays, second: Arrays) -> Arrays:
 
 
 def _cut_once(source: Source, name: str, cut: Callable[[Source], Arrays]) -> Arrays:
-    """Return a set's windows from a root or the cache; cut them first if they are in neither."""
+    """Return the windows of a set from its file; cut that file into the cache if there is none."""
     file = f"{name}{'_legacy' if source.data.legacy_windows else ''}.npz"
     found = source.find(file)
     if found is not None:
@@ -95,7 +101,7 @@ def _cut_once(source: Source, name: str, cut: Callable[[Source], Arrays]) -> Arr
 
 
 def _dataset(source: Source, cut: Callable[[Source], Arrays]) -> Dataset:
-    """Return a set that is cut from the publisher's files."""
+    """Return the set that ``cut`` makes from the publisher's files."""
     name = source.data.name
     return _made(name, _cut_once(source, name, cut), "full")
 
@@ -144,5 +150,5 @@ def _made(name: str, arrays: Arrays, variant: str) -> Dataset:
 
 
 def every_fifth(subject: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell which windows belong to the subjects 4, 9, 14 … in sorted order; they are for test."""
+    """Tell which windows (n,) are for test: those of every fifth subject in sorted order."""
     return np.isin(subject, np.unique(subject)[4::5])

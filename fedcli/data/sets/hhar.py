@@ -18,7 +18,7 @@ from fedmodels.errors import DataError
 
 ACTIVITIES = ("sit", "stand", "walk", "stairsup", "stairsdown", "bike")
 FACTORS = {"nexus4": 4, "s3": 3, "s3mini": 2, "samsungold": 1}
-"""Sampling rate of each model, in 50 Hz."""
+"""Sampling rate of each phone model, as a multiple of 50 Hz."""
 MAX_GAP_MS = 500
 ROW = np.dtype(
     [
@@ -31,19 +31,21 @@ URL = "archive.ics.uci.edu/dataset/344/heterogeneity+activity+recognition"
 
 
 def hhar_arrays(source: Source) -> dict[str, NDArray[Any]]:
-    """Cut HHAR into windows: X, y, subject, device and their names.
+    """Cut HHAR into the arrays of a windows file (:mod:`fedcli.data.sets.har`).
 
-    Clients (user, model) that lack one of the six activities are left out; ``null`` is dropped.
+    Examples labelled ``null`` are left out, and so is a pair (user, phone model) without windows
+    of all six activities.
 
     Raises:
-        DataError: a file is missing or is not what the publisher's is.
+        DataError: a file is missing or does not have the publisher's form.
     """
     acc, gyro = (_read(source, f"Phones_{name}.csv") for name in ("accelerometer", "gyroscope"))
     recordings = []
     for user, device in sorted({(r["user"], r["device"]) for r in _heads(acc)}):
-        ours = acc[(acc["user"] == user) & (acc["device"] == device)]
-        theirs = gyro[(gyro["user"] == user) & (gyro["device"] == device)]
-        recordings += _recordings(ours, theirs, source.data.legacy_windows)
+        one_acc, one_gyro = (
+            rows[(rows["user"] == user) & (rows["device"] == device)] for rows in (acc, gyro)
+        )
+        recordings += _recordings(one_acc, one_gyro, source.data.legacy_windows)
     kept = _complete(recordings)
     if not kept:
         raise DataError("hhar: no user has recordings of all six activities with one phone model")
@@ -52,7 +54,7 @@ def hhar_arrays(source: Source) -> dict[str, NDArray[Any]]:
 
 
 def _read(source: Source, name: str) -> NDArray[Any]:
-    """Read one file as a structured array."""
+    """Read one file as an array (n,) of ``ROW``."""
     path = source.find(*(str(Path(folder) / name) for folder in FOLDERS))
     if path is None:
         raise source.missing(name, f"unpack 'Activity recognition exp' from {URL} there")
@@ -67,14 +69,18 @@ def _read(source: Source, name: str) -> NDArray[Any]:
 
 
 def _heads(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the first row of each stretch of one user and device."""
+    """Return the first of each stretch of rows with the same user and device."""
     change = (rows["user"][1:] != rows["user"][:-1]) | (rows["device"][1:] != rows["device"][:-1])
     heads: NDArray[Any] = rows[np.concatenate([[True], change])]
     return heads
 
 
 def _recordings(acc: NDArray[Any], gyro: NDArray[Any], legacy: bool) -> list[Recording]:
-    """Cut what one user recorded with one phone; the gyroscope is read at acceleration's times."""
+    """Cut what one user recorded with one phone into windows.
+
+    The gyroscope is interpolated at the times of the accelerometer. A stretch of one activity that
+    the gyroscope does not cover is left out.
+    """
     model = acc["model"][0].decode()
     if model not in FACTORS or len(gyro) == 0:
         return []
@@ -95,7 +101,7 @@ def _recordings(acc: NDArray[Any], gyro: NDArray[Any], legacy: bool) -> list[Rec
 
 
 def _complete(recordings: list[Recording]) -> list[Recording]:
-    """Keep the recordings of clients (user, model) that have windows of every activity."""
+    """Keep the recordings of the pairs (user, phone model) with windows of every activity."""
     held: dict[tuple[int, int], set[int]] = {}
     for r in recordings:
         if len(r.windows):

@@ -41,7 +41,7 @@ Parts = dict[tuple[str, int], NDArray[np.float64]]
 
 
 def realworld_arrays(source: Source) -> dict[str, NDArray[Any]]:
-    """Cut RealWorld into windows: X, y, subject, device and their names.
+    """Cut RealWorld into the arrays of a windows file (:mod:`fedcli.data.sets.har`).
 
     A device is a body position; the one on the forearm is a watch, the others are phones.
 
@@ -70,7 +70,7 @@ def realworld_arrays(source: Source) -> dict[str, NDArray[Any]]:
 def _recordings(
     subject: Path, number: int, activity: str, label: int, legacy: bool
 ) -> list[Recording]:
-    """Cut what one subject recorded of one activity, at every position with both sensors."""
+    """Cut one subject's recordings of one activity, at every position that has both sensors."""
     acc, gyro = (_read(subject / "data", sensor, activity) for sensor in ("acc", "gyr"))
     return [
         Recording(
@@ -84,7 +84,7 @@ def _recordings(
 
 
 def _read(folder: Path, sensor: str, activity: str) -> Parts:
-    """Read one sensor's files of one activity, zipped or not."""
+    """Return the samples of one sensor in one activity, from files that are zipped or not."""
     out: Parts = {}
     zips = folder.glob(f"{sensor}_{activity}*.zip")
     for path in sorted([*zips, *_unzipped(folder, sensor, activity)]):

@@ -1,4 +1,4 @@
-"""The data sets that are known by name, and what each of them is once it is in memory.
+"""The data sets that are known by name: what loads each, and how to get its files.
 
 ``fedcli data`` prints this registry. Third parties add to it by an entry point of the group
 ``fedtide.data``: a function from a :class:`Source` to a :class:`Dataset`.
@@ -30,11 +30,12 @@ class Known:
     """``module:function``, imported only when it is used."""
     about: str
     files: tuple[str, ...]
-    """Files or directories of which one must lie in a root; none if the set is embedded."""
+    """Files or directories, any of which tells that a root holds the set. Empty where there is
+    nothing to look for: a package brings the set along, or the config says where it lies."""
     advice: str
     """How to get it."""
     takes_long: bool = False
-    """Reading it takes long: the result is kept as one memory-mapped file."""
+    """Reading it takes long, so the result is kept as one memory-mapped file."""
 
 
 _IMAGES, _HAR, _OWN = (
@@ -147,7 +148,7 @@ def cache_dir() -> Path:
 
 
 def source_of(data: Data) -> Source:
-    """Return where the data set of a config is looked for: root, ``$FEDTIDE_DATA``, the cache."""
+    """Return where to look for a config's data set: its root, ``$FEDTIDE_DATA``, the cache."""
     places = [data.root, os.environ.get("FEDTIDE_DATA")]
     roots = [Path(place).expanduser() for place in places if place]
     return Source((*dict.fromkeys(roots), cache_dir()), data)
@@ -157,8 +158,8 @@ def load(data: Data) -> Dataset:
     """Load the data set that ``[data]`` names.
 
     Raises:
-        ConfigError: no such data set is known, or it has no coarse labels.
-        DataError: it is missing, and cannot be fetched.
+        ConfigError: no such data set is known, or ``[data]`` has a key that is for another one.
+        DataError: it is damaged, or missing and cannot be fetched.
     """
     if data.labels == "coarse" and data.name != "cifar100":
         raise ConfigError(f"[data] labels = 'coarse' belongs to cifar100, not to {data.name}")
@@ -173,7 +174,7 @@ def load(data: Data) -> Dataset:
 
 
 def _from_function(name: str, source: Source) -> Dataset:
-    """Load what a function in a user's file returns."""
+    """Load the data set that a function in a user's own file returns."""
     adapter = importlib.import_module("fedcli.data.own.functions")
     made: Dataset = adapter.from_function(name, own(name), source)
     return made

@@ -20,7 +20,9 @@ Place = Path | zipfile.Path
 
 
 def tiny_imagenet(source: Source) -> Dataset:
-    """Load Tiny ImageNet: 200 classes of 500 images (3, 64, 64); its validation part is for test.
+    """Load Tiny ImageNet: 200 classes of 500 training images (3, 64, 64).
+
+    The published validation images are the test set, since those for test have no labels.
 
     Raises:
         DataError: it is missing or damaged.

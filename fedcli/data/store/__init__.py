@@ -1,4 +1,4 @@
-"""Client directories: written by ``fedcli partition``, read by clients.
+"""Partitions on the disk, as client directories or as one store: written, read and checked.
 
 May import ``sets`` and ``cuts``.
 """

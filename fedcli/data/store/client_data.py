@@ -1,4 +1,4 @@
-"""A client's directory, read: what it announces, and the arrays of its tasks.
+"""Reading a client's directory: what the client announces, and the arrays of its tasks.
 
     DIR/<id>/client.json                                      :mod:`fedmodels.data_description`
     DIR/<id>/task-K/{train_x,train_y,test_x,test_y}.npy       memory-mapped
@@ -45,7 +45,7 @@ class GlobalTest:
 
     @classmethod
     def find(cls, root: Path) -> GlobalTest | None:
-        """Open ``root/global-test``; None where there is none, as with a real participant.
+        """Open ``root/global-test``; None where there is none: real participants have none.
 
         Raises:
             DataError: it is there but damaged.
@@ -100,7 +100,7 @@ class ClientData:
         return self.file.model_dump_json()
 
     def arrays(self, task: int, part: Part) -> Labelled:
-        """Return raw inputs (n, *input_shape), memory-mapped, and labels (n,) of a task.
+        """Return raw inputs (n, *input_shape) and labels (n,) of a task.
 
         Raises:
             DataError: there is no such task, or its files do not hold what they must.
@@ -146,7 +146,7 @@ class ClientData:
         return folder if folder.is_dir() else folder.with_name(f"{part}_y.npy")
 
     def _is_bytes(self) -> bool:
-        """Tell whether inputs are uint8, by the first training examples."""
+        """Tell whether the training inputs of task 0 are uint8; images always are."""
         place = self._place(0, "train")
         inputs = place.with_name("train_x.npy")
         return place.is_dir() or (inputs.exists() and read_array(inputs, True).dtype == np.uint8)
@@ -167,7 +167,7 @@ class ClientData:
         """Read one folder of images per class.
 
         Raises:
-            DataError: a folder's name is none of ``class_names``; says what to write.
+            DataError: a folder's name is none of ``class_names``; the line says what to write.
         """
         names = list(self.file.class_names)
         found = sorted(path.name for path in place.iterdir() if path.is_dir())
@@ -183,7 +183,11 @@ class ClientData:
         return read_class_folders(place, names)
 
     def _counted(self) -> tuple[TaskCounts, ...]:
-        """Count the examples of the tasks that are there, from ``task-0`` on."""
+        """Count the examples of ``task-0``, ``task-1`` and so on, up to the first that is absent.
+
+        Raises:
+            DataError: there is no ``task-0``, or a task's files do not hold what they must.
+        """
         tasks: list[TaskCounts] = []
         while (self.directory / f"task-{len(tasks)}").is_dir():
             labels = [self._read(len(tasks), part)[1] for part in PARTS]
@@ -195,10 +199,10 @@ class ClientData:
 
 
 def scaled(file: Described, is_bytes: bool, path: Path) -> Described:
-    """Return a description that leaves out ``scale`` with what it is: 255 for uint8 inputs, else 1.
+    """Return a description with the ``scale`` that it leaves out: 255 for uint8 inputs, else 1.
 
     Raises:
-        DataError: its mean is of inputs that are not scaled.
+        DataError: inputs are uint8, and the mean exceeds 1: it is not one of ``x / 255``.
     """
     if not is_bytes:
         return file

@@ -52,7 +52,8 @@ def run_partition(
         out: the partition's root; reused if it holds the same partition already.
         console: where to print; standard output by default.
         gather: put all training data into client 0's directory (Centralized on pooled data).
-        layout: how clients' data lie in ``out``; a store for many clients unless given.
+        layout: how clients' data lie in ``out``; unless given, a store where clients are many, and
+            directories where they are few.
 
     Returns:
         The path of the root.
@@ -98,7 +99,7 @@ def run_partition(
 
 def _show(console: Console, out: Path, reserve: Reserve | None, *, written: bool) -> None:
     """Print who holds what, and where the partition is."""
-    console.print(_holdings(json.loads((out / TABLE).read_bytes())))
+    console.print(_table_of(json.loads((out / TABLE).read_bytes())))
     if reserve is not None:
         counts = f"{len(reserve.y)} labelled and {len(reserve.unlabelled)} unlabelled"
         console.print(f"the server holds {counts} training examples that no client holds")
@@ -122,13 +123,13 @@ def thinned(dataset: Dataset, data: Data, seed: int) -> Dataset:
 
 
 def _some(dataset: Dataset, labels: IntArray, most: int, seed: int, purpose: str) -> IntArray:
-    """Return positions of at most so many examples of each class, in their order."""
+    """Draw at most ``most`` examples of each class; return their positions, ascending."""
     counts = np.full(dataset.num_classes, most, dtype=np.int64)
     return keep_per_class(labels, counts, rng_of(seed, purpose))
 
 
-def _holdings(content: dict[str, Any]) -> Table:
-    """Return the table of who holds what."""
+def _table_of(content: dict[str, Any]) -> Table:
+    """Return the table of who holds what, from what ``partition.json`` says."""
     table = Table(title=Text(f"{content['dataset']} ({content['variant']})"), title_justify="left")
     for column in ("client", "task", "train", "test", "training examples per class"):
         table.add_column(column, justify="left" if "per class" in column else "right")

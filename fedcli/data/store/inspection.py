@@ -1,4 +1,4 @@
-"""What ``fedcli check`` finds in directories of client data before a run does."""
+"""``fedcli check``: what is wrong with clients' data, told before a run fails on it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from fedcli.data.store.partition_store import PartitionStore
 from fedmodels.errors import DataError
 
 HUGE = 100.0
-"""A normalised input beyond this makes a usual learning rate diverge."""
+"""A normalised input beyond this, or below its negative, makes a usual learning rate diverge."""
 LEAKED = 0.01
-"""Share of the test examples that may be among the training examples: data sets repeat some."""
+"""Share of the test examples that may be among the training examples; data sets repeat some."""
 AT_ONCE = 4096
 """Examples looked at together."""
 Hashes = set[bytes]
 
 
 @dataclass
-class Holding:
-    """One client's directory, as far as it could be read."""
+class Inspected:
+    """One client's data, and what was found in them."""
 
     name: str
     data: ClientData
     train: Hashes = field(default_factory=set)
     test: Hashes = field(default_factory=set)
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """Examples of each class, (K,), by part."""
     low: float = np.inf
     high: float = -np.inf
-    """Of inputs as the net sees them."""
+    """Least and greatest value of the inputs as the net sees them."""
     varies: bool = False
+    """Whether two inputs differ."""
     wrong: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -65,8 +67,8 @@ class Holding:
                     self.high = float(np.maximum(self.high, seen.max()))
                     self.varies = self.varies or bool((seen != first).any())
 
-    def find(self) -> None:
-        """Return the problems of this client's own data."""
+    def judge(self) -> None:
+        """Add what is wrong with this client's own data to ``wrong``, and doubts to ``notes``."""
         train, test = self.counts["train"], self.counts["test"]
         if not train.sum() and not test.sum():
             self.wrong.append("there is no example: fill task-0, or leave this client out")
@@ -95,48 +97,48 @@ class Holding:
 
 
 def hashes_of(x: NDArray[Any]) -> Hashes:
-    """Return a hash of each example."""
+    """Return the hashes of examples (n, …), 16 bytes each."""
     return {hashlib.blake2b(np.ascontiguousarray(e).tobytes(), digest_size=16).digest() for e in x}
 
 
 def inspect(root: Path, console: Console) -> bool:
-    """Print what client directories hold and what is wrong with them; tell whether all is well.
+    """Print what clients hold and what is wrong with it; tell whether all is well.
 
     Args:
-        root: a directory with one for each client, or one client's.
+        root: a partition's root, or one client's directory.
         console: where to print.
 
     Raises:
         DataError: there is no client's directory.
     """
     wrong: list[str] = []
-    holdings: list[Holding] = []
+    inspected: list[Inspected] = []
     for name, open_one in _clients(root):
         try:
-            holding = Holding(name, open_one())
-            holding.read()
+            one = Inspected(name, open_one())
+            one.read()
         except DataError as error:
             wrong.append(f"client {name}: {error}")
             continue
-        holding.find()
-        holdings.append(holding)
-        wrong += [f"client {holding.name}: {line}" for line in holding.wrong]
-    wrong += _between(holdings)
-    wrong += _in_global_test(root, holdings)
-    console.print(_table(holdings))
-    for holding in holdings:
-        for line in holding.notes:
-            text = f"note: client {holding.name}: {line}"
+        one.judge()
+        inspected.append(one)
+        wrong += [f"client {one.name}: {line}" for line in one.wrong]
+    wrong += _between(inspected)
+    wrong += _in_global_test(root, inspected)
+    console.print(_table(inspected))
+    for one in inspected:
+        for line in one.notes:
+            text = f"note: client {one.name}: {line}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
     for line in wrong:
         console.print(f"wrong: {line}", markup=False, highlight=False, soft_wrap=True)
     if not wrong:
-        console.print(f"nothing wrong with {len(holdings)} client directories")
+        console.print(f"nothing wrong with {len(inspected)} client directories")
     return not wrong
 
 
 def _clients(root: Path) -> list[tuple[str, Callable[[], ClientData]]]:
-    """Return every client of a partition, or of one directory, by name, and what opens it."""
+    """Return the name of each client below ``root``, and the function that opens its data."""
     store = PartitionStore.find(root)
     if store is not None:
         return [(str(client), partial(store.client, client)) for client in range(len(store))]
@@ -144,6 +146,11 @@ def _clients(root: Path) -> list[tuple[str, Callable[[], ClientData]]]:
 
 
 def _places(root: Path) -> list[Path]:
+    """Return the clients' directories in ``root``, by number; ``root`` itself if it is one.
+
+    Raises:
+        DataError: there is none.
+    """
     if not root.is_dir():
         raise DataError(f"{root} is no directory")
     if (root / "client.json").exists():
@@ -157,39 +164,40 @@ def _places(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
-def _between(holdings: list[Holding]) -> Iterable[str]:
-    """Return how clients contradict each other, and which examples they share."""
+def _between(inspected: list[Inspected]) -> Iterable[str]:
+    """Yield a line for each contradiction between clients, and for examples that they share."""
     owner: dict[bytes, str] = {}
-    for holding in holdings:
-        first, one, other = holdings[0], holdings[0].data.file, holding.data.file
+    for one in inspected:
+        first = inspected[0]
         for key in ("input_shape", "num_classes", "class_names"):
-            if getattr(one, key) != getattr(other, key):
+            here, there = getattr(one.data.file, key), getattr(first.data.file, key)
+            if here != there:
                 yield (
-                    f"client {holding.name}: {key} is {getattr(other, key)}, and "
-                    f"{getattr(one, key)} at client {first.name}: all clients need the same"
+                    f"client {one.name}: {key} is {here}, and {there} at client {first.name}: "
+                    "all clients need the same"
                 )
         shared: dict[str, int] = {}
-        for each in holding.train:
-            whose = owner.setdefault(each, holding.name)
-            if whose != holding.name:
+        for each in one.train:
+            whose = owner.setdefault(each, one.name)
+            if whose != one.name:
                 shared[whose] = shared.get(whose, 0) + 1
-        if sum(shared.values()) > LEAKED * len(holding.train):
+        if sum(shared.values()) > LEAKED * len(one.train):
             yield (
-                f"client {holding.name}: {sum(shared.values())} of its training examples are also "
+                f"client {one.name}: {sum(shared.values())} of its training examples are also "
                 f"at client {_some(list(shared))}: give each example to one client"
             )
-    for holding in holdings:
-        found = [owner.get(each, holding.name) for each in holding.test]
-        met = [name for name in found if name != holding.name]
-        if len(met) > LEAKED * len(holding.test):
+    for one in inspected:
+        found = [owner.get(each, one.name) for each in one.test]
+        met = [name for name in found if name != one.name]
+        if len(met) > LEAKED * len(one.test):
             yield (
-                f"client {holding.name}: {len(met)} of its test examples are training examples of "
+                f"client {one.name}: {len(met)} of its test examples are training examples of "
                 f"client {_some(sorted(set(met)))}: remove them from one of the two"
             )
 
 
-def _in_global_test(root: Path, holdings: list[Holding]) -> Iterable[str]:
-    """Return how many examples of the global test set clients train on."""
+def _in_global_test(root: Path, inspected: list[Inspected]) -> Iterable[str]:
+    """Yield a line if clients train on examples of the global test set, or if it is damaged."""
     try:
         found = GlobalTest.find(root)
     except DataError as error:
@@ -197,14 +205,15 @@ def _in_global_test(root: Path, holdings: list[Holding]) -> Iterable[str]:
         return
     if found is not None:
         tested = hashes_of(found.x)
-        leaked = sum(len(tested & holding.train) for holding in holdings)
+        leaked = sum(len(tested & one.train) for one in inspected)
         if leaked > LEAKED * len(tested):
             yield f"global-test: {leaked} of its examples are trained on: remove them from there"
 
 
-def _table(holdings: list[Holding]) -> Table:
+def _table(inspected: list[Inspected]) -> Table:
+    """Return the table of what each client holds."""
     table = Table("client", "tasks", "train", "test", "classes", "inputs", "as the net sees them")
-    for one in holdings:
+    for one in inspected:
         train, file = one.counts["train"], one.data.file
         shape = "×".join(map(str, file.input_shape))
         table.add_row(
@@ -216,6 +225,6 @@ def _table(holdings: list[Holding]) -> Table:
 
 
 def _some(names: Iterable[object]) -> str:
-    """Return the first names of many."""
+    """Return the first five names, and whether there are others."""
     listed = [str(name) for name in names]
     return ", ".join(listed[:5]) + (" and others" if len(listed) > 5 else "")

@@ -1,4 +1,4 @@
-"""Opening the data of any client of a run: those of a directory, of a store, or the evaluator's."""
+"""Opening the data of any client of a run, in a directory or in a store; also the evaluator's."""
 
 from __future__ import annotations
 
@@ -29,5 +29,14 @@ class EvaluatorData(ClientData):
 
 
 def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
-    """Open a client's data under a partition root; the evaluator's are the global test set."""
+    """Open a client's data under a partition's root; the evaluator has the global test set.
+
+    Args:
+        root: the partition's root.
+        client: whose data.
+        store: the store of ``root``, if it is open already.
+
+    Raises:
+        DataError: the data are missing or damaged.
+    """
     return open_client(root, client, store) if isinstance(client, int) else EvaluatorData(root)

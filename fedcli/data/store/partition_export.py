@@ -20,7 +20,7 @@ def export_partition(root: Path, out: Path, clients: Sequence[ClientId] | None =
     Args:
         root: a partition with a store.
         out: where directories go; must be absent or empty.
-        clients: who; everybody unless given.
+        clients: whose data to write; everybody's unless given.
 
     Returns:
         How many clients were written.
@@ -46,6 +46,7 @@ def export_partition(root: Path, out: Path, clients: Sequence[ClientId] | None =
 
 
 def _held(client: ClientData) -> Iterator[tuple[int, Part, Labelled]]:
+    """Yield inputs and labels of each task and part."""
     for task in range(client.num_tasks):
         for part in PARTS:
             yield task, part, client.arrays(task, part)

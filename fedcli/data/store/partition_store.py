@@ -70,7 +70,7 @@ class PartitionStore:
         return StoredClient(self, client)
 
     def description(self, client: int) -> ClientFile:
-        """Return what a client announces: what all share, its own moments, its counts."""
+        """Return what a client announces: the shared fields, its own moments, its counts."""
         shared = {name: getattr(self.problem, name) for name in self.problem.model_fields_set}
         if self._moments is not None:
             mean, std = self._moments[client].tolist()
@@ -89,13 +89,16 @@ class PartitionStore:
 
     @cached_property
     def _moments(self) -> NDArray[np.float64] | None:
+        """Mean and deviation of each client, (C, 2, c), where they have their own."""
         return self._array("moments") if (self.place / "moments.npy").exists() else None
 
     def _held(self, pair: int, part: Part) -> IntArray:
+        """Return the indices (n,) of a pair's examples in ``x`` and ``y``."""
         begin = PARTS.index(part)
         return self._indices[self._starts[pair, begin] : self._starts[pair, begin + 1]]
 
     def _counts(self, pair: int, part: Part) -> tuple[int, ...]:
+        """Return how many examples of each class a pair has, (K,)."""
         labels = self._y[self._held(pair, part)]
         return tuple(np.bincount(labels, minlength=self.problem.num_classes).tolist())
 
@@ -103,7 +106,7 @@ class PartitionStore:
         return read_array(self.place / f"{name}.npy", mmap=mmap)
 
     def _check_indices(self) -> None:
-        """Check that every client's part lies where there is something.
+        """Check that the indices of every client are within the files that they point into.
 
         Raises:
             DataError: names the first file that does not fit the others.
@@ -121,10 +124,10 @@ class PartitionStore:
 
 
 class StoredClient(ClientData):
-    """One client of a store; it reads as its directory would."""
+    """One client of a store, read as its directory would be."""
 
     def __init__(self, store: PartitionStore, client: int) -> None:
-        """Count the client's examples, and open nothing else."""
+        """Read the client's description, and none of its inputs."""
         self.store, self.client = store, client
         self.directory = store.root / str(client)
         self.file = store.description(client)

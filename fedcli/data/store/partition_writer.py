@@ -23,7 +23,7 @@ from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset, Inputs
 from fedcli.data.sets.directory import Labelled, channel_moments
-from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest, Part
+from fedcli.data.store.client_data import PARTS, Part
 from fedcli.data.store.partition_store import STORE, write_store
 from fedcli.data.store.reserve import Reserve
 from fedmodels.data_description import (
@@ -34,8 +34,6 @@ from fedmodels.data_description import (
     TaskCounts,
 )
 from fedmodels.errors import DataError
-
-__all__ = ["ClientData", "GlobalTest", "digest_of", "same_partition", "write_partition"]
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 TABLE = "partition.json"
@@ -58,7 +56,7 @@ class Layout(StrEnum):
 
 
 def digest_of(config: Mapping[str, Any]) -> str:
-    """Return the sha256 of everything a partition follows from, as canonical JSON."""
+    """Return the sha256 of all that determines a partition, written as canonical JSON."""
     text = json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -104,15 +102,16 @@ def write_partition(
     reserve: Reserve | None = None,
     layout: Layout | None = None,
 ) -> bool:
-    """Write ``out`` as a whole or not at all.
+    """Write a partition into ``out``, as a whole or not at all.
 
     Args:
         out: the partition's root; must be absent, empty, or hold the same partition.
         dataset: what is dealt out.
         partition: who gets what.
-        config: everything the partition follows from, as JSON values.
+        config: all that determines the partition, as JSON values.
         reserve: what the server gets, in ``out/server``.
-        layout: how clients' data lie there; a store for many clients unless given.
+        layout: how clients' data lie there; unless given, a store beyond ``MOST_DIRECTORIES``
+            clients.
 
     Returns:
         Whether it was written; False where the same partition was there already.
@@ -139,7 +138,7 @@ def write_partition(
 
 
 def _check_layout(out: Path, layout: Layout | None) -> None:
-    """Check that a partition that is there has the layout that is asked for, if one is.
+    """Check that the partition in ``out`` has this layout, if one is given.
 
     Raises:
         DataError: it has the other one.
@@ -234,11 +233,19 @@ def description_of(
 def examples_of(
     dataset: Dataset, partition: Partition, indices: IntArray, part: str
 ) -> tuple[Inputs, IntArray]:
-    """Return inputs and labels at the indices of a partition, ``part`` being train or test."""
+    """Return the inputs (n, *input_shape) and labels (n,) at a partition's indices, in their order.
+
+    Args:
+        dataset: what is dealt out.
+        partition: says what the indices count through.
+        indices: (n,).
+        part: "train" or "test".
+    """
     first = len(dataset.train_y)
     if not partition.pooled and part == "test":
         indices = indices + first
     train, test = indices[indices < first], indices[indices >= first] - first
+    # training examples come first below; order leads back to the order of the indices
     order = np.argsort(np.argsort(indices >= first, kind="stable"), kind="stable")
     x = np.concatenate([dataset.train_x[train], dataset.test_x[test]])[order]
     y = np.concatenate([dataset.train_y[train], dataset.test_y[test]])[order]
@@ -266,7 +273,7 @@ def task_counts(dataset: Dataset, partition: Partition) -> list[list[TaskCounts]
 
 
 def client_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
-    """Return mean and deviation per channel, of ``x / scale``, that each client normalises with."""
+    """Return each client's mean and deviation of ``x / scale``, per channel, to normalise with."""
     if partition.zscore == "none":
         return [(dataset.mean, dataset.std)] * len(partition.clients)
     if partition.zscore == "official":
@@ -279,9 +286,10 @@ def client_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
 
 
 def _official_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
-    """One mean and deviation per sensor and device model, over all its windows (FedAli's code).
+    """Return each client's moments as FedAli's code has them.
 
-    Its first three channels are acceleration, the others angular velocity.
+    A device model has one mean and one deviation for each of its two sensors, over all windows of
+    that model. Channels 0 to 2 are of the accelerometer, the others of the gyroscope.
     """
     devices = [dataset.devices[group] for group in owners_of(dataset, partition)]
     groups = groups_of(dataset)
@@ -298,7 +306,11 @@ def _official_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
 
 
 def groups_of(dataset: Dataset) -> IntArray:
-    """Return the natural client of every training, then of every test example."""
+    """Return the natural client of every training, then of every test example, (n + m,).
+
+    Raises:
+        DataError: the data set does not say whose its examples are.
+    """
     groups = dataset.groups
     if groups is None:
         raise DataError(f"{dataset.name} does not tell its subjects apart")
@@ -306,7 +318,7 @@ def groups_of(dataset: Dataset) -> IntArray:
 
 
 def owners_of(dataset: Dataset, partition: Partition) -> list[int]:
-    """Return the natural client that each client is."""
+    """Return which natural client each client is."""
     return [int(groups_of(dataset)[tasks[0].train[0]]) for tasks in partition.clients]
 
 
@@ -317,7 +329,10 @@ def _write_global_test(
     moments: list[Moments],
     config: Mapping[str, Any],
 ) -> None:
-    """Write the global test set; where clients have moments of their own, normalised by them."""
+    """Write the global test set.
+
+    Where clients have moments of their own, each owner's moments normalise its examples.
+    """
     place.mkdir()
     x, y = examples_of(dataset, partition, partition.global_test, "test")
     file = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))

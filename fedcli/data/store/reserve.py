@@ -24,7 +24,7 @@ class Reserve:
 
 
 def set_apart(dataset: Dataset, data: Data, seed: int) -> tuple[Dataset, Reserve | None]:
-    """Return the data set without the server's examples, and those.
+    """Return the data set without the server's examples, and the server's examples.
 
     Both parts are drawn from the training split as it was published, before ``max_per_class`` and
     before the long tail, so that they are balanced and disjoint from every client's data.

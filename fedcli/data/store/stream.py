@@ -1,7 +1,7 @@
 """The task stream of one client: the current task's data, and nothing of the past.
 
-Training data of a task exist only while that task is open. Asking for those of another task is an
-error, so that a method cannot see old data even by mistake; test data of every task met so far
+Training data of a task exist only while that task is open. Whoever asks for those of another task
+gets an error, so a method cannot see old data even by mistake. Test data of every task met so far
 stay, since they only measure.
 """
 
@@ -109,7 +109,7 @@ class TaskStream:
         return self._test[task]
 
     def global_test(self) -> Examples | None:
-        """Return the global test set; None where there is none, as with a real participant."""
+        """Return the global test set; None where there is none: real participants have none."""
         if self._global_test is None:
             found = self.data.global_test()
             if found is not None:
@@ -117,7 +117,7 @@ class TaskStream:
         return self._global_test
 
     def limits(self) -> tuple[Tensor, Tensor]:
-        """Return what black and white of each channel are in the inputs, (C,) each."""
+        """Return the inputs that stand for black and for white, (C,) or (1,) each."""
         low, high = self.data.file.limits()
         return torch.from_numpy(low), torch.from_numpy(high)
 

@@ -1,4 +1,4 @@
-"""Everybody's training data in one place: what Centralized on pooled data trains on."""
+"""Gathering everybody's training data in one place, for Centralized on pooled data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedmodels.data_description import Normaliser, ProblemFile
 def gathered(dataset: Dataset, partition: Partition) -> tuple[Dataset, Partition]:
     """Move all training examples to client 0, task by task; test data stay where they are.
 
-    Where clients normalise with moments of their own, inputs come out normalised by their owner's.
+    Where clients have moments of their own, the returned inputs are normalised by their owner's.
     """
     if partition.zscore != "none":
         dataset = _normalised_by_owner(dataset, partition)

@@ -68,12 +68,13 @@ class Schedule(StrictTable):
     sampling: Literal["uniform", "weighted"] = "uniform"
     """How a cohort is drawn: each client alike, or by its number of training examples."""
     over_select: Annotated[int, Field(ge=0)] = 0
-    """Clients beyond ``per_round`` that train as well; a round ends with the first ``per_round``
-    uploads, so that stragglers hold up nobody. Who they are depends on time, and is recorded."""
+    """Clients beyond ``per_round`` that train as well. A round ends with the first ``per_round``
+    uploads, so that stragglers hold up nobody. Which uploads these are depends on time, and is
+    recorded."""
     availability: str | None = None
     """File that says which clients are there in which rounds: docs/populations.md."""
     availability_sha256: str | None = None
-    """Of that file; filled in when it is read."""
+    """SHA-256 of that file; filled in when it is read."""
     order: Literal["rounds_outer", "tasks_outer", "asynchronous"] = "rounds_outer"
     """Every round visits every task, or all rounds of a task come before the next task.
     ``asynchronous`` does the latter, and a round ends with the first ``buffer`` uploads (FedBuff):
@@ -81,8 +82,8 @@ class Schedule(StrictTable):
     buffer: Annotated[int, Field(ge=1)] | None = None
     """Uploads that end a round with ``asynchronous``: K of FedBuff."""
     staleness_exponent: Annotated[float, Field(ge=0)] = 0.5
-    """With ``asynchronous``, an upload that lags tau rounds behind counts (1 + tau)^-a of itself:
-    FedBuff's 1 / sqrt(1 + tau) unless given; 0: as much as a fresh one."""
+    """a: with ``asynchronous``, the difference of an upload with staleness tau is multiplied by
+    (1 + tau)^-a: FedBuff's 1 / sqrt(1 + tau) unless given; with 0, stale uploads count in full."""
     arrivals: str | None = None
     """With ``asynchronous``, a run directory whose recorded order of arrivals is followed."""
 
@@ -166,8 +167,8 @@ class Evaluate(StrictTable):
     every: Annotated[int, Field(ge=0)] = 1
     """Score each time this many rounds have passed, and after the last; 0: after the last only."""
     clients: Annotated[int, Field(ge=1)] | None = None
-    """Clients that score the models, the same ones in every round, beside the round's cohort; all
-    of them unless given. Metrics are means over those."""
+    """How many clients score the models, the same ones in every round, beside the round's cohort;
+    all clients unless given. Metrics are means over the clients that score."""
     views: Annotated[tuple[View, ...], Field(strict=False)] = (  # TOML has lists only
         "global",
         "after_local",
@@ -241,8 +242,8 @@ class Compression(StrictTable):
     feedback: bool = True
     """With ``int8`` and ``top-k``, clients keep what they did not send, and send it later."""
     zstd: bool = False
-    """Compress all payloads besides, without loss, where that makes them smaller; needs the extra
-    ``zstd`` at every end."""
+    """Compress all payloads as well, without loss, where that makes them smaller; the coordinator
+    and all clients need the extra ``zstd``."""
 
 
 class Tracking(StrictTable):

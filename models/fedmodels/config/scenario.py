@@ -1,7 +1,8 @@
-"""What ``[data]`` and ``[scenario]`` of a config may say: pure description, nothing is opened.
+"""What ``[data]`` and ``[scenario]`` of a config may say; nothing here opens any data.
 
-A scenario tells how one data set is dealt out to clients and tasks. Each pair (client i, task m) of
-a scenario receives its own examples; pairs are numbered client by client, task by task.
+A scenario tells how one data set is dealt out to pairs (client, task), which are numbered client by
+client. An example belongs to one pair, but in ``replay_…`` and ``drawn``: there clients draw from
+the same examples, and no task of a client holds one twice.
 
     kind                    who gets what                                             paper
     iid                     equal random pieces
@@ -247,7 +248,7 @@ class ReplayTable(ScenarioTable):
     parts: Positive = 30
     """P, parts each class is cut in; a client uses a part in one task only."""
     images_per_part: Positive = 200
-    """At most so many training images in a part."""
+    """Training images in a part, at most."""
 
     def pairs_of(self, num_classes: int) -> int:
         """Return the number of class pairs on the ring, at least two."""
@@ -332,7 +333,7 @@ class DirichletPooled(ScenarioTable):
 
 
 class Drawn(ScenarioTable):
-    """Every pair draws so many; an example comes again once all of its class were dealt."""
+    """Every pair draws its examples; one comes again only after all of its class were dealt."""
 
     kind: Literal["drawn"]
     examples: Positive = 20

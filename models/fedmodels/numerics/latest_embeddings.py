@@ -25,7 +25,7 @@ class LatestEmbeddings:
         return cls(vectors, torch.zeros(examples, dtype=torch.bool, device=device))
 
     def comes_again(self, index: Tensor) -> bool:
-        """Tell whether a batch (B,) visits an example for the second time: another epoch."""
+        """Tell whether a batch (B,) has an example that was visited: another epoch has begun."""
         return bool(self.visited[index].any())
 
     def keep(self, index: Tensor, features: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The training of an auxiliary-classifier GAN, on a client's images or on other generators'.
+"""The training of an auxiliary-classifier GAN on real images, on generated ones, or on both.
 
 Odena et al., ICML 2017, section 4. https://arxiv.org/abs/1610.09585. The nets and their losses are
 :mod:`fedmodels.nets.generative.acgan`. Labels are (B,), inputs (B, C, H, W) as the classifier sees
@@ -25,7 +25,8 @@ class Maker:
         net: the generator.
         classes: K.
         latent: coordinates of z.
-        limits: what black and white are as inputs, (C,) or (1,) each; -1 and 1 unless given.
+        limits: the inputs that stand for black and for white, (C,) or (1,) each; -1 and 1 unless
+            given.
     """
 
     def __init__(
@@ -42,19 +43,20 @@ class Maker:
         return images * self.scale + self.shift
 
     def frozen(self) -> Maker:
-        """Return itself, in evaluation mode and without gradient."""
+        """Put the net into evaluation mode, without gradient; return this maker."""
         self.net.eval().requires_grad_(False)
         return self
 
 
 class Acgan:
-    """The model while it trains.
+    """Critic and generator while they train, with an optimiser each.
 
     Args:
         net: the classifier; with ``source`` it is the critic.
-        source: real or fake.
+        source: the head that tells real inputs from fakes.
         maker: the generator.
-        importance: of new classes in a loss, where there are past ones beside them.
+        importance: weight of the batch of new classes in a loss that has two batches; the batch of
+            past classes has the rest to 1.
         **adam: the options of both optimisers.
     """
 
@@ -77,13 +79,14 @@ class Acgan:
         draw: torch.Generator,
         further: Tensor | float = 0.0,
     ) -> Tensor:
-        """Step the critic; return its loss.
+        """Step the critic; return its loss, a scalar.
 
         Args:
-            parts: inputs and labels that count as real: new ones, and past ones if there are any.
-            fakes: labels of as many batches to generate.
-            draw: noise.
-            further: what is added to the loss.
+            parts: batches of inputs (B, C, H, W) and labels (B,) that count as real: one of new
+                classes, and where there are past classes one of these.
+            fakes: labels (m,) of the images to generate, for each of these batches.
+            draw: draws the noise.
+            further: a term to add to the loss.
         """
         loss = torch.as_tensor(further)
         for share, (x, y), labels in zip(self._shares(parts), parts, fakes, strict=True):
@@ -94,7 +97,7 @@ class Acgan:
         return loss.detach()
 
     def train_generator(self, fakes: Sequence[Tensor], draw: torch.Generator) -> Tensor:
-        """Step the generator on fakes of these labels; return its loss."""
+        """Step the generator on fakes of these labels, (m,) a batch; return its loss, a scalar."""
         total = torch.zeros(())
         for share, labels in zip(self._shares(fakes), fakes, strict=True):
             fake = self.maker(labels, draw)
@@ -104,21 +107,23 @@ class Acgan:
         return total.detach()
 
     def _shares(self, parts: Sequence[object]) -> tuple[float, ...]:
+        """Return the weight of each batch in a loss."""
         return (1.0,) if len(parts) == 1 else (self.importance, 1 - self.importance)
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Generators of several clients, and which of them know a label."""
+    """Generators of several clients, and for each label the clients whose generators know it."""
 
     makers: Mapping[int, Maker]
+    """By client."""
     holders: Mapping[int, Sequence[int]]
     """Clients by label, ascending."""
 
     def batch(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return inputs (m, C, H, W) and labels (m,), balanced over the labels.
+        """Return inputs (m, C, H, W) and labels (m,), balanced over the labels; m is ``count``.
 
-        What a client sent may draw anything: what is not finite becomes 0.
+        A client may have sent any generator, so values that are not finite become 0.
         """
         labels, clients = balanced(self.holders, count, draw)
         rows_of = {c: (clients == c).nonzero().flatten() for c in sorted(set(clients.tolist()))}
@@ -132,12 +137,12 @@ class Pool:
 def balanced(
     holders: Mapping[int, Sequence[int]], count: int, draw: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw labels, each as likely as any other, and for each one of the clients that hold it.
+    """Draw labels uniformly, and for each label uniformly one of the clients that hold it.
 
     Args:
-        holders: clients by label, at least one.
+        holders: clients by label; every label has one at least.
         count: m.
-        draw: draws both.
+        draw: draws labels and clients.
 
     Returns:
         Labels (m,) and clients (m,).
@@ -150,7 +155,7 @@ def balanced(
 
 
 def labels_from(classes: Tensor, count: int, draw: torch.Generator) -> Tensor:
-    """Return ``count`` labels (m,), each of these classes (c,) as likely as the others."""
+    """Draw labels (m,) uniformly from these classes (c,); m is ``count``."""
     return classes[torch.randint(len(classes), (count,), generator=draw).to(classes.device)]
 
 

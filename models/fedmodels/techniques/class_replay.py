@@ -26,7 +26,7 @@ from fedmodels.training.method import ClientContext, Metrics
 from fedmodels.training.pictures import Gallery, Picture
 
 Seeds = Callable[[str], int]
-"""The seed of a word such as ``draw/3``: one stream of random numbers for each use."""
+"""Returns the seed of a purpose such as ``draw/3``; each purpose has its own random numbers."""
 
 SHOWN = 10
 """Images of each class in a picture."""
@@ -34,14 +34,14 @@ METRICS = (
     "replay_acceptance", "replay_examples", "replay_shortage",
     "generators_trained", "generator_trainings",
 )  # fmt: skip
-"""What a client says of its replay, beside ``generator_ratio_K`` of each generator it judged, and
-``replay_acceptance_K`` of each class it drew."""
+"""Metrics that every client reports; beside them ``generator_ratio_K`` for each generator that it
+judged, and ``replay_acceptance_K`` for each class that it drew."""
 ALL = "all"
 """Key of the generator that draws any class."""
 
 
 class Judge:
-    """Returns the logits (B, K) of inputs, in evaluation mode and without gradient."""
+    """A classifier that returns logits (n, K), in evaluation mode and without gradient."""
 
     def __init__(self, net: nn.Module, batch_size: int = 256) -> None:
         self.net, self.batch_size = net, batch_size
@@ -49,7 +49,7 @@ class Judge:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the logits of inputs (n, …); the net's mode is as before afterwards."""
+        """Return the logits (n, K) of inputs (n, …), and leave the net in the mode it had."""
         mode = self.net.training
         self.net.eval()
         try:
@@ -60,7 +60,7 @@ class Judge:
 
 @dataclass
 class Replayed:
-    """Generated examples and how they came about."""
+    """Generated examples, and the counts of drawing them."""
 
     x: Tensor  # (n, C, H, W), as the classifier sees them
     y: Tensor  # (n,) int64
@@ -68,7 +68,7 @@ class Replayed:
     """(n, K) probabilities that take the place of ``y``."""
     asked: int = 0
     drawn: int = 0
-    """Images looked at."""
+    """Images that were drawn."""
     accepted: int = 0
     """Images among them that the judge took for their class."""
     by_class: dict[int, float] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Rehearsal:
     real: tuple[Tensor, Tensor]
     replayed: Replayed
     redraw: Callable[[int], Replayed] | None = None
-    """Draws the replayed examples of an epoch, where they are not the same in all."""
+    """Draws the replayed examples of an epoch, if epochs have different ones."""
     teacher: Tensor | None = None
     """(n, K) logits that outputs on replayed examples are held to; None holds them to nothing."""
     trained: frozenset[str] = frozenset()
@@ -125,7 +125,7 @@ class ClassReplay:
     """Train a generator that fell below ``th_g``, or whenever its class is met."""
     th_g: float = 0.25
     relative: bool = False
-    """``th_g`` is a share of what was recognised right after the generator's last training."""
+    """``th_g`` is relative to the share recognised right after the generator's last training."""
     n_check: int = 200
     """Images drawn to judge a generator."""
     restart: bool = False
@@ -157,7 +157,7 @@ class ClassReplay:
         return Rehearsal(judge, label_counts, (x, y), first, draw if again else None)
 
     def kept(self, ctx: ClientContext, state: Bundle, refs: Rehearsal) -> Bundle:
-        """Return the private state after local training: generators, old and refreshed, and S."""
+        """Return the private state after local training: all generators, and S."""
         trained, fresh = self.refreshed(ctx, state, refs.real, refs.replayed)
         refs.trained = frozenset(trained)
         generators = {**state.generators, **trained}
@@ -197,7 +197,7 @@ class ClassReplay:
         return total
 
     def draw(self, painter: Painter, label: int, count: int, judge: Judge, seed: int) -> Replayed:
-        """Draw ``count`` images of a class that the judge takes for it, in the order they come.
+        """Draw ``count`` images of a class that the judge takes for this class.
 
         Image k of batch b depends on the generator, ``seed``, b and the batch size alone.
         """
@@ -229,7 +229,7 @@ class ClassReplay:
     def _any_class(
         self, held: GeneratorState | None, count: int, judge: Judge, seeds: Seeds
     ) -> Replayed:
-        """Draw images of random classes; the judge says which."""
+        """Draw ``count`` images of any classes; the judge labels them."""
         x = torch.zeros(0, *self.family.input_shape, device=judge.device)
         if held is not None and count:
             painter = Painter(self.family, held.tensors, judge.device)
@@ -335,5 +335,5 @@ def met(before: Histogram | None, y: Tensor, num_classes: int) -> Histogram:
 
 
 def published(state: Mapping[str, GeneratorState]) -> dict[str, GeneratorState]:
-    """Return what may leave a client of its generators: nets and affine maps, no critics."""
+    """Return the parts of generators that may leave a client: nets and affine maps, no critics."""
     return {key: GeneratorState(g.version, public(g.tensors)) for key, g in state.items()}

@@ -48,8 +48,8 @@ def minority_by_counts(tables: Sequence[Tensor], *, when_balanced: bool) -> list
 
     Args:
         tables: examples of each class, (K,) int32, one table for each client and task.
-        when_balanced: return the upper half of the ids where all known classes have equally many;
-            otherwise none is a minority then.
+        when_balanced: whether there is a minority if all known classes have equally many examples:
+            the upper half of the ids.
     """
     totals = torch.stack(list(tables)).sum(0) if tables else torch.zeros(0, dtype=torch.int64)
     balanced = len(set(totals[totals > 0].tolist())) <= 1
@@ -60,7 +60,7 @@ def clustered(points: Tensor, size: int, algorithm: str, seed: int) -> tuple[Ten
     """Return up to ``size`` centres (v, d) of points (n, d), and the centre of each (n,).
 
     Args:
-        points: what is clustered, maybe no row.
+        points: what to cluster; may have no row.
         size: how many centres; ``finch`` finds their number itself.
         algorithm: ``kmeans`` or ``finch``.
         seed: of k-means.

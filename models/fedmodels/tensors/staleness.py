@@ -6,9 +6,9 @@ https://arxiv.org/abs/2106.06639
     paper        here
     w^t          present
     w^(t - tau)  begun: the weights that the client began with
-    Delta_i      begun - upload, the client's update
+    Delta_i      begun - upload, the client's difference with its sign turned
     tau          staleness: commits since the client's model
-    s(tau)       share, (1 + tau)^-a; the paper's a is 1/2
+    s(tau)       discount, (1 + tau)^-a; the paper's a is 1/2
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from torch import Tensor
 from fedmodels.tensors.bundle import Weights
 
 
-def share_of(staleness: int, exponent: float) -> float:
-    """Return s(tau) = (1 + tau)^-a, what a client's update counts; 1 for a fresh one."""
+def discount(staleness: int, exponent: float) -> float:
+    """Return s(tau) = (1 + tau)^-a, the factor of a client's difference; 1 for a fresh one."""
     return float((1 + staleness) ** -exponent)
 
 
 def rebased(
-    upload: Weights, begun: Weights, present: Weights, share: float, parameters: Collection[str]
+    upload: Weights, begun: Weights, present: Weights, factor: float, parameters: Collection[str]
 ) -> Weights:
     """Return an upload as if its client had begun with the present weights.
 
     The weighted mean of such uploads is the present weights plus the weighted mean of the clients'
-    updates times their shares: FedBuff's step with a server learning rate of 1.
+    differences times their factors: FedBuff's step with a server learning rate of 1.
 
     Args:
         upload: what the client sent, by key.
         begun: what it began with, with the same keys.
         present: everybody's weights now, with the same keys.
-        share: what its update counts, 0 … 1.
-        parameters: keys of parameters. Of other tensors, such as running variances, updates mean
-            nothing: floating ones are mixed by ``share``, and integers stay the client's.
+        factor: of its difference, 0 … 1.
+        parameters: keys of parameters. Of other tensors, such as running variances, a difference
+            means nothing: floating ones are mixed by ``factor``, and integers stay the client's.
 
     Returns:
         The weights, computed in float64 and rounded once to the dtype of the upload.
@@ -50,6 +50,6 @@ def rebased(
             found[key] = sent
             continue
         base = begun[key] if key in parameters else present[key]
-        moved = (sent.double() - base.double()) * share
+        moved = (sent.double() - base.double()) * factor
         found[key] = moved.add_(present[key]).to(sent.dtype)
     return found

@@ -51,16 +51,16 @@ class Compression:
     fetched: Shapes = field(default_factory=dict)
     """The parameters of the common part, whose form changes."""
     returned: Shapes = field(default_factory=dict)
-    """Those among them that an upload holds too; empty: uploads are as they were."""
+    """Those among them that an upload holds too. If there are none, uploads travel as they are."""
     zstd: bool = False
-    """Whether frames are compressed besides, without loss."""
+    """Whether frames are compressed as well, without loss."""
 
     @classmethod
     def of(cls, method: Method, run: RunFacts) -> Compression:
         """Return what the config of a run asks for.
 
         Raises:
-            ConfigError: the method sends nothing that can travel so.
+            ConfigError: no parameter of the method travels both ways, or too many for ``top-k``.
         """
         table = run.experiment.compression
         if table is None or table.up == table.down == "float32":
@@ -91,11 +91,11 @@ class Compression:
     # --- what may travel -------------------------------------------------------------------------
 
     def payload_spec(self, common: BundleSpec) -> BundleSpec:
-        """Return what travels where ``common`` says what a common part holds."""
+        """Return the specification of a common part as it travels, from that of the part itself."""
         return _changed(common, self.fetched, self.down)
 
     def upload_spec(self, upload: BundleSpec) -> BundleSpec:
-        """Return what travels where ``upload`` says what an upload holds."""
+        """Return the specification of an upload as it travels, from that of the upload itself."""
         return _changed(upload, self.returned, self.up)
 
     # --- down ------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ class Compression:
         packed = self.up.packed(wanted)
         residual = dict[str, Tensor]()
         if self.feedback:
-            told = self.up.unpacked(packed, self.returned)  # C(p_t)
-            residual = {RESIDUAL + name: wanted[name] - told[name] for name in self.returned}
+            arrives = self.up.unpacked(packed, self.returned)  # C(p_t)
+            residual = {RESIDUAL + name: wanted[name] - arrives[name] for name in self.returned}
         return _with(upload, self.returned, packed), residual  # e_{t+1} = p_t - C(p_t)
 
     def restored(
@@ -165,17 +165,17 @@ class Compression:
         """
         if not self.returned:
             return sent
-        told = self.up.unpacked(sent.weights, self.returned)
+        changed = self.up.unpacked(sent.weights, self.returned)
         forms = self.up.specs(self.returned)
         whole = {name: t for name, t in sent.weights.items() if name not in forms}
-        names = tuple(sorted({*whole, *told}))
-        facts = [(torch.float32, tuple(told[n].shape)) if n in told else
+        names = tuple(sorted({*whole, *changed}))
+        facts = [(torch.float32, tuple(changed[n].shape)) if n in changed else
                  (whole[n].dtype, tuple(whole[n].shape)) for n in names]  # fmt: skip
         layout = layout_of(tuple(facts))
         block = torch.from_numpy(np.frombuffer(allocate(layout.size), np.uint8))
         for name, place in zip(names, layout.views(layout.clear(block)), strict=True):
-            if name in told:
-                torch.add(common.weights[name], told[name], out=place)
+            if name in changed:
+                torch.add(common.weights[name], changed[name], out=place)
             else:
                 place.copy_(whole[name])
         return replace(sent, weights=PackedWeights(names, layout, block))
@@ -203,7 +203,7 @@ def _parameters(run: RunFacts, spec: BundleSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _changed(spec: BundleSpec, shapes: Shapes, form: Form) -> BundleSpec:
-    """Return a spec whose tensors of these names are in a form."""
+    """Return a specification in which the weights of these names have a form."""
     if not shapes or form == _EXACT:
         return spec
     replaced = {f"weights/{name}" for name in shapes}
@@ -213,6 +213,6 @@ def _changed(spec: BundleSpec, shapes: Shapes, form: Form) -> BundleSpec:
 
 
 def _with(bundle: Bundle, without: Mapping[str, object], new: Weights) -> Bundle:
-    """Return a bundle with other weights in place of those that are named."""
+    """Return a bundle with new weights in place of those that ``without`` names."""
     kept = {name: tensor for name, tensor in bundle.weights.items() if name not in without}
     return replace(bundle, weights={**kept, **new})

@@ -51,9 +51,9 @@ class RunFacts:
 
     @cached_property
     def forms(self) -> Weights:
-        """Return tensors like the net's without values, on torch's meta device.
+        """Return the names, shapes and dtypes of the net's weights, as tensors without values.
 
-        They give names, shapes and dtypes, and hold no memory for values.
+        They are on torch's meta device, and take no memory for values.
         """
         return {key: t.detach().to("meta") for key, t in self.make_net().tensors().items()}
 

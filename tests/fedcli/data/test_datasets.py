@@ -28,8 +28,8 @@ from fedcli.data.sets.realworld import ACTIVITIES as REALWORLD
 from fedcli.data.sets.registry import DATASETS, load, names
 from fedcli.data.sets.windows import paired, window_starts, windows_of
 from fedcli.data.store import commands
+from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import list_datasets, run_partition, thinned
-from fedcli.data.store.partition_writer import ClientData
 from fedmodels.config.scenario import Data, Iid, Natural
 from fedmodels.errors import ConfigError, DataError
 

@@ -17,7 +17,7 @@ from fedcli.data.store.inspection import inspect
 from fedcli.data.store.partition_export import export_partition
 from fedcli.data.store.partition_store import PartitionStore, open_client
 from fedcli.data.store.partition_writer import MOST_DIRECTORIES, Layout, write_partition
-from fedmodels.errors import DataError
+from fedmodels.errors import ConfigError, DataError
 from fedmodels.resolution import experiment_of
 from fedsrv.launch.given_data import check_given_data, check_net, name_of
 from fedtide.inprocess import run_in_process
@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("table", KINDS, ids=lambda table: table["kind"])
-def test_an_exported_store_is_what_directories_are(
+def test_an_exported_store_has_the_bytes_of_directories(
     tmp_path: Path, table: dict[str, object]
 ) -> None:
     stored = write(tmp_path / "store", Layout.STORE, table)
@@ -96,21 +96,21 @@ def test_a_run_has_the_same_digest_with_either_layout(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
-def test_what_a_launch_is_given_may_be_a_store(tmp_path: Path) -> None:
+def test_launch_takes_a_store_for_data(tmp_path: Path) -> None:
     own = {"net": {"name": "mlp"}, "method": {"name": "fedavg"}, "schedule": {"clients": 2}}
     stored = write(tmp_path / "store", Layout.STORE, {"kind": "iid"})
     check_given_data(experiment_of(own), stored)
     check_net(experiment_of(own), stored)
     assert name_of(experiment_of(own), stored) == "tiny"
     more = experiment_of({**own, "schedule": {"clients": 4}})
-    with pytest.raises(Exception, match="holds no data of client 2, 3, and the config has"):
+    with pytest.raises(ConfigError, match="holds no data of client 2, 3, and the config has"):
         check_given_data(more, stored)
 
 
 # --- what is wrong
 
 
-def test_a_partition_of_the_other_layout_is_not_taken_for_it(store: Path) -> None:
+def test_a_partition_of_the_other_layout_is_refused(store: Path) -> None:
     write(store, None, KINDS[0])
     with pytest.raises(DataError, match="holds this partition with the layout 'store'"):
         write(store, Layout.DIRECTORIES, KINDS[0])
@@ -135,7 +135,7 @@ def test_a_damaged_store_is_one_line(store: Path, name: str, array: np.ndarray, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_client_that_is_not_there(store: Path, tmp_path: Path) -> None:
+def test_a_client_that_the_store_lacks_is_one_line(store: Path, tmp_path: Path) -> None:
     for client in (-1, 2):
         with pytest.raises(DataError, match=f"holds no client {client}: it has 0 to 1"):
             open_client(store, client)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +26,11 @@ def test_a_session_survives_and_is_private(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "session.json").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"run_id": "x", "token": "zz"}', '"text"'])
-def test_a_damaged_session(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[1]", '{"run_id": "x", "token": "zz"}', '{"run_id": "", "token": ""}', '"text"'],
+)
+def test_a_damaged_session_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "session.json").write_text(text)
     with pytest.raises(ArchiveError, match="delete it to join afresh"):
         SessionFile(tmp_path).read()
@@ -68,7 +75,101 @@ def test_a_client_of_another_run_is_not_drawn_in(tmp_path: Path) -> None:
     assert Sessions(tmp_path, shared=False).of(5).run_id == ""
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_file_system_without_hard_links_keeps_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    for shared in (True, False):
+        root = tmp_path / str(shared)
+        session = Sessions(root, shared=shared).of(0)
+        assert len(session.token) == 16
+        assert Sessions(root, shared=shared).of(0) == session
+        assert [p.name for p in root.rglob("*.tmp")] == []
+
+
+def test_processes_of_two_runs_do_not_take_a_session_from_each_other(tmp_path: Path) -> None:
+    """Both begin before either has joined; the one that joins later is told so."""
+    first, second = Sessions(tmp_path, shared=True), Sessions(tmp_path, shared=True)
+    assert first.of(0).run_id == second.of(1).run_id == ""
+    first.joined(0, "first")
+    with pytest.raises(ArchiveError, match="a --state-dir of its own"):
+        second.joined(1, "second")
+    assert first.of(0).run_id == "first"
+
+
+class Snapshots:
+    """Copies of a directory, one from before each call that changes it: what kill -9 may leave."""
+
+    CALLS = ("mkdir", "open", "link", "rename", "replace", "unlink", "rmdir")
+
+    def __init__(self, root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.kept, self.found = root, kept, list[Path]()
+        self._is_taking = False
+        for name in self.CALLS:
+            monkeypatch.setattr(os, name, self._before(getattr(os, name)))
+
+    def _before(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            self.take()
+            return call(*args, **options)
+
+        return wrapped
+
+    def take(self) -> None:
+        if not self._is_taking:
+            self._is_taking = True
+            self.found.append(self.kept / str(len(self.found)))
+            shutil.copytree(self.root, self.found[-1])
+            self._is_taking = False
+
+
+def test_kill_at_any_moment_draws_no_newcomer_into_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "states"
+    Sessions(root, shared=True).of(0)
+    Sessions(root, shared=True).joined(0, "another")
+    with monkeypatch.context() as patched:
+        snapshots = Snapshots(root, tmp_path / "left", patched)
+        begun = Sessions(root, shared=False).of(5)
+        snapshots.take()
+    assert len(snapshots.found) > 8
+    for left in snapshots.found:
+        again = Sessions(left, shared=False)
+        assert again.of(5).run_id == ""
+        again.joined(5, "mine")
+        assert Sessions(left, shared=True).of(0).run_id == "another"
+    assert Sessions(snapshots.found[-1], shared=False).of(5).token == begun.token
+
+
+def test_kill_at_any_moment_loses_no_session_that_clients_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "states"
+    root.mkdir()
+    with monkeypatch.context() as patched:
+        snapshots = Snapshots(root, tmp_path / "left", patched)
+        sessions = Sessions(root, shared=True)
+        used = {client: sessions.of(client).token for client in (0, 1)}
+        unused = len(snapshots.found)  # up to here, no token was used
+        for client in (0, 1):
+            sessions.joined(client, "run")
+        snapshots.take()
+    assert len(snapshots.found) > unused > 4
+    for number, left in enumerate(snapshots.found):
+        again = Sessions(left, shared=True)
+        found = {client: again.of(client) for client in (0, 1)}
+        assert found[0].token != found[1].token
+        assert number < unused or {c: s.token for c, s in found.items()} == used
+        for client in found:
+            again.joined(client, "run")
+    assert Sessions(snapshots.found[-1], shared=True).of(1).run_id == "run"
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArchiveError, match="state directory"):
         Sessions(tmp_path / "file", shared=False).of(0)

@@ -59,7 +59,7 @@ sizes = st.floats(-1e5, 1e5, width=32, allow_subnormal=True)
 
 
 @given(st.lists(st.lists(sizes, min_size=1, max_size=7), min_size=1, max_size=3))
-def test_what_comes_back_is_near(rows: list[list[float]]) -> None:
+def test_no_form_is_off_by_more_than_half_a_step(rows: list[list[float]]) -> None:
     """Within half a step of each type; an element that travels with top-k is itself."""
     tensors = {f"t{i}": torch.tensor(row) for i, row in enumerate(rows)}
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}

@@ -5,16 +5,16 @@ import math
 import pytest
 import torch
 
-from fedmodels.tensors.staleness import rebased, share_of
+from fedmodels.tensors.staleness import discount, rebased
 from fedmodels.tensors.weighted_mean import weighted_mean
 
 
-def test_the_share_of_a_stale_upload():
+def test_a_stale_upload_counts_less():
     """(1 + tau)^-a: with the paper's a = 1/2, an upload 3 commits behind counts half of itself."""
-    assert [share_of(tau, 0.5) for tau in (0, 3, 8)] == [1.0, 0.5, pytest.approx(1 / 3)]
-    assert share_of(1, 0.5) == pytest.approx(1 / math.sqrt(2))
-    assert share_of(1, 1.0) == 0.5
-    assert share_of(7, 0.0) == 1.0
+    assert [discount(tau, 0.5) for tau in (0, 3, 8)] == [1.0, 0.5, pytest.approx(1 / 3)]
+    assert discount(1, 0.5) == pytest.approx(1 / math.sqrt(2))
+    assert discount(1, 1.0) == 0.5
+    assert discount(7, 0.0) == 1.0
 
 
 def test_a_buffer_of_a_fresh_and_a_stale_upload():
@@ -24,7 +24,7 @@ def test_a_buffer_of_a_fresh_and_a_stale_upload():
     three commits ago, and moved it to 5.
     """
     present, begun = {"w": torch.tensor([2.0])}, {"w": torch.tensor([1.0])}
-    stale = rebased({"w": torch.tensor([5.0])}, begun, present, share_of(3, 0.5), {"w"})
+    stale = rebased({"w": torch.tensor([5.0])}, begun, present, discount(3, 0.5), {"w"})
     assert stale["w"].tolist() == [4.0]
     mean = weighted_mean([{"w": torch.tensor([3.0])}, stale], [1.0, 1.0], 2.0)
     assert mean["w"].tolist() == [3.5]
@@ -33,7 +33,7 @@ def test_a_buffer_of_a_fresh_and_a_stale_upload():
 def test_what_is_no_parameter_is_mixed():
     """A variance stays between the two it comes from: 1/4 * 0.1 + 3/4 * 0.2 = 0.175.
 
-    As an update it would be 0.2 + 1/4 * (0.1 - 2) < 0.
+    As a difference it would be 0.2 + 1/4 * (0.1 - 2) < 0.
     """
     present = {"var": torch.tensor([0.2]), "count": torch.tensor(9)}
     begun = {"var": torch.tensor([2.0]), "count": torch.tensor(3)}

@@ -169,7 +169,7 @@ def test_what_was_undone_is_replayed_as_it_was_recorded(digits, tmp_path, monkey
 
 
 def test_a_compact_upload_is_added_to_the_model_it_began_with(digits, tmp_path):
-    """Its difference counts as a stale update; what it left out is a private state."""
+    """The server adds it to the weights that its client got; what it left out is private state."""
     tables = {"compression": {"up": "int8"}}
     run, out = asynchronous(tables=tables), tmp_path / "run"
     expected = run_in_process(run, digits, tmp_path / "whole")
@@ -248,7 +248,7 @@ def test_a_commit_counts_as_lost_without_the_state_of_an_order_under_way(digits,
     assert again["state_sha256"] == expected["state_sha256"]
 
 
-def test_a_run_may_grow(digits, tmp_path):
+def test_an_asynchronous_run_may_grow(digits, tmp_path):
     one_task = {"scenario": {"kind": "iid", "tasks": 1}}
 
     made = asynchronous(tables=one_task)

@@ -70,7 +70,7 @@ def test_a_cohort_stays_for_its_round(digits, tmp_path):
     assert len({tuple(c) for c in cohorts}) > 1
 
 
-def test_the_last_record_tells_what_each_class_was_taken_for(digits, tmp_path):
+def test_the_last_record_has_the_confusion_matrix(digits, tmp_path):
     experiment = tiny_experiment(method="fedproto", schedule={"rounds": 2})
     run_in_process(experiment, digits, tmp_path / "run")
     *earlier, last = records_of(tmp_path / "run")
@@ -88,7 +88,7 @@ def test_the_last_record_tells_what_each_class_was_taken_for(digits, tmp_path):
         assert [bool(counts[label][label]) for label in range(len(counts))] == right
 
 
-def test_what_many_classes_were_taken_for_is_not_counted(digits, tmp_path, monkeypatch):
+def test_a_confusion_matrix_of_too_many_classes_is_not_counted(digits, tmp_path, monkeypatch):
     monkeypatch.setattr("fedsrv.engine.rounds.MOST_CONFUSED", 9)
     run_in_process(tiny_experiment(schedule={"rounds": 1}), digits, tmp_path / "run")
     assert all("confusions" not in record for record in records_of(tmp_path / "run"))
@@ -197,7 +197,7 @@ def test_initial_weights_that_were_forgotten_are_built_again():
 
 
 def test_few_clients_score_the_same_ones_in_every_round(digits, tmp_path):
-    """One of three scores, and whoever trained."""
+    """One of three scores, the same one in every round, and beside it whoever trained."""
     experiment = tiny_experiment(
         schedule={"rounds": 6, "per_round": 1}, evaluate={"clients": 1, "every": 1}
     )

@@ -42,7 +42,7 @@ def test_clients_with_more_examples_are_drawn_more_often() -> None:
     assert draw_cohort(0, 3, [0, 1, 2], 2, {0: 0, 1: 5, 2: 0}) == (1,)
 
 
-def test_a_trace_says_who_is_there(trace: Path) -> None:
+def test_cohorts_hold_only_clients_that_the_trace_has(trace: Path) -> None:
     experiment = tiny_experiment(schedule={"rounds": 6, "availability": str(trace)})
     availability = read_availability(experiment)
     assert [is_there(availability, 0, r) for r in range(6)] == [True] * 2 + [False] * 2 + [
@@ -102,7 +102,9 @@ def test_a_run_goes_on_with_the_trace_it_began_with(trace: Path) -> None:
         ),
     ],
 )
-def test_keys_that_mean_nothing_are_refused(schedule: dict[str, object], line: str) -> None:
+def test_keys_of_sampling_without_effect_are_refused(
+    schedule: dict[str, object], line: str
+) -> None:
     with pytest.raises(ConfigError, match=line):
         tiny_experiment(schedule=schedule)
 

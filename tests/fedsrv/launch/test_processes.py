@@ -1,15 +1,21 @@
+import io
+import json
 import os
 import queue
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from fedcli.cli import clients_of
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, RunFailed
+from fedsrv.events import HAS_FAILED
+from fedsrv.launch import launcher
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
 from fedsrv.launch.hosts import (
     PROCESSES_PER_CORE,
@@ -174,6 +180,53 @@ def test_dealing_out_that_is_killed_ends_the_run(tmp_path):
     with pytest.raises(DataError, match=r"partition ended with -9: see .*partition\.log"):
         run.partition()
     run.dealing.close()
+
+
+@dataclass
+class Started:
+    """Hosts that only remember who was started."""
+
+    clients: list[str] = field(default_factory=list)
+    serve_options = ()
+
+    def start(self, clients, server):
+        self.clients.append(clients)
+
+
+def told_of_a_failure(tmp_path):
+    """Return a launched run whose only host was told that the run has failed, and what it says."""
+    (tmp_path / "logs").mkdir()
+    said = io.StringIO()
+    lines = Lines(Console(file=said))
+    run = Launch(tiny_experiment(), tmp_path, tmp_path, Started(), lines, tmp_path / "none")
+    run.clients, run.address, run.config = ["0"], "127.0.0.1:5", tmp_path / "launch.toml"
+    why = f"pull: {HAS_FAILED}its loss is not finite (FAILED_PRECONDITION)"
+    (tmp_path / "logs" / "client-0.log").write_text(f"error: {why}\n")
+    (tmp_path / "logs" / "server.log").write_text("error: its loss is not finite\n")
+    run.box.put(Said("hosts", json.dumps({"id": "0", "status": 1})))
+    return run, said
+
+
+def test_a_client_that_was_told_of_the_failure_is_not_started_again(tmp_path):
+    run, said = told_of_a_failure(tmp_path)
+    run.box.put(Said("server", "", 1))
+    with pytest.raises(RunFailed, match=r"^its loss is not finite$"):
+        run.watch()
+    assert said.getvalue() == ""
+    assert run.hosts.clients == []
+
+
+def test_a_coordinator_that_dies_after_the_failure_is_started_with_its_clients(
+    tmp_path, monkeypatch
+):
+    run, said = told_of_a_failure(tmp_path)
+    monkeypatch.setattr(launcher, "started", lambda command, log: started(["-c", "exit(1)"], log))
+    run.box.put(Said("server", "", -signal.SIGKILL))
+    with pytest.raises(RunFailed):
+        run.watch()
+    assert said.getvalue() == "server died (killed by signal 9); starting it again\n"
+    assert run.hosts.clients == ["0"]
+    run.coordinator.end()
 
 
 def test_what_a_forked_fedcli_says_is_in_its_log(tmp_path):

@@ -17,6 +17,7 @@ HAPPENED = [
     Event("failed", "0", 0, 0, {"reason": "[/nothing] \x1b]0;forged\x07 [red]x"}),
     Event("commit", "", 0, 0, {"task": 0, "loss": 0.5, "of": 3}),
 ]
+NEXT = Event("commit", "", 1, 1, {"task": 0, "loss": 0.25, "of": 3}, unix_time=2.0)
 
 
 def shown(kind, **how):
@@ -64,3 +65,14 @@ def test_the_terminal_shows_clients_and_the_last_step():
         console.print(display._render())
     assert "client 0  failed" in capture.get()
     assert "interaction 0 (of 3) committed, loss 0.5" in capture.get()
+
+
+def test_the_terminal_says_once_how_long_it_takes():
+    console = Console(file=io.StringIO(), width=120)
+    display = Display("a run", console)
+    for event in (*HAPPENED, NEXT):
+        display.take(event)
+    with console.capture() as capture:
+        console.print(display._render())
+    assert capture.get().count("about 2 s left") == 1
+    assert "2/3" in capture.get()

@@ -547,7 +547,17 @@ def test_the_answer_stands_before_the_folds(tmp_path: Path) -> None:
     assert "prefers-color-scheme: dark" in page
 
 
-def test_what_a_class_was_taken_for_is_the_end_of_the_run(tmp_path: Path) -> None:
+def test_a_figure_of_the_whole_run_leaves_the_first_curve_to_the_next_metric(
+    tmp_path: Path,
+) -> None:
+    """A replay stream's main metric is AA, a mean over the run, which no round has."""
+    metrics = {"aa": 0.7, "a_loc": 0.9, "a_glo": 0.8}
+    page = page_of(tmp_path, write_run(tmp_path / "run", kind="replay_gradual", metrics=metrics))
+    assert "<figcaption>How good: clients&#39; models, own test data" in page
+    assert "Average accuracy over the run" in page
+
+
+def test_the_confusion_matrix_of_a_report_is_of_the_last_record(tmp_path: Path) -> None:
     """Class 0 was taken for class 1 by a quarter; class 2 has no test example."""
     end = {"global": [[3, 1, 0], [0, 4, 0], [0, 0, 0]]}
     row = {"clients": {"0": {"views": {"global": {"accuracy": 0.9, "classes": [0.75, 1.0]}}}}}

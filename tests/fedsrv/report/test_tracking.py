@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 import urllib.request
 
@@ -10,6 +11,7 @@ import pytest
 
 from fedmodels.errors import ConfigError
 from fedsrv.events import Event, EventLog
+from fedsrv.tracking import trackers
 from fedsrv.tracking.prometheus import export
 from fedsrv.tracking.trackers import TRACKERS, settings_of, track
 from tests.conftest import tiny_experiment
@@ -109,6 +111,27 @@ def test_a_tracker_that_fails_ends_neither_the_run_nor_the_others(monkeypatch, t
     (line,) = caplog.messages
     assert (
         line == "wandb failed and gets no further metrics; the run goes on: quota exceeded details"
+    )
+
+
+def test_a_tracker_that_hangs_holds_up_neither_the_end_nor_the_others(
+    monkeypatch, tmp_path, caplog
+):
+    told, forever = [], threading.Event()
+    run = types.SimpleNamespace(log=lambda *_, **__: None, finish=forever.wait)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **_: run))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Recorder(told))
+    monkeypatch.setattr(trackers, "CLOSE_S", 0.2)
+    events = EventLog()
+    end = track(events, tiny_experiment(tracking={"wandb": True, "tensorboard": True}), tmp_path)
+    events.tell("scores", interaction=3, metrics={"a_glo": 0.5})
+    end()
+    forever.set()
+    assert told[-1] == ("close",)
+    (line,) = caplog.messages
+    assert line == (
+        "wandb does not close within 0.2 s; the run ends without it, and its last metrics may be "
+        "missing there"
     )
 
 

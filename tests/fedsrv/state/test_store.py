@@ -204,10 +204,12 @@ def test_a_directory_is_used_by_one(opened, tmp_path):
     opened(resume=False)
     with pytest.raises(RunFailed, match="in use by another process"):
         Store(tmp_path / "run", tiny_experiment(), True)
+    with pytest.raises(RunFailed, match="in use by another process"):  # --resume would not help
+        refuse_existing(tmp_path / "run")
 
 
-def test_a_directory_that_exists_needs_resume(opened, tmp_path):
-    opened(resume=False)
+def test_a_directory_that_exists_needs_resume(tmp_path):
+    Store(tmp_path / "run", tiny_experiment(), False).close()
     with pytest.raises(ConfigError, match="already holds a run; give --resume"):
         refuse_existing(tmp_path / "run")
     other = tmp_path / "other"

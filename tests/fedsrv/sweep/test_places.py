@@ -35,7 +35,7 @@ NEEDS_SUBMITIT = pytest.mark.skipif(
         ("ray://head", None, [], "--on ray:// 'head' is not HOST:PORT"),
     ],
 )
-def test_options_that_do_not_go_together(
+def test_options_that_do_not_go_together_are_refused(
     on: str, jobs: int, given: list[str], line: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=line), place_of(on, jobs, given, tmp_path, print):
@@ -43,7 +43,7 @@ def test_options_that_do_not_go_together(
 
 
 @pytest.mark.parametrize(("on", "extra"), [("ray", "ray"), ("slurm", "slurm")])
-def test_a_missing_extra(
+def test_a_missing_extra_is_one_line(
     on: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str) -> None:
@@ -70,7 +70,9 @@ def sweep(tmp_path: Path) -> Sweep:
 @NEEDS_SUBMITIT
 @pytest.mark.loopback
 @pytest.mark.timeout(300)
-def test_a_sweep_under_slurm(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_under_slurm_submits_what_is_not_finished(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is finished is not submitted again; a job that cannot run is named with its log."""
     monkeypatch.setattr(places, "slurm_jobs", partial(slurm_jobs, cluster="local"))
     out, said = tmp_path / "out", list[str]()
@@ -96,7 +98,9 @@ class Stopped(BaseException):
 
 
 @NEEDS_SUBMITIT
-def test_the_batch_script(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_gets_the_resources_and_keeps_no_job_of_a_sweep_that_ended(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An array of the seeds; and nothing that was submitted is left when the sweep ends."""
     for name, line in (("sbatch", "echo Submitted batch job 7"), ("srun", ""), ("scancel", "")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {name} $@ >> {tmp_path}/calls\n{line}\n")
@@ -132,7 +136,7 @@ def test_the_batch_script(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.Monk
         ("slurm", {}, "--on slurm: .*on a slurm cluster"),
     ],
 )
-def test_what_slurm_does_not_take(
+def test_what_slurm_does_not_take_is_one_line(
     cluster: str, given: dict[str, int], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")

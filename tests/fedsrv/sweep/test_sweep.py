@@ -294,6 +294,25 @@ def test_a_partition_that_cannot_be_shared_stops_nothing(
     assert not list(out.glob(".data*"))
 
 
+@pytest.mark.parametrize("file", ["table.md", "picture.svg"])
+def test_a_disk_that_is_full_at_the_tables_costs_no_run(
+    sweep: Any, tmp_path: Path, launches: Launches, file: str
+) -> None:
+    out, said = tmp_path / "out", list[str]()
+    out.mkdir()
+    (out / file).mkdir()  # no file can take its place
+    wanted = sweep(curves={"A": "a_loc"})
+    with pytest.raises(RunFailed, match=r"the tables in .*out cannot be written: .*; the runs are"):
+        run_sweep(wanted, out, seeds=[0], say=said.append)
+    assert any("| FedAvg | 50.00 |" in line for line in said)  # told before it is written
+    assert not list(out.glob(".*.tmp"))
+    (out / file).rmdir()
+    launched = len(launches.commands)
+    run_sweep(wanted, out, seeds=[0], say=said.append)
+    assert len(launches.commands) == launched
+    assert (out / file).is_file()
+
+
 def test_a_column_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches: Launches) -> None:
     def run(path: str) -> None:
         made = sweep(columns={"A": "metrics.a_loc", "B": path})

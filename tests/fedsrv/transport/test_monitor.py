@@ -94,7 +94,7 @@ def test_status_says_where_a_run_stands(
     assert found["metrics"] == {"a_loc": 0.75, "a_sel": 0.5}
 
 
-def test_health_is_asked_for(
+def test_health_tells_whether_a_coordinator_serves(
     events: EventLog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, service, port = served(events)

@@ -1,4 +1,4 @@
-"""What the methods share whose clients send prototypes: their means, and limits on what they tell.
+"""The base of methods whose clients send prototypes: class means, and limits on what they tell.
 
 Shapes: n examples, K classes, d coordinates of an embedding.
 """

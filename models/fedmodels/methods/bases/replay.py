@@ -1,4 +1,4 @@
-"""What the methods with class replay share: FedAvg, and the private generators of its clients.
+"""The base of the methods with class replay: FedAvg whose clients hold private generators.
 
 Tan and Liu (pFedGRP), arXiv 2410.01502v2, section 4. The replay itself is
 :mod:`fedmodels.techniques.class_replay`.
@@ -23,41 +23,43 @@ from fedmodels.training.pictures import Picture
 
 @dataclass(frozen=True, kw_only=True)
 class GenerativeReplay(FedAvg):
-    """FedAvg whose clients replay the classes they met; its switches are those of the replay."""
+    """FedAvg whose clients replay the classes they met; its fields are settings of the replay."""
 
     replays: ClassVar[bool] = True
     trains_together: ClassVar[bool] = False
 
     cap: Literal["total", "generated"] = "total"
-    """What the largest real class bounds: real and replayed examples together, or replayed ones."""
+    """The largest real class bounds every class: its real and replayed examples together, or its
+    replayed ones alone."""
     replay_filter: bool = True
     """Keep only images that the received model takes for their class (false: ablation AS1)."""
     replay_attempts: int = 10
-    """Images drawn at most for one that is wanted."""
+    """Limit of images drawn for each one that is wanted."""
     shortage: Literal["truncate", "fill_top"] = "truncate"
     """Go without what the filter rejects, or take the rejected images nearest to the class."""
     th_g: float = 0.25
-    """TH_G: a generator is trained again when less of it is recognised."""
+    """TH_G: a generator is trained again when the net recognises a smaller share of its images."""
     th_g_of: Literal["all", "fresh"] = "all"
-    """Of what th_g is a share: of all images drawn, or of the share that was recognised right after
-    the generator's last training, which calibrates the threshold from data."""
+    """``all``: th_g is the threshold. ``fresh``: the threshold is th_g times the share that was
+    recognised right after the generator's last training, so data calibrate it."""
     n_check: int = 200
-    """Images drawn for that."""
+    """Images drawn to measure the share."""
     generator_update: Literal["drift", "always"] = "drift"
-    """Train below th_g, or at every encounter (pFedGRP's ablation AS2)."""
+    """Train a generator that fell below the threshold, or whenever its class is met (pFedGRP's
+    ablation AS2)."""
     generator_arch: Arch = "wgan"
     """WGAN-GP, its DCGAN form, or a diffusion model sampled by DPM-Solver."""
     generator_width: int = 0
-    """Channels; 0 is 16 for GANs (64 where images are in colour), 32 for diffusion."""
+    """Channels; 0 stands for 16 for GANs (64 where images are in colour), 32 for diffusion."""
     generator_epochs: int = 0
-    """Epochs of one training; 0 is 200 for GANs (1000 where images are in colour), 6000 for
-    diffusion."""
+    """Epochs of one training; 0 stands for 200 for GANs (1000 where images are in colour), 6000
+    for diffusion."""
     generator_batch: int = 64
     """Batch size of training and of drawing."""
     generator_lr: float = 0.0
-    """Adam's learning rate; 0 is 1e-4 for GANs, 2e-4 for diffusion."""
+    """Adam's learning rate; 0 stands for 1e-4 for GANs, 2e-4 for diffusion."""
     generator_restart: bool = False
-    """Train from scratch each time instead of going on."""
+    """Train from scratch each time, and not from the weights of before."""
     generator_moments: bool = False
     """Keep Adam's moments in the private state, which triples it."""
 

@@ -1,9 +1,9 @@
 """What the methods with private heads share: the heads may live for one round only.
 
-Papers that keep heads private leave open which head a round begins with. A code base by authors of
-two of them averages all weights: every round then begins with one head for all. In a round of
-several interactions a client goes on with the head it trained. ``[method.reading] heads`` says
-which of the two it is.
+Papers that keep heads private leave open which head a client begins a round with. It may be the
+client's own. In a code base by authors of two of these papers the server averages all weights, so
+that it is one head for all; within a round of several interactions a client goes on with its own.
+``[method.reading] heads`` chooses.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class RoundHeads(PrivateParts):
         load_weights(ctx.net, {**self.net_weights(payload), **self.own_weights(ctx, state)})
 
     def own_weights(self, ctx: ClientContext, state: Bundle) -> Weights:
-        """Return what of its state a client puts into the net it received.
+        """Return the weights of its state that a client puts into the net it received.
 
-        A head that travels is the client's own where it trains on in the round of that head. What
-        it is scored with after a downlink is what it received.
+        Where heads travel, a client that goes on training within a round takes its own head. For
+        scores after a downlink it takes the head that it received.
         """
         stays = self.withheld(weights_of(ctx.net))
         own = {name: tensor for name, tensor in state.weights.items() if name in stays}

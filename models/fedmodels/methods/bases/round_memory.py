@@ -1,7 +1,7 @@
 """What a server remembers of a round of several interactions: its mean model, its first prototypes.
 
-The memory stands in the server's own state, beside the number of the round and of its interactions
-so far. ``[method.reading] eval_model`` and ``gp_refresh`` say what belongs to it.
+The memory is in the server's own state, with the number of the round and the count of its
+interactions so far. ``[method.reading] eval_model`` and ``gp_refresh`` say what belongs to it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class FedMLPReading(HeadsReading):
     smooth_l1_threshold: float = 1.0
     """Distance at which smooth-L1 turns from a square into a line."""
     sl1_reduction: Literal["mean", "sum"] = "mean"
-    """Over the coordinates of an embedding."""
+    """Mean or sum over the coordinates of an embedding."""
     ls_norm: Literal["minority_mean", "class_sum", "batch_mean"] = "minority_mean"
     """What L_S is divided by: minority examples, those of each class, or the batch."""
     kl_norm: Literal["softmax", "l2_softmax"] = "softmax"

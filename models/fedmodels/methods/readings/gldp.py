@@ -19,7 +19,7 @@ class GldpReading(HeadsReading):
     kl_space: Literal["embedding", "head"] = "embedding"
     """Where eq. 8 compares: softmax over the embedding's coordinates, or over the head's logits."""
     kl_reduction: Literal["batchmean", "mean", "sum"] = "batchmean"
-    """Mean over examples; over examples and coordinates; or the sum."""
+    """``batchmean`` is the mean over examples, ``mean`` that over examples and coordinates."""
     gp_mode: Literal["class_mean", "per_sample"] = "class_mean"
     """What eq. 10 compares with the global prototype: the batch's class mean, or every example."""
     uplink_proto: Literal["raw", "ema"] = "raw"
@@ -34,7 +34,8 @@ class GldpReading(HeadsReading):
     bn: Literal["average", "local"] = "average"
     """Whether running statistics belong to the representation or stay with the client."""
     inference: Literal["gldp_gp", "gldp_lp", "classifier"] = "gldp_gp"
-    """The rule the method is scored by: nearest global or local prototype, or the head; all are."""
+    """The rule whose scores count: nearest global or local prototype, or the head. All three are
+    reported."""
     candidates: Literal["client_seen", "all"] = "client_seen"
     """Classes of eq. 13: those the client has trained on, or all. Methods without such a mask are
     compared with the rule ``all_classes``, which has none."""

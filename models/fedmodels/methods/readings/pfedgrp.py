@@ -31,7 +31,7 @@ class PFedGRPReading:
     w_batch: int = 64
     """Batch size of eq. 8."""
     w_entropy_floor: float = 0.0
-    """Lower bound of a row's entropy over log n."""
+    """Lower bound of the entropy of a row of weights, as a share of log n, its maximum."""
     w_device: Literal["cpu", "auto"] = "cpu"
     """Where eq. 8 is minimised: on the coordinator's cores, or on its GPU where it has one."""
     bn: Literal["weighted", "batch"] = "weighted"
