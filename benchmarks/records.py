@@ -10,7 +10,8 @@ length, and the versions and commit of each run. A page holds tables between two
     <!-- end of record -->
 
 and what lies between them is never typed: a test renders it again and compares. A study with
-curves or lengths has a picture, ``docs/results/STUDY.svg``.
+curves or lengths has a picture, ``docs/results/STUDY.svg``. What benchmarks measured has records of
+its own (benchmarks/measured.py), and the same marks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.measured import page as measured_page
 from fedmodels.errors import FedtideError
 from fedsrv.sweep.pictures import draw
 from fedsrv.sweep.plan import Sweep, plan
@@ -84,6 +86,9 @@ def rendered(text: str) -> str:
     """
 
     def tables(mark: re.Match[str]) -> str:
+        measured = measured_page(mark[2])
+        if measured is not None:
+            return "\n".join([mark[1], measured, mark[3]])
         outcome = read_record(RECORDS / f"{mark[2]}.json")
         parts = [mark[1], made_with(outcome) + "\n", page(outcome), *_picture(outcome, mark[2])]
         return "\n".join([*parts, mark[3]])

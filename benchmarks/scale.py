@@ -7,49 +7,74 @@ Rounds of clients that train nothing, launched like any run, several to a host; 
 of FedProto, whose clients have four examples of each class and send a prototype of each. One
 quantity grows at a time; the exponent is the slope of log(seconds) over log(quantity), 1 where a
 round is linear. Populations are of digits, dealt out with repetition; FedAvg trains a cohort of
-them, which stays as large.
+them, which stays as large. An option without numbers leaves its table out; ``--keep`` writes the
+record that docs/results/scale.md is made from, or another one by name.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import json
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.measure import tell
+from benchmarks.measured import exponents, keep
 from benchmarks.overhead import experiment, launched
 
 CLIENTS = 10
+POPULATIONS = "Clients that a cohort is drawn from: FedAvg on digits, the small CNN"
+CLIENTS_OF_A_ROUND = "Clients in a round that train nothing: an MLP"
+PARAMETERS = "Parameters: ten clients that train nothing, an MLP"
+METHODS = (
+    "What methods keep of each client: four rounds among 1,000 clients of digits, the small CNN"
+)
+CLASSES = "Classes: ten clients that train nothing, prototypes of FedProto"
+GROWS = {
+    POPULATIONS: "population",
+    CLIENTS_OF_A_ROUND: "clients",
+    PARAMETERS: "parameters",
+    CLASSES: "classes",
+    METHODS: None,
+}
+"""What grows in each table."""
 
 
 def main() -> None:
     """Measure and print one table for each quantity."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--clients", type=int, nargs="+", default=[5, 10, 20, 40])
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 512, 1024, 2048])
-    parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--populations", type=int, nargs="+", default=[100, 1000])
+    parser.add_argument("--clients", type=int, nargs="*", default=[5, 10, 20, 40])
+    parser.add_argument("--widths", type=int, nargs="*", default=[64, 512, 1024, 2048])
+    parser.add_argument("--classes", type=int, nargs="*", default=[10, 100, 1000])
+    parser.add_argument("--methods", nargs="*", default=[])
+    parser.add_argument("--populations", type=int, nargs="*", default=[100, 1000])
     parser.add_argument("--cohort", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--keep", nargs="?", const="scale", help="the name of a record")
     options = parser.parse_args()
-    hosts, rounds = options.hosts, options.rounds
-    by_clients = [_row(n, 512, rounds, hosts) for n in options.clients]
-    tell("scale_clients", [*by_clients, _slope(by_clients, "clients")])
-    by_size = [_row(CLIENTS, width, rounds, hosts) for width in options.widths]
-    tell("scale_parameters", [*by_size, _slope(by_size, "parameters")])
-    by_class = [_row_of_classes(classes, rounds, hosts) for classes in options.classes]
-    tell("scale_classes", [*by_class, _slope(by_class, "classes")])
-    of_all = [_row_of_population(n, options.cohort, rounds, hosts) for n in options.populations]
-    tell("scale_populations", [*of_all, _slope(of_all, "population")])
+    how = (options.rounds, options.hosts)
+    found = {
+        POPULATIONS: [_row_of_population(n, options.cohort, *how) for n in options.populations],
+        CLIENTS_OF_A_ROUND: [_row(n, 512, *how) for n in options.clients],
+        PARAMETERS: [_row(CLIENTS, width, *how) for width in options.widths],
+        CLASSES: [_row_of_classes(classes, *how) for classes in options.classes],
+        METHODS: [_row_of_method(name, options.cohort, options.hosts) for name in options.methods],
+    }
+    tables = {title: {"grows": GROWS[title], "rows": rows} for title, rows in found.items() if rows}
+    for title, table in tables.items():
+        rows, grows = table["rows"], table["grows"]
+        tell(
+            title, rows if grows is None else [*rows, {grows: "exponent", **exponents(rows, grows)}]
+        )
+    if options.keep:
+        given = " ".join(["python -m benchmarks.scale", *sys.argv[1:]])
+        print(f"kept {keep(options.keep, given, tables)}")
 
 
 def _row(clients: int, width: int, rounds: int, hosts: int) -> dict[str, Any]:
@@ -85,21 +110,30 @@ def _row_of_population(clients: int, cohort: int, rounds: int, hosts: int) -> di
         logs = "".join(path.read_text() for path in (run / "logs").glob("client-*.log"))
         join_bytes = sum(map(int, re.findall(r"clients joined, in (\d+) bytes", logs)))
         stored = sum(path.stat().st_size for path in run.glob("run.db*"))
+        last = json.loads((run / "rounds.jsonl").read_text().splitlines()[-2])
     shown = ("round_s", "server_s", "first_round_s", "server_anon_mb", "host_anon_mb", "anon_mb")
     row = {"population": clients, "cohort": min(cohort, clients)} | {k: found[k] for k in shown}
+    row |= {f"{way}_bytes": last["bytes"][way] for way in ("down", "up")}
     return row | {"join_bytes": join_bytes, "run_db_bytes": stored}
 
 
-def _slope(rows: Sequence[dict[str, Any]], quantity: str) -> dict[str, Any]:
-    """Return the fitted exponent, under the column it belongs to."""
-    x = [math.log(row[quantity]) for row in rows]
-    fits: dict[str, Any] = {quantity: "exponent"}
-    measured = ("round_s", "server_s", "first_round_s", "server_anon_mb", "host_anon_mb")
-    for column in (*measured, "join_bytes", "run_db_bytes"):
-        if any(not row.get(column) for row in rows):
-            continue
-        fits[column] = float(np.polyfit(x, [math.log(row[column]) for row in rows], 1)[0])
-    return fits
+def _row_of_method(name: str, cohort: int, hosts: int) -> dict[str, Any]:
+    """Return what a method keeps on the server after four rounds among 1,000 clients."""
+    tables = experiment("digits-cnn", 1000, 4)
+    tables["scenario"] = {"kind": "drawn", "classes": 4}
+    tables["method"] = {"name": name}
+    tables["schedule"]["per_round"] = cohort
+    tables["evaluate"]["clients"] = cohort
+    with tempfile.TemporaryDirectory() as place:
+        found = launched(tables, Path(place), hosts)
+        run = Path(place) / "run"
+        records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        state = max((run / "server").glob("state-*.safetensors")).stat().st_size
+        stored = sum(path.stat().st_size for path in run.glob("run.db*"))
+    trained = len({client for record in records for client in record["cohort"]})
+    told = ("round_s", "server_s", "server_anon_mb", "host_anon_mb")
+    row = {"method": name, "cohort": cohort, "trained": trained} | {key: found[key] for key in told}
+    return row | {"state_bytes": state, "run_db_bytes": stored}
 
 
 if __name__ == "__main__":

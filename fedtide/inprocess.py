@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,9 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedcli.data.store.opening import open_data
-from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Result, Worker
+from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.errors import ClientFailed
@@ -51,7 +50,7 @@ def transported(bundle: Bundle, spec: Any) -> Bundle:
 
 
 class InProcessCohort:
-    """Fulfils the engine's Cohort protocol with workers of this process."""
+    """Fulfils the engine's Cohort protocol with workers of this process, opened when selected."""
 
     def __init__(
         self,
@@ -66,29 +65,28 @@ class InProcessCohort:
         ids: list[ClientId] = [*range(experiment.schedule.clients)]
         if evaluator:
             ids.append(EVALUATOR)
-        self.workers: dict[ClientId, Worker] = {
-            c: Worker(
-                c, open_data(data, c), StateDirectory(states / str(c)), experiment,
-                torch.device("cpu"),
-            )
-            for c in ids
-        }  # fmt: skip
+        self.workers = Workers(ids, data, states, torch.device("cpu"))
+        self.workers.begin(experiment)
+        self._trains_together = experiment.training.together > 1
         self.arrival, self.before = arrival, before
         self.committed = self.watermark = -1
         self._lasting: dict[ClientId, Trip] = {}
         """The lasting trip of each client that has an order; the oldest order comes first."""
 
     def gather(self) -> Mapping[int, str]:
-        return {c: w.data.announcement() for c, w in self.workers.items() if isinstance(c, int)}
+        return {c: self.workers.data(c).announcement() for c in self._numbered()}
+
+    def _numbered(self) -> Iterator[int]:
+        return (c for c in self.workers.clients if isinstance(c, int))
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
         return self.gather()
 
     def has_evaluator(self) -> bool:
-        return EVALUATOR in self.workers
+        return EVALUATOR in self.workers.clients
 
     def versions(self) -> Mapping[int, Sequence[int]]:
-        return {c: w.states.versions() for c, w in self.workers.items() if isinstance(c, int)}
+        return {c: self.workers.versions(c) for c in self._numbered()}
 
     def require(self, *_: object) -> None:
         """Nobody loses a state here while the engine runs."""
@@ -127,8 +125,7 @@ class InProcessCohort:
         """
         order = stamped(trip.orders[client], self.committed, self.watermark)
         self.before(order)
-        worker = self.workers[client]
-        specs = worker.payload_spec
+        worker, specs = self.workers.of(client), self.workers.payload_spec
         parts = {"common": transported(trip.sent, specs["common"])}
         if client in trip.personal:
             parts["personal"] = transported(trip.personal[client], specs["personal"])
@@ -143,7 +140,7 @@ class InProcessCohort:
         return Answer(upload, done.report, sent.num_bytes(), down)
 
     def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Result:
-        if worker.experiment.training.together > 1 and order.kind == rpc.ORDER_KIND_TRAIN:
+        if self._trains_together and order.kind == rpc.ORDER_KIND_TRAIN:
             return execute_together([Task(worker, order, payload)])[0]
         done = worker.execute(order, payload)
         assert done is not None

@@ -28,7 +28,7 @@ from fedcli.runtime.link import (
     UploadRefused,
 )
 from fedcli.runtime.together import Task, execute_together
-from fedcli.runtime.worker import Result
+from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import FedtideError, LinkError
 from fedmodels.resolution import experiment_of
@@ -275,8 +275,21 @@ class Host:
         self._orders.put(error)
 
     def _beat_forever(self) -> None:
+        """Tell how far those at work are, and what became safe on the disk after its upload.
+
+        A client of a large population may get no order again for a long time: without the beat, the
+        run would keep every state since its upload.
+        """
+        told: dict[ClientId, int] = {}
         while not self._closed.wait(self.beat_every_s):
-            for client, worker in self.workers.open().items():
-                if worker.progress.interaction >= 0:
-                    member = self.enrolment.members[client]
-                    self.link.beat(member, worker.progress, worker.states.durable)
+            at_work = {
+                client: worker.progress
+                for client, worker in self.workers.open().items()
+                if worker.progress.interaction >= 0
+            }
+            durable = self.workers.all_durable()
+            news = (client for client in durable if durable[client] != told.get(client, -1))
+            for client in dict.fromkeys([*at_work, *news]):
+                member, safe = self.enrolment.members[client], durable.get(client, -1)
+                if self.link.beat(member, at_work.get(client, Progress()), safe):
+                    told[client] = safe

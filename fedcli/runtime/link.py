@@ -328,8 +328,8 @@ class Link:
             reply = self._push(itertools.chain([first, second], stream))
         return reply
 
-    def beat(self, member: Membership, progress: Progress, durable: int) -> None:
-        """Give a sign of life; a server that is gone does not matter here."""
+    def beat(self, member: Membership, progress: Progress, durable: int) -> bool:
+        """Give a sign of life; False if the server did not get it, which does not matter here."""
         request = rpc.BeatRequest(
             client_id=str(member.client),
             token=member.token,
@@ -344,6 +344,8 @@ class Link:
                 progress.superseded = True
         except grpc.RpcError as error:
             log.debug("beat: %s", _said(error))
+            return False
+        return True
 
     def leave(self, member: Membership, reason: str) -> None:
         """Give the session back, if the server is there."""

@@ -82,6 +82,11 @@ class Workers:
         known = self._states.get(client)
         return -1 if known is None else known.durable
 
+    def all_durable(self) -> Mapping[ClientId, int]:
+        """Return what :meth:`durable` does, of each client that was selected; any thread may."""
+        with self._opening:
+            return {client: states.durable for client, states in self._states.items()}
+
     def of(self, client: ClientId) -> Worker:
         """Return a client's worker, and close the one that was idle for the longest."""
         worker = self._open.pop(client, None) or self._opened(client)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedsrv.events import Event
 from fedsrv.narration import DOING
+
+MOST_CLIENTS = 200
+"""Clients that have a row of their own; of more, quantiles over all are told besides."""
+QUANTILES = {"least": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1.0}
 
 
 @dataclass
@@ -41,8 +50,11 @@ class ClientNow:
 
 
 def rows_of(clients: dict[str, ClientNow], committed: int) -> list[dict[str, Any]]:
-    """Return the clients as values of JSON, by id."""
-    ordered = sorted(clients.items(), key=lambda item: (len(item[0]), item[0]))
+    """Return the clients as values of JSON, by id; of many, those that failed or spoke last."""
+    told = heapq.nlargest(
+        MOST_CLIENTS, clients.items(), key=lambda item: (item[1].failures > 0, item[1].heard)
+    )
+    ordered = sorted(told, key=lambda item: (len(item[0]), item[0]))
     return [
         {
             "id": name,
@@ -53,3 +65,34 @@ def rows_of(clients: dict[str, ClientNow], committed: int) -> list[dict[str, Any
         }
         for name, now in ordered
     ]
+
+
+def phases_of(clients: Mapping[str, ClientNow]) -> dict[str, int]:
+    """Return how many clients are in each phase, the most frequent first."""
+    return dict(Counter(now.phase.partition(":")[0] for now in clients.values()).most_common())
+
+
+def few_of(columns: Mapping[str, Mapping[Any, float]], first: list[str]) -> dict[str, Any]:
+    """Return columns of figures by client as values of JSON, thinned out where there are many.
+
+    Args:
+        columns: by name and client.
+        first: ids of clients, those that have rows before others.
+
+    Returns:
+        ``columns`` with the clients that have rows, and ``quantiles`` over all clients by name,
+        which is None where everybody has a row.
+    """
+    columns = {name: {str(c): v for c, v in column.items()} for name, column in columns.items()}
+    everybody = list(dict.fromkeys([*first, *(c for column in columns.values() for c in column)]))
+    kept = set(everybody[:MOST_CLIENTS])
+    few = {name: {c: v for c, v in column.items() if c in kept} for name, column in columns.items()}
+    if len(everybody) <= MOST_CLIENTS:
+        return {"columns": few, "quantiles": None, "of": len(everybody)}
+    at = [*QUANTILES.values()]
+    quantiles = {
+        name: dict(zip(QUANTILES, np.quantile([*column.values()], at).tolist(), strict=True))
+        for name, column in columns.items()
+        if column
+    }
+    return {"columns": few, "quantiles": quantiles, "of": len(everybody)}

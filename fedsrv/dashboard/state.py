@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.numerics.metric_names import metric
-from fedsrv.dashboard.clients import ClientNow, rows_of
+from fedsrv.dashboard.clients import ClientNow, few_of, phases_of, rows_of
 from fedsrv.events import Event
 from fedsrv.narration import Pace, Standing
 from fedsrv.report import quantities as q
@@ -18,6 +18,8 @@ from fedsrv.report.run_record import RunRecord, read_run
 
 MOST_POINTS = 400
 """Points of a curve; of more, every n-th is sent."""
+MOST_COLUMNS = 400
+"""Clients in a matrix; one with more cannot be read, and is not sent."""
 FRESH_S = 1.0
 """Records are read again after this time at the earliest."""
 
@@ -50,13 +52,17 @@ class State:
         """
         with self._lock:
             self._read()
-            standing = self._standing.to_dict()
+            rows = rows_of(self._clients, self._standing.interaction)
             found = {
                 **self._committed,
-                "standing": standing,
+                "standing": self._standing.to_dict(),
                 "seconds_left": self._pace.seconds_left(self._standing.interactions),
                 "now": time.time(),
-                "clients": rows_of(self._clients, self._standing.interaction),
+                "clients": rows,
+                "phases": phases_of(self._clients),
+                "per_client": few_of(
+                    self._committed["per_client"], [*(row["id"] for row in rows), *self._clients]
+                ),
             }
         return json.dumps(found)
 
@@ -84,14 +90,14 @@ def committed(run: RunRecord) -> dict[str, Any]:
         "percentages": [name for name in q.metric_names(run) if metric(name).unit],
         "views": {view: _curve(q.view_curve(run, view)) for view in q.views_of(run)},
         "tasks": {view: _cells(q.task_accuracy(run, view)) for view in q.views_of(run)},
-        "weights": None if last is None else {"at": last, "cells": _cells(matrices[last])},
-        "shares": _cells(q.weight_vectors(run)),
+        "weights": None if last is None else {"at": last, "cells": _of_few(matrices[last])},
+        "shares": _of_few(q.weight_vectors(run)),
         "bytes": {way: _curve(q.spent(run, "bytes", way)) for way in ("down", "up")},
         "per_client": {
-            "accuracy": {view: q.client_accuracy(run, view) for view in q.views_of(run)},
+            **{f"accuracy, {view}": q.client_accuracy(run, view) for view in q.views_of(run)},
+            "training": q.seconds_of_client(run),
             "down": q.bytes_of_client(run, "down"),
             "up": q.bytes_of_client(run, "up"),
-            "seconds": q.seconds_of_client(run),
         },
     }
 
@@ -108,6 +114,12 @@ def _cells(values: Mapping[tuple[int, int], float]) -> list[tuple[int, int, floa
     rows = sorted({row for row, _ in values})
     kept = {row for row, _ in _curve(dict.fromkeys(rows, 0.0))}
     return [(row, column, value) for (row, column), value in _sorted(values) if row in kept]
+
+
+def _of_few(values: Mapping[tuple[int, int], float]) -> list[tuple[int, int, float]]:
+    """Return the cells of a matrix over clients; nothing where it has too many columns."""
+    too_many = len({column for _, column in values}) > MOST_COLUMNS
+    return [] if too_many else _cells(values)
 
 
 def _sorted(values: Mapping[tuple[int, int], float]) -> Iterable[tuple[tuple[int, int], float]]:

@@ -6,7 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin
@@ -58,6 +58,8 @@ class Admission:
         self._votes, self._voices = Counter[Problem](), Counter[Names]()
         """How many admitted clients state each problem, and each tuple of class names."""
         self._names: Names = ()
+        self._origin: Mapping[str, Any] | None = None
+        """The partition of the client that was checked last; it is the config's."""
         for client, text in known.items():
             profile = Profile.parse(client, text)
             self._problem = self._problem or profile.problem
@@ -110,10 +112,12 @@ class Admission:
         if self._experiment is None:
             return
         if profile.origin is not None:
-            try:
-                check_origin(self._experiment, profile.origin, f"the data of client {client}")
-            except ConfigError as error:
-                raise OtherPartition(str(error)) from None
+            if profile.origin != self._origin:
+                try:
+                    check_origin(self._experiment, profile.origin, f"the data of client {client}")
+                except ConfigError as error:
+                    raise OtherPartition(str(error)) from None
+                self._origin = profile.origin
             return
         is_other = client not in (0, EVALUATOR) and bool(profile.train.any())
         if self._experiment.method.pools_data and is_other:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedmodels.data_description import ClientFile, first_fault
+from fedmodels.data_description import ClientFile, ProblemFile, first_fault
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId, Problem
@@ -64,21 +65,44 @@ class Profile:
             fault = "" if "format" in said.model_fields_set else "format: Field required"
         if fault:
             raise PayloadError(f"client {client}: client.json is malformed: {fault}")
-        low, high = map(torch.from_numpy, said.limits())
+        shared = _shared(said.model_dump_json(exclude={"tasks"}))
         return cls(
-            said.problem,
-            _table([task.train for task in said.tasks], said.problem),
-            _table([task.test for task in said.tasks], said.problem),
-            (low, high),
-            printable(said.dataset[:MOST_LETTERS]),
-            said.class_names,
-            said.partition,
+            shared.problem,
+            _table([task.train for task in said.tasks], shared.problem),
+            _table([task.test for task in said.tasks], shared.problem),
+            shared.limits,
+            shared.dataset,
+            shared.class_names,
+            shared.origin,
         )
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What clients of one data set say alike; the fields are those of a profile."""
+
+    problem: Problem
+    limits: tuple[Tensor, Tensor]
+    dataset: str
+    class_names: tuple[str, ...]
+    origin: Mapping[str, Any] | None
+
+
+@lru_cache(maxsize=2)  # clients of a partition follow each other; a liar has no more than two kept
+def _shared(text: str) -> _Shared:
+    """Return what a checked description without its tasks says, one object for equal texts."""
+    said = ProblemFile.model_validate_json(text)
+    low, high = map(torch.from_numpy, said.limits())
+    dataset = printable(said.dataset[:MOST_LETTERS])
+    return _Shared(said.problem, (low, high), dataset, said.class_names, said.partition)
 
 
 def _table(rows: Sequence[Sequence[int]], problem: Problem) -> CountTable:
     """Return the examples of each task and class (T, K)."""
-    return np.array(rows, dtype=np.int64).reshape(len(rows), problem.num_classes)
+    table = np.empty((len(rows), problem.num_classes), dtype=np.int64)
+    for counts, row in zip(table, rows, strict=True):
+        counts[:] = row
+    return table
 
 
 def common_limits(profiles: Iterable[Profile]) -> tuple[Tensor, Tensor]:

@@ -98,7 +98,9 @@ def _visits(
     availability = read_availability(experiment)
 
     def drawn(round: int, candidates: Sequence[int], size: int) -> tuple[int, ...]:
-        there = [c for c in candidates if is_there(availability, c, round)]
+        there = candidates
+        if availability:
+            there = [c for c in candidates if is_there(availability, c, round)]
         return draw_cohort(experiment.seed, round, there, size, weights)
 
     most = max((tasks[c] for c in trainers), default=0)

@@ -101,7 +101,7 @@ def bars(
         for index, (label, values) in enumerate(series.items()):
             colour, stroke = _look(index)
             axes.plot(sorted(v.mean for v in values.values()), stroke, color=colour, label=label)
-        x = f"{len(clients)} of {x}, in order of their value"
+        x = f"{x}, in order of value ({len(clients)} in all)"
     else:
         _grouped_bars(axes, series, clients)
     _finish(figure, axes, x, y, unit, list(series))

@@ -34,9 +34,13 @@ class OpenTrip:
     wire_down: int = 0
 
     @classmethod
-    def of(cls, trip: Trip, kept_bytes: int) -> Self:
-        """Encode a trip's payload; uploads of more than ``kept_bytes`` in all may be folded."""
-        folding = Folding(trip.orders, trip.count, kept_bytes)
+    def of(cls, trip: Trip, kept_bytes: int | None = None) -> Self:
+        """Encode a trip's payload; uploads of more than ``kept_bytes`` in all may be folded.
+
+        Unless it is given, every upload stays whole: those of a lasting trip count one by one.
+        """
+        count = None if kept_bytes is None else trip.count
+        folding = Folding(trip.orders, count, kept_bytes or 0)
         zstd = trip.compression.zstd
         common = encode(trip.sent, zstd=zstd)
         return cls(trip, common, _encoded_once(trip.personal, zstd=zstd), folding)

@@ -151,7 +151,7 @@ class RemoteCohort:
         return open_trip.end()
 
     def send(self, *trips: Trip) -> None:
-        encoded = [OpenTrip.of(trip, self.spool.budget) for trip in trips]
+        encoded = [OpenTrip.of(trip) for trip in trips]
         with self._changed:
             self._trips.add_lasting(encoded)
             self.wake()
@@ -252,7 +252,7 @@ class RemoteCohort:
                 token or secrets.token_bytes(16), client_json, tuple(versions), self._clock(),
                 trained=trained, start_over=start_over,
             )  # fmt: skip
-            self._sessions[client] = session
+            self._holdings.admit(client, session)
             self._replaced += known is not None
             self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
@@ -376,7 +376,7 @@ class RemoteCohort:
             sample = trip.trip.sample
             first = self._trips.keep(client, trip, result)
             if first and isinstance(result, Answer) and sample.kind == rpc.ORDER_KIND_TRAIN:
-                self._sessions[client].add_version(sample.interaction)
+                self._holdings.has_trained(client, sample.interaction)
             is_current = trip is self._trips.current
             if not is_current or len(trip.results) >= trip.needed or isinstance(result, str):
                 self._changed.notify_all()

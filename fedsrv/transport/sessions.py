@@ -39,7 +39,7 @@ class NotReady(Exception):
     """The server cannot answer yet; the caller should try again in a moment."""
 
 
-@dataclass
+@dataclass(slots=True)
 class ClientSession:
     """A client that has joined."""
 

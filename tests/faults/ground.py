@@ -1,4 +1,8 @@
-"""Where runs are struck: an experiment for each method, its data, and its undisturbed run."""
+"""Where runs are struck: an experiment for each setting, its data, and its undisturbed run.
+
+An asynchronous run depends on who is fast. So those that are struck follow the arrivals of the
+undisturbed one, and have to come to the same bits.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,12 @@ from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
 from fedmodels.config.experiment import Experiment
-from fedmodels.methods import method_class
+from fedmodels.errors import ConfigError
+from fedmodels.methods import make, method_class
 from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.method import RunFacts
+from fedsrv.engine.buffered_rounds import check_asynchronous
 from tests.faults.plans import Draw, Plan
 from tests.faults.playing import PATIENCE_S, Played, Player
 from tests.faults.processes import Nursery, Site
@@ -21,8 +29,25 @@ from tests.integration.harness import write_config
 
 CLIENTS = {"client-0": "0", "client-1,2": "1-2", "client-evaluator": "evaluator"}
 """One client on its own, two in one process, and the evaluator."""
+PROBLEM = Problem((1, 8, 8), 10)
+"""Of the digits that everybody trains on."""
 PORTS = range(20_000, 32_000)
 """Below those that the system hands out: a coordinator must get its own again."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What kind of run is struck."""
+
+    method: str
+    launched: bool = False
+    """Whether the launcher starts everybody; else each process is started by hand."""
+    asynchronous: bool = False
+
+    def __str__(self) -> str:
+        """Return it in a few words."""
+        kinds = ("launched" * self.launched, "asynchronous" * self.asynchronous)
+        return " ".join(filter(None, (self.method, *kinds)))
 
 
 @dataclass
@@ -33,28 +58,33 @@ class Ground:
     data: Path
     root: Path
     patience_s: float = PATIENCE_S
-    _undisturbed: dict[tuple[str, bool], Played] = field(default_factory=dict)
+    _undisturbed: dict[Setting, Played] = field(default_factory=dict)
     _made: int = 0
 
-    def undisturbed(self, method: str, launched: bool = False) -> Played:
-        """Return the run of a method that nothing happens to."""
-        if (method, launched) not in self._undisturbed:
-            played = self.play(method, Plan(), launched)
-            assert not played.troubles, f"{method} fails undisturbed: {played.troubles}"
-            self._undisturbed[method, launched] = played
-        return self._undisturbed[method, launched]
+    def undisturbed(self, setting: Setting) -> Played:
+        """Return the run of a setting that nothing happens to."""
+        if setting not in self._undisturbed:
+            played = self._play(setting, Plan(), experiment(setting))
+            assert not played.troubles, f"{setting} fails undisturbed: {played.troubles}"
+            self._undisturbed[setting] = played
+        return self._undisturbed[setting]
 
-    def drawn(self, method: str, seed: int, launched: bool = False, faults: int = 3) -> Plan:
-        """Return the plan that a seed draws for a method."""
-        return Draw(self.undisturbed(method, launched).census(), launched).plan(seed, faults)
+    def drawn(self, setting: Setting, seed: int, faults: int = 3) -> Plan:
+        """Return the plan that a seed draws for a setting."""
+        census = self.undisturbed(setting).census()
+        return Draw(census, setting.launched).plan(seed, faults)
 
-    def play(self, method: str, plan: Plan, launched: bool = False) -> Played:
-        """Play a plan."""
+    def play(self, setting: Setting, plan: Plan) -> Played:
+        """Play a plan; what is asynchronous follows the arrivals of the undisturbed run."""
+        follows = self.undisturbed(setting).site.out if setting.asynchronous else None
+        return self._play(setting, plan, experiment(setting, follows))
+
+    def _play(self, setting: Setting, plan: Plan, made: Experiment) -> Played:
         self._made += 1
-        root = self.root / f"{self._made}-{method}"
+        root = self.root / f"{self._made}-{str(setting).replace(' ', '-')}"
         root.mkdir(parents=True)
-        made = experiment(method)
-        needs_server_data = method_class(method).needs_server_data
+        launched = setting.launched
+        needs_server_data = method_class(setting.method).needs_server_data
         site = Site(
             write_config(root / "config.toml", made),
             root / "run",
@@ -77,12 +107,32 @@ class Ground:
         return pooled
 
 
-def experiment(method: str) -> Experiment:
-    """Return the tiny experiment of a method: every way results take, and no pictures."""
-    tables = experiment_for((method, {})).to_dict()
+def experiment(setting: Setting, follows: Path | None = None) -> Experiment:
+    """Return the tiny experiment of a setting: every way results take, and no pictures.
+
+    Args:
+        setting: what kind of run it is.
+        follows: the run whose arrivals an asynchronous one follows.
+    """
+    tables = experiment_for((setting.method, {})).to_dict()
     tables["evaluate"]["pictures"] = 0
     tables["server"]["upload_memory_mb"] = 0  # uploads are added up as they come, and spooled
+    if setting.asynchronous:
+        tables["schedule"] |= {"order": "asynchronous", "rounds": 3, "buffer": 1}
+    if follows is not None:
+        tables["schedule"]["arrivals"] = str(follows)
     return experiment_of(tables)
+
+
+def may_be_asynchronous(name: str) -> bool:
+    """Tell whether a method's rounds may be asynchronous."""
+    made = experiment(Setting(name))
+    try:
+        method = make(made.method.name, **made.method.hyper_parameters())
+        check_asynchronous(method, RunFacts(made, PROBLEM))
+    except ConfigError:
+        return False
+    return True
 
 
 def free_port() -> int:

@@ -6,12 +6,14 @@ KILLS=300 SEED=0 METHODS="fedavg fedper" make soak
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -21,13 +23,14 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedmodels.methods import names
 from tests.conftest import tiny_experiment, write_server_data
-from tests.faults.ground import Ground
+from tests.faults.ground import Ground, Setting, may_be_asynchronous
 from tests.faults.playing import Played
 from tests.faults.processes import Nursery
 from tests.faults.verdict import troubles
 
 LAUNCHED_EVERY = 3
-"""Every so many runs are the launcher's; the others are started by hand."""
+"""Every so many passes over the methods are the launcher's; in the others all start by hand."""
+ORDERS = ("synchronous", "asynchronous")
 
 
 @dataclass
@@ -73,22 +76,40 @@ class Tally:
         ]
 
 
-def soak(ground: Ground, methods: Sequence[str], kills: int, seed: int) -> Tally:
-    """Play runs of the methods in turn until there were so many kills."""
-    tally = Tally()
-    while tally.killed < kills:
-        number = seed + tally.runs
-        method = methods[number % len(methods)]
-        launched = (number // len(methods)) % LAUNCHED_EVERY == LAUNCHED_EVERY - 1
-        undisturbed = ground.undisturbed(method, launched)
-        played = ground.play(method, ground.drawn(method, number, launched), launched)
+def settings(
+    methods: Sequence[str], orders: Sequence[str] = ORDERS, seed: int = 0
+) -> Iterator[tuple[int, Setting]]:
+    """Yield numbers and settings without end: the methods in turn, by hand and launched.
+
+    Args:
+        methods: their names.
+        orders: of rounds; they take turns where a method's rounds may be asynchronous.
+        seed: the number to begin with.
+    """
+    willing = {name for name in methods if "asynchronous" in orders and may_be_asynchronous(name)}
+    if "synchronous" not in orders:
+        methods = [name for name in methods if name in willing]
+    for number in itertools.count(seed):
+        turn, place = divmod(number, len(methods))
+        asynchronous = orders[turn % len(orders)] == "asynchronous" and methods[place] in willing
+        launched = turn % LAUNCHED_EVERY == LAUNCHED_EVERY - 1
+        yield number, Setting(methods[place], launched, asynchronous)
+
+
+def soak(ground: Ground, runs: Iterator[tuple[int, Setting]], kills: int, minutes: float) -> Tally:
+    """Play runs until there were so many kills, or until so many minutes have passed."""
+    tally, until = Tally(), time.monotonic() + 60 * minutes
+    while tally.killed < kills and time.monotonic() < until:
+        number, setting = next(runs)
+        undisturbed = ground.undisturbed(setting)
+        played = ground.play(setting, ground.drawn(setting, number))
         found = troubles(played, undisturbed)
         tally.add(played, undisturbed, found)
         told = [
             f"{len(played.struck)} faults, {played.killed} kills, {played.seconds:.1f} s",
             *found,
         ]
-        say(f"{number} {method}{' launched' if launched else ''}: {'; '.join(told)}")
+        say(f"{number} {setting}: {'; '.join(told)}")
         if found:
             say(f"  {played.plan}")
             say(f"  kept in {played.site.out.parent}")
@@ -109,6 +130,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", nargs="*", default=[])
+    parser.add_argument("--orders", nargs="*", choices=ORDERS, default=ORDERS, help="of rounds")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which it ends")
     parser.add_argument("--patience", type=float, default=240.0, help="seconds a run may take")
     given = parser.parse_args()
     root, begun = Path(tempfile.mkdtemp(prefix="fedtide-soak-")), time.monotonic()
@@ -119,7 +142,8 @@ def main() -> int:
     nursery = Nursery(root / "nursery.log")
     try:
         ground = Ground(nursery, data, root / "runs", given.patience)
-        tally = soak(ground, given.methods or names(), given.kills, given.seed)
+        runs = settings(given.methods or names(), given.orders, given.seed)
+        tally = soak(ground, runs, given.kills, given.minutes)
     finally:
         nursery.close()
     for line in [*tally.lines(), f"seconds {time.monotonic() - begun:.0f}"]:

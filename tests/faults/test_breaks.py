@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.faults import playing
-from tests.faults.ground import CLIENTS, Ground
+from tests.faults.ground import CLIENTS, Ground, Setting
 from tests.faults.plans import COORDINATOR, MACHINE, Fault, Plan, Reached
 from tests.faults.verdict import troubles
 
@@ -57,11 +57,11 @@ BREAKS: dict[str, tuple[Callable[[Census], Fault], str]] = {
 def test_a_broken_promise_is_noticed(
     broken: str, ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = ground.undisturbed("fedper")
+    undisturbed = ground.undisturbed(Setting("fedper"))
     monkeypatch.setattr(playing, "LINGERS_S", 6.0)  # what hangs does so for good
     fault_of, said = BREAKS[broken]
     plan = Plan((fault_of(undisturbed.census()),), broken=broken)
-    played = ground.play("fedper", plan)
+    played = ground.play(Setting("fedper"), plan)
     assert played.struck == list(plan.faults)
     found = troubles(played, undisturbed)
     assert any(said in trouble for trouble in found), found
@@ -69,8 +69,8 @@ def test_a_broken_promise_is_noticed(
 
 @pytest.mark.parametrize("broken", BREAKS)
 def test_the_same_fault_does_no_harm_otherwise(broken: str, ground: Ground) -> None:
-    undisturbed = ground.undisturbed("fedper")
+    undisturbed = ground.undisturbed(Setting("fedper"))
     plan = Plan((BREAKS[broken][0](undisturbed.census()),))
-    played = ground.play("fedper", plan)
+    played = ground.play(Setting("fedper"), plan)
     assert played.struck == list(plan.faults)
     assert troubles(played, undisturbed) == []

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.faults.ground import Ground
+from tests.faults.ground import Ground, Setting
 from tests.faults.processes import INSIDE
 
 KINDS = {
@@ -38,6 +38,6 @@ def test_every_module_that_is_changed_is_there(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.loopback
 def test_an_undisturbed_run_comes_to_every_kind_of_point(ground: Ground) -> None:
-    census = ground.undisturbed("fedper").census()
+    census = ground.undisturbed(Setting("fedper")).census()
     for role, points in KINDS.items():
         assert set(points.split()) - {at.point for at in census if at.role == role} == set()

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.ground import Ground
+from tests.faults.ground import Ground, Setting
 from tests.faults.verdict import troubles
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]  # a launcher imports torch anew
 
-SAMPLE = [("fedper", False, 1), ("fedper", False, 2), ("creff", False, 3), ("fedper", True, 4)]
-"""A method with private states and one with a large server half; by hand and launched; a seed."""
+SAMPLE = [
+    (Setting("fedper"), 1),
+    (Setting("fedper"), 2),
+    (Setting("creff"), 3),
+    (Setting("fedper", launched=True), 4),
+    (Setting("fedper", asynchronous=True), 5),
+]
+"""A method with private states and one with a large server half, and a seed."""
 
 
-@pytest.mark.parametrize(("method", "launched", "seed"), SAMPLE)
+@pytest.mark.parametrize(("setting", "seed"), SAMPLE, ids=str)
 def test_a_run_that_is_struck_ends_as_if_nothing_had_happened(
-    method: str, launched: bool, seed: int, ground: Ground
+    setting: Setting, seed: int, ground: Ground
 ) -> None:
-    undisturbed = ground.undisturbed(method, launched)
-    played = ground.play(method, ground.drawn(method, seed, launched), launched)
+    undisturbed = ground.undisturbed(setting)
+    played = ground.play(setting, ground.drawn(setting, seed))
     assert played.struck
     assert troubles(played, undisturbed) == [], played.plan

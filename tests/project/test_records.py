@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import records
+from benchmarks import measured, records
 from fedmodels.errors import ConfigError
 from fedsrv.sweep.plan import Sweep
 from fedsrv.sweep.record import read_record, to_json
@@ -42,3 +42,19 @@ def test_a_typed_number_does_not_stay() -> None:
     assert records.rendered("a page without marks | 1 |") == "a page without marks | 1 |"
     with pytest.raises(ConfigError, match=r"nobody.json is no record"):
         records.rendered(f"<!-- record: nobody -->\n{records.END}\n")
+
+
+@pytest.mark.parametrize(
+    "file", sorted(measured.RECORDS.glob("*.json")), ids=lambda file: file.stem
+)
+def test_what_was_measured_is_shown(file: Path) -> None:
+    assert any(f"<!-- record: {file.stem} -->" in page.read_text() for page in PAGES)
+
+
+def test_exponents_are_of_the_rows_in_which_one_thing_grows() -> None:
+    rows = [
+        {"population": n, "cohort": min(n, 100), "round_s": s, "server_s": 0.0}
+        for n, s in ((10, 9.0), (100, 0.1), (1000, 1.0), (10_000, 10.0))
+    ]
+    assert measured.exponents(rows, "population") == pytest.approx({"round_s": 1.0})
+    assert measured.exponents(rows[:2], "population") == {}, "the cohort grows as well"

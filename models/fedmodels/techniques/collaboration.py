@@ -98,6 +98,9 @@ def likeness(net: nn.Module, reference: Mapping[str, Tensor]) -> Tensor:
 
 ROWS = "aggregation_weights"
 """Where the server's own state holds the last graph."""
+MOST_OF_ALL = 200
+"""Clients of a run up to which its records hold the weights of all of them; of more, a record would
+grow with their square, and holds those of its cohort."""
 
 
 def personal_models(
@@ -160,7 +163,7 @@ def collaborated(
 def graph_metrics(ctx: ServerContext, rows: Tensor, clients: Iterable[int]) -> Metrics:
     """Put the weights into the run's series; return how spread out they are."""
     total = ctx.run.experiment.schedule.clients
-    ctx.series[ROWS] = square(rows, list(clients), total)
+    ctx.series[ROWS] = square(rows, list(clients), total) if total <= MOST_OF_ALL else rounded(rows)
     spread = [entropy(row) for row in rows]
     return {
         "weights_entropy": sum(spread) / len(spread),
@@ -173,4 +176,9 @@ def square(rows: Tensor, clients: Sequence[int], total: int) -> list[list[float]
     out = torch.zeros(total, total, dtype=torch.float64)
     index = torch.tensor(clients, dtype=torch.int64)
     out[index[:, None], index] = rows.double()
-    return [[round(value, 6) for value in row] for row in out.tolist()]
+    return rounded(out)
+
+
+def rounded(rows: Tensor) -> list[list[float]]:
+    """Return weights (n, m) as a record holds them."""
+    return [[round(value, 6) for value in row] for row in rows.double().tolist()]

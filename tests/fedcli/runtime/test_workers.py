@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 
 from fedcli.runtime import workers
 from fedcli.runtime.enrolment import Enrolment
+from fedcli.runtime.host import Host
+from fedcli.runtime.link import Link, Membership
+from fedcli.runtime.worker import Progress
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb import PROTOCOL
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
@@ -60,6 +66,43 @@ def test_nothing_is_made_for_clients_that_never_worked(few: Workers, tmp_path: P
     assert few.versions(1) == []
     assert few.durable(1) == -1
     assert [p.name for p in (tmp_path / "states").iterdir()] == ["0"]
+
+
+class Beats:
+    """A link that keeps what clients say to have on their disks; the first beat is lost."""
+
+    def __init__(self) -> None:
+        self.told: queue.Queue[tuple[ClientId, int, int]] = queue.Queue()
+        self.has_lost = False
+
+    def beat(self, member: Membership, progress: Progress, durable: int) -> bool:
+        self.told.put((member.client, progress.interaction, durable))
+        arrived, self.has_lost = self.has_lost, True
+        return arrived
+
+
+def test_an_idle_client_says_once_what_became_safe_after_its_upload(
+    few: Workers, digits: Path, tmp_path: Path
+) -> None:
+    """Its next order may be far away, and until then the run would keep all states since."""
+    link = Beats()
+    host = Host([0, 1, 2], cast(Link, link), digits, tmp_path / "states", torch.device("cpu"))
+    host.workers, host.beat_every_s = few, 0.001
+    host.enrolment.members |= {c: Membership(c, "run", b"") for c in (0, 1, 2)}
+    beats = threading.Thread(target=host._beat_forever)
+    beats.start()
+    try:
+        few.of(0).states.save(4, Bundle(weights={"w": torch.ones(2)}))
+        for other in (1, 2):  # the first one is closed meanwhile
+            few.of(other)
+        assert link.told.get(timeout=20) == (0, -1, 4)
+        assert link.told.get(timeout=20) == (0, -1, 4), "the lost beat is told again"
+        few.of(1).states.save(5, Bundle(weights={"w": torch.ones(2)}))
+        assert link.told.get(timeout=20) == (1, -1, 5)
+    finally:
+        host._closed.set()
+        beats.join()
+    assert link.told.empty()
 
 
 # --- joining together

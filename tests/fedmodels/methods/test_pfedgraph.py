@@ -9,6 +9,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.techniques.collaboration import (
     collaboration_graph,
     distances,
+    graph_metrics,
     likeness,
     neighbours,
     proportions,
@@ -200,3 +201,15 @@ def test_shares():
 def test_matrix_of_a_cohort():
     rows = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
     assert square(rows, [0, 2], 3) == [[0.25, 0, 0.75], [0, 0, 0], [1.0, 0, 0.0]]
+
+
+@pytest.mark.parametrize(("clients", "size"), [(200, 200), (201, 2)])
+def test_a_record_of_many_clients_holds_the_weights_of_its_cohort(clients, size):
+    experiment = tiny_experiment(schedule={"clients": clients})
+    ctx = ServerContext(RunFacts(experiment, Problem((1, 8, 8), 10)), START, (3, 7))
+    found = graph_metrics(ctx, torch.tensor([[0.25, 0.75], [1.0, 0.0]]), (3, 7))
+    assert found["weights_self"] == 0.125
+    matrix = ctx.series["aggregation_weights"]
+    assert {len(row) for row in matrix} == {len(matrix)} == {size}
+    row = matrix[3 if size > 2 else 0]
+    assert [value for value in row if value] == [0.25, 0.75]

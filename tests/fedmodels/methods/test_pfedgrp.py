@@ -499,7 +499,7 @@ def test_old_examples_are_gone(digits, tmp_path):
     seen = []
 
     def before(order):
-        worker = cohort[0].workers[int(order.client_id)]
+        worker = cohort[0].workers.of(int(order.client_id))
         for task, (x, _) in worker.stream._train.items():
             seen.append((task, order.task, weakref.ref(x)))
 
@@ -513,7 +513,7 @@ def test_old_examples_are_gone(digits, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InProcessCohort, "__init__", remembering)
         run_in_process(experiment, digits, tmp_path / "out", before=before)
-    held = [worker.stream._train for worker in cohort[0].workers.values()]
+    held = [worker.stream._train for worker in cohort[0].workers.open().values()]
     tasks = {task for train in held for task in train}
     assert tasks == {1}
     old = [ref for task, _, ref in seen if task == 0]

@@ -151,8 +151,9 @@ def test_workers_take_the_secret_of_their_directory(digits, tmp_path):
     cohort = InProcessCohort(noisy("gldp"), digits, tmp_path)
     from fedpb.v1 import coordinator_pb2 as rpc
 
-    for client, worker in cohort.workers.items():
-        ctx = worker._context(rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id=str(client)))
+    for client in cohort.workers.clients:
+        order = rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id=str(client))
+        ctx = cohort.workers.of(client)._context(order)
         assert ctx.secret() == Secret((tmp_path / str(client) / "secret").read_bytes())
 
 

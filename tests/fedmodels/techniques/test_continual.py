@@ -134,10 +134,10 @@ def test_the_engine_tells_the_server_half(digits, tmp_path):
         assert [c.ends_task for c in contexts] == [False, True, False, False]
         for ctx in contexts:
             for client in ctx.cohort:
-                _, y = cohort.workers[client].data.arrays(ctx.task, "train")
+                _, y = cohort.workers.of(client).data.arrays(ctx.task, "train")
                 assert ctx.labels[client] == tuple(sorted(set(y.tolist())))
         assert [edge.tolist() for edge in contexts[0].limits] == [
-            edge.tolist() for edge in cohort.workers[0].stream.limits()
+            edge.tolist() for edge in cohort.workers.of(0).stream.limits()
         ]
         found = []
         listener = threading.Thread(target=lambda: found.extend(events.listen(from_start=True)))

@@ -13,8 +13,16 @@ from urllib.parse import urlsplit
 import pytest
 
 from fedmodels.errors import ArchiveError, ConfigError
+from fedsrv.dashboard.clients import (
+    MOST_CLIENTS,
+    QUANTILES,
+    ClientNow,
+    few_of,
+    phases_of,
+    rows_of,
+)
 from fedsrv.dashboard.server import PAGE, PageServer, page, serve_page, show
-from fedsrv.dashboard.state import MOST_POINTS, State, _cells, _curve
+from fedsrv.dashboard.state import MOST_COLUMNS, MOST_POINTS, State, _cells, _curve, _of_few
 from fedsrv.events import EventLog
 from fedtide.inprocess import run_in_process
 from fedtide.trial import tiny_experiment
@@ -68,7 +76,8 @@ def test_committed_records_are_shown(going_on: Any, run: Path) -> None:
     views = rows[-1]["clients"]["0"]["views"]
     last = [cell for cell in found["tasks"]["after_local"] if cell[0] == rows[-1]["interaction"]]
     assert [cell[1] for cell in last] == list(range(len(views["after_local"]["tasks"])))
-    assert found["per_client"]["down"].keys() == rows[-1]["clients"].keys()
+    assert found["per_client"]["columns"]["down"].keys() == rows[-1]["clients"].keys()
+    assert found["per_client"]["quantiles"] is None
 
 
 def test_events_say_what_clients_do(going_on: Any) -> None:
@@ -172,3 +181,23 @@ def test_long_runs_are_thinned_out() -> None:
     cells = _cells({(at, task): 1.0 for at in range(3 * MOST_POINTS) for task in (0, 1)})
     assert len(cells) == 2 * MOST_POINTS
     assert cells[-1] == (3 * MOST_POINTS - 1, 1, 1.0)
+
+
+def test_of_many_clients_those_that_failed_or_spoke_last_have_rows() -> None:
+    known = {str(c): ClientNow("waits", heard=float(c)) for c in range(10_000)}
+    known["3"].failures = 1
+    rows = rows_of(known, 0)
+    assert [row["id"] for row in rows] == ["3", *map(str, range(10_001 - MOST_CLIENTS, 10_000))]
+    assert phases_of(known) == {"waits": 10_000}
+    figures = {"up": {c: float(c) for c in range(10_000)}, "accuracy": {9_999: 0.5}, "none": {}}
+    found = few_of(figures, [row["id"] for row in rows])
+    assert found["columns"]["up"].keys() == {row["id"] for row in rows}
+    assert found["quantiles"]["up"]["median"] == 4999.5
+    assert found["quantiles"]["accuracy"] == dict.fromkeys(QUANTILES, 0.5)
+    assert "none" not in found["quantiles"]
+    assert found["of"] == 10_000
+
+
+def test_a_matrix_over_too_many_clients_is_not_sent() -> None:
+    assert _of_few({(0, client): 1.0 for client in range(MOST_COLUMNS + 1)}) == []
+    assert len(_of_few({(0, client): 1.0 for client in range(MOST_COLUMNS)})) == MOST_COLUMNS

@@ -34,6 +34,18 @@ def test_a_description():
     assert profile.test.tolist() == [[1, 0], [0, 2]]
 
 
+def test_what_clients_of_a_partition_say_alike_is_held_once():
+    names = ["left", "right"]
+    one, other = (
+        Profile.parse(c, text(partition={"seed": 3}, class_names=names, tasks=FACTS["tasks"][:c]))
+        for c in (1, 2)
+    )
+    assert (one.num_tasks, other.num_tasks) == (1, 2)
+    for fact in ("problem", "limits", "class_names", "origin"):
+        assert getattr(one, fact) is getattr(other, fact)
+    assert Profile.parse(1, text(partition={"seed": 4})).origin == {"seed": 4}
+
+
 def test_the_evaluator_has_no_tasks():
     assert Profile.parse(EVALUATOR, text(tasks=[])).train.shape == (0, 2)
     assert Profile.parse(EVALUATOR, without("tasks")).num_tasks == 0

@@ -11,6 +11,8 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
+from fedcli.runtime import workers
+from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import RunFacts
@@ -194,6 +196,17 @@ def test_initial_weights_that_were_forgotten_are_built_again():
     assert {k: (t.shape, t.dtype) for k, t in run.forms.items()} == {
         k: (t.shape, t.dtype) for k, t in before.items()
     }
+
+
+def test_clients_of_this_process_are_opened_when_they_are_selected(digits, tmp_path, monkeypatch):
+    experiment = tiny_experiment(method="local", schedule={"per_round": 1})
+    whole = run_in_process(experiment, digits, tmp_path / "whole")
+    opened, of = [], Workers._opened
+    monkeypatch.setattr(workers, "MOST_OPEN", 1)
+    monkeypatch.setattr(Workers, "_opened", lambda self, c: opened.append(c) or of(self, c))
+    few = run_in_process(experiment, digits, tmp_path / "few")
+    assert few["state_sha256"] == whole["state_sha256"]
+    assert len(opened) > 3, "clients were closed, and opened again"
 
 
 def test_few_clients_score_the_same_ones_in_every_round(digits, tmp_path):

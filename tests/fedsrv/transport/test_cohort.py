@@ -9,6 +9,7 @@ import torch
 
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
+from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Flush, StateLost, Trip
@@ -79,9 +80,18 @@ class World:
         trip = self.cohort.begin_result(client, header)
         if trip is None:
             return REPEATED
-        upload = Bundle(weights={"w": torch.tensor([value])})
+        upload = Bundle(weights=as_received(value))
         result = Answer(upload, rpc.Report(), upload.num_bytes(), wire_up=10)
         return self.cohort.end_result(client, trip, failure or result)
+
+
+def as_received(value):
+    """Return weights in one block, as the codec makes them."""
+    tensors = {"w": torch.tensor([value])}
+    names, layout = names_and_layout(tensors)
+    block = layout.empty()
+    layout.views(block)[0].copy_(tensors["w"])
+    return PackedWeights(names, layout, layout.clear(block))
 
 
 def until(condition, wait_s=5.0):
@@ -611,6 +621,19 @@ def test_a_client_that_has_not_come_back_holds_the_watermark(world):
     assert world.cohort.durable() is None
 
 
+def test_who_said_that_its_state_is_safe_is_not_looked_at_until_it_trains_again(world):
+    world.cohort.require(lambda client, versions: True, {0: 3, 1: 3}, -1)
+    world.cohort.commit(9, -1)
+    for client in (0, 1):
+        world.cohort.session(client, world.tokens[client]).durable = 3
+    assert world.cohort.durable() is None
+    assert not world.cohort._holdings._unsafe
+    world.cohort._holdings.has_trained(1, 5)
+    assert world.cohort.durable() == 3, "its state after 5 may be in memory alone"
+    world.join(0, world.tokens[0], versions=(3,))
+    assert world.cohort.durable() == -1, "a process that begins has to say again what is safe"
+
+
 # --- events ---------------------------------------------------------------------------------------
 
 
@@ -683,6 +706,17 @@ def test_a_result_that_comes_before_its_flush_waits_for_it(world):
         assert world.push(client, world.pull(client), value=float(client))
     assert values(taking(world, 1).result(5)) == {1: 1.0}
     assert values(taking(world, 1).result(5)) == {0: 0.0}
+
+
+def test_uploads_of_lasting_orders_stay_whole_however_large_they_are(world):
+    """Each counts by its staleness, which nobody knows before the flush."""
+    world.cohort.spool.budget = 0
+    world.cohort.send(trip_to(0, 1, interaction=0, count=lambda upload: 1.0))
+    for client in (0, 1):
+        assert world.push(client, world.pull(client), value=float(client))
+    (trip,) = world.cohort._trips._lasting
+    assert trip.folding.finish(trip.results) is None, "nothing is added up"
+    assert values(taking(world, 2).result(5)) == {0: 0.0, 1: 1.0}
 
 
 def test_a_flush_may_want_certain_results_alone(world):

@@ -1,0 +1,122 @@
+"""Keep what a benchmark measured, and render it for the pages of ``docs/results/``.
+
+A record is ``benchmarks/records/measured/NAME.json``: the command, the machine and the versions,
+and the tables as they were measured. Exponents and ratios are not kept: they are computed from the
+rows whenever a page is made, so that they cannot say anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RECORDS = Path(__file__).parent / "records" / "measured"
+Row = Mapping[str, Any]
+LABELS = {
+    "method": "method",
+    "trained": "clients that trained",
+    "clients": "clients",
+    "parameters": "parameters",
+    "classes": "classes",
+    "population": "clients",
+    "cohort": "in a round",
+    "round_s": "a round, s",
+    "server_s": "its server half, s",
+    "first_round_s": "first round after, s",
+    "server_anon_mb": "coordinator, MB",
+    "host_anon_mb": "largest host, MB",
+    "anon_mb": "all processes, MB",
+    "join_bytes": "sent to join, B",
+    "state_bytes": "last state, B",
+    "run_db_bytes": "`run.db`, B",
+    "down_bytes": "down in a round, B",
+    "up_bytes": "up in a round, B",
+    "flower_round_s": "Flower, a round, s",
+    "flower_first_round_s": "Flower, first round after, s",
+    "flower_pss_mb": "Flower, all processes (PSS), MB",
+    "pss_mb": "all processes (PSS), MB",
+    "ratio": "ratio",
+}
+"""What columns of tables are called; others stay out of pages."""
+
+
+def keep(name: str, command: str, tables: Mapping[str, Any], **others: str) -> Path:
+    """Write the record of a benchmark; return its file.
+
+    Args:
+        name: of the record.
+        command: that measured it.
+        tables: by the sentence over it: the grown quantity, or None, and the rows.
+        others: versions of other programs that were measured.
+    """
+    git = ["git", "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(git, cwd=RECORDS.parent, capture_output=True, text=True, check=True)
+    versions = {name: version(name) for name in ("fedtide", "torch")} | others
+    versions["commit"] = commit.stdout.strip()
+    machine = {"cpus": os.cpu_count(), "machine": platform.machine()}
+    facts = {"command": command, "machine": machine, "versions": versions, "tables": tables}
+    file = RECORDS / f"{name}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(facts, indent=1) + "\n")
+    return file
+
+
+def page(name: str) -> str | None:
+    """Return the tables of a record as Markdown; None where there is no such record."""
+    file = RECORDS / f"{name}.json"
+    if not file.exists():
+        return None
+    facts = json.loads(file.read_text())
+    machine = "{cpus} cores ({machine})".format(**facts["machine"])
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    parts = [f"`{facts['command']}` with {versions}, on {machine}."]
+    for title, table in facts["tables"].items():
+        parts += [f"**{title}**", _table(table["rows"], table["grows"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def exponents(rows: Sequence[Row], quantity: str) -> dict[str, float]:
+    """Return the slope of log(column) over log(quantity) for each column that grows with it.
+
+    Rows with a smaller cohort than the others are left out: two things grow there.
+    """
+    largest = max((row.get("cohort", 0) for row in rows), default=0)
+    kept = [row for row in rows if row.get("cohort", 0) == largest]
+    if len(kept) < 2:
+        return {}
+    x = [math.log(row[quantity]) for row in kept]
+    found: dict[str, float] = {}
+    for column in (c for c in rows[0] if c not in (quantity, "cohort") and c in LABELS):
+        y = [row[column] for row in kept]
+        if all(y) and len({*y}) > 1:
+            found[column] = float(np.polyfit(x, np.log(y), 1)[0])
+    return found
+
+
+def _table(rows: Sequence[Row], grows: str | None) -> str:
+    columns = [c for c in LABELS if c in rows[0]]
+    lines = [[LABELS[c] for c in columns], ["---"] * len(columns)]
+    lines += [[_text(row[c]) for c in columns] for row in rows]
+    if grows is not None:
+        slopes = exponents(rows, grows)
+        last = [f"{slopes[c]:.2f}" if c in slopes else "" for c in columns]
+        lines.append(["exponent", *last[1:]])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _text(value: float | str | None) -> str:
+    """Return a number with three digits that count, or all of them where it is whole."""
+    if value is None or isinstance(value, str):
+        return value or "–"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
