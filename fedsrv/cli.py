@@ -231,7 +231,7 @@ def _listen(
         ConfigError: a certificate cannot be used, or options for TLS are missing.
     """
     from fedsrv.coordinator import Listen
-    from fedsrv.transport.tls import server_credentials
+    from fedsrv.identity.tls import server_credentials
 
     if (cert is None) != (key is None):
         raise ConfigError("--tls-cert and --tls-key belong together; one of them is missing")

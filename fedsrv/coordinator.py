@@ -31,6 +31,7 @@ from fedsrv.engine.buffered_rounds import engine_for
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import HAS_FAILED, EventLog
+from fedsrv.identity.tls import Credentials, is_loopback
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking.trackers import Ending, check_extras, track, wanted
@@ -38,7 +39,6 @@ from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool
-from fedsrv.transport.tls import Credentials, is_loopback
 
 DRAIN_S = 20.0
 """Time that an interaction under way has to end when the run is to stop."""
