@@ -79,7 +79,7 @@ ROOMS = {
     ),
     "fedpb": (
         "", "v1", "pem", "handshakes", "tables", "descriptions", "zstd", "frames", "headers",
-        "plans", "codec",
+        "plans", "codec", "orders",
     ),
     "fedsrv": (
         "presets", "events", "availability", "options", "ray_cluster", "identity", "state",

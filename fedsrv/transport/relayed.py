@@ -47,7 +47,7 @@ def _may_be_summed(trip: Trip) -> bool:
     return (
         trip.sample.kind == rpc.ORDER_KIND_TRAIN
         and trip.count is not None
-        and trip.enough is None
+        and (trip.enough is None or trip.enough >= len(trip.orders))
         and not trip.compression.returned
         and len(floats) == 1
         and not any(f"{WEIGHTS}{name}".startswith(ONLY_SCORED) for name in weights)

@@ -85,7 +85,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _coded(call: F) -> F:
+def coded(call: F) -> F:
     """Wrap a call so that errors of the caller end it with their gRPC codes."""
 
     @functools.wraps(call)
@@ -147,7 +147,7 @@ class Service:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    @_coded
+    @coded
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Admit a client to the run."""
         client = self._client(request.client_id, context)
@@ -159,7 +159,7 @@ class Service:
         )  # fmt: skip
         return self._welcome(token)
 
-    @_coded
+    @coded
     def join_several(
         self, request: rpc.JoinSeveralRequest, context: grpc.ServicerContext
     ) -> rpc.JoinSeveralResponse:
@@ -282,7 +282,7 @@ class Service:
             self.refuse(context, error)
             raise AssertionError("abort raises") from error
 
-    @_coded
+    @coded
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:
         """Record a client's progress as a sign of life."""
         client, session = self._session(request.client_id, request.token, context)
@@ -292,7 +292,7 @@ class Service:
             self.events.tell("beat", client, interaction=request.interaction, **facts)
         return rpc.BeatResponse(superseded=self.cohort.is_superseded(request.interaction))
 
-    @_coded
+    @coded
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
         """End a session at the client's wish."""
         client, _ = self._session(request.client_id, request.token, context)
