@@ -28,6 +28,8 @@ GRPC = ("grpc", "grpc_health", "grpc_reflection")
 GRPC_FILES = {
     "fedsrv/transport/gate.py",
     "fedsrv/monitor/health.py",
+    "fedsrv/relay/service.py",
+    "fedsrv/relay/uplink.py",
     "fedsrv/monitor/watch.py",
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",

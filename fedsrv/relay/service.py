@@ -9,6 +9,7 @@ from typing import TypeVar
 import grpc
 
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -48,6 +49,7 @@ class RelayService(Service):
         """
         super().__init__("", {}, cohort, events, requires_identity=requires_identity)
         self.clients, self.relay_cohort, self.uplink, self.code = clients, cohort, uplink, code
+        self._ids = {str(client) for client in clients}
         self.inbox = RelayInbox(cohort, self.gate, uplink)
 
     @property
@@ -56,10 +58,10 @@ class RelayService(Service):
         return f"{self.clients[0]}-{self.clients[-1]}"
 
     def _client(self, text: str, context: grpc.ServicerContext) -> ClientId:
-        client = super()._client(text, context)
-        if client not in self.clients:
-            raise PayloadError(f"this relay is for clients {self.name}; {client} joins elsewhere")
-        return client
+        if text not in self._ids:
+            who = printable(text, 60)
+            raise PayloadError(f"this relay is for clients {self.name}; {who!r} joins elsewhere")
+        return super()._client(text, context)
 
     @coded
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:

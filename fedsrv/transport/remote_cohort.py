@@ -374,7 +374,7 @@ class RemoteCohort:
             if not is_current or len(trip.results) >= trip.needed or isinstance(result, str):
                 self._changed.notify_all()
             if caller := self._sessions[client].caller:
-                caller.answered(client)
+                caller.answered(client, trip.issue)
         if first:
             why = {"reason": result} if isinstance(result, str) else {}
             facts = {"interaction": sample.interaction, "round": sample.round, **why}

@@ -192,9 +192,12 @@ class Caller:
         self.clients[client].issue = issue
         return client
 
-    def answered(self, client: ClientId) -> None:
-        """Note that a client answered; wake the caller if it waited for that."""
-        for left in self._left.values():
+    def answered(self, client: ClientId, issue: int) -> None:
+        """Note that a client answered its order of a trip; wake the caller if it waited for that.
+
+        An order of another trip stays due: the answer may be a late one, to a trip that has ended.
+        """
+        if left := self._left.get(issue):
             left.fresh.pop(client, None)
             left.ahead.discard(client)
         if self.is_full:
