@@ -64,6 +64,8 @@ class RelayCohort(RemoteCohort):
         self.group: Group | None = None
         self.joins = 0
         """How many times clients have begun to join."""
+        self.moves = 0
+        """How many times a client came or left, as far as calls tell."""
         self.changed = self._changed
         self._issue = 0
         self._grouped: set[OpenTrip] = set()
@@ -84,8 +86,14 @@ class RelayCohort(RemoteCohort):
         """Return a Pull for clients, and wake who passes on that they are there."""
         with self.changed:
             found = super().caller(clients, issues)
+            self.moves += 1
             self.changed.notify_all()
         return found
+
+    def leave(self, client: ClientId, reason: str) -> None:
+        """End a session; the Pull above goes on without the client."""
+        self.moves += 1
+        super().leave(client, reason)
 
     def forget(self) -> None:
         """End all sessions, as the coordinator above has forgotten them: clients join again."""

@@ -36,8 +36,8 @@ from fedsrv.transport.waiting import LOOK_EVERY_S
 
 MEMORY_MB = 256
 """Uploads of a group beyond it are added up as they come."""
-MOST_WAIT_S = 2.0
-"""Longest pause before a call to a coordinator that is away."""
+PAUSE_S, MOST_WAIT_S = 0.1, 2.0
+"""Shortest and longest pause before a call that is made again."""
 log = logging.getLogger("fedsrv")
 
 
@@ -75,6 +75,7 @@ def serve_relay(
         cohort = RelayCohort(clients, Spool(Path(scratch), MEMORY_MB << 20), events)
         uplink = Uplink(above.address, above.credentials)
         stack.callback(uplink.close)
+        uplink.check_trust()
         service = RelayService(
             clients, cohort, events, uplink,
             requires_identity=listen.requires_identity, code=code,
@@ -105,6 +106,8 @@ class Relaying:
         self._held: dict[bytes, Bundle] = {}
         self._batch = Batch()
         self._batch_begun = 0.0
+        self._moves, self._looked = -1, 0.0
+        """What the last look after the Pull saw, and when that was."""
 
     def run(self) -> None:
         """Relay until the run is over.
@@ -142,8 +145,12 @@ class Relaying:
 
     def _look_after_the_pull(self) -> None:
         """Begin another Pull when other clients are there, or orders stopped half-way."""
+        now, moves = time.monotonic(), self.cohort.moves + self.cohort.joins
+        if moves == self._moves and now < self._looked + LOOK_EVERY_S:
+            return
+        self._moves, self._looked = moves, now
         live = {client: session.token for client, session in self.cohort.live().items()}
-        half_way = self._batch.orders and time.monotonic() - self._batch_begun > LOOK_EVERY_S
+        half_way = self._batch.orders and now - self._batch_begun > LOOK_EVERY_S
         if self._call is not None and (live != self._pulled or half_way):
             self._call.cancel()
 
@@ -158,7 +165,7 @@ class Relaying:
             tokens = {c: s.token for c, s in self.cohort.live().items()}
             for client in clients:
                 header.members.add(client_id=str(client), token=tokens.get(client, b""))
-        wait_s = 0.1
+        wait_s = PAUSE_S
         while self._ended is None and self.cohort.group is group:
             try:
                 self.uplink.push(header, Bundle(weights=sums or {}))
@@ -177,7 +184,7 @@ class Relaying:
     # --- orders -----------------------------------------------------------------------------------
 
     def _pull_forever(self) -> None:
-        wait_s = 0.1
+        wait_s = PAUSE_S
         while self._ended is None:
             joins, request = self._request()
             if request is None:
@@ -185,7 +192,8 @@ class Relaying:
             try:
                 self._call = self.uplink.pull(request)
                 self._read(self._call)
-                wait_s = 0.1
+                time.sleep(PAUSE_S)  # the call ended without an error: another one took its place
+                wait_s = PAUSE_S
             except PayloadError as error:
                 self._end(LinkError(f"the coordinator above sent what does not fit: {error}"))
             except CallFailed as error:
@@ -240,11 +248,11 @@ class Relaying:
         elif not isinstance(why, NotReady):
             self._end(why)
         elif self._is_current():
-            if wait_s == 0.1:
+            if wait_s == PAUSE_S:
                 log.warning("lost %s, trying again: %s", self.uplink.address, why)
             time.sleep(wait_s)
             return min(2 * wait_s, MOST_WAIT_S)
-        return 0.1
+        return PAUSE_S
 
     def _is_current(self) -> bool:
         """Tell whether the Pull that ended was for those who are there now."""

@@ -18,7 +18,7 @@ from fedsrv.events import EventLog
 from fedsrv.relay.cohort import RelayCohort
 from fedsrv.relay.inbox import RelayInbox
 from fedsrv.relay.relayed_run import RelayedRun
-from fedsrv.relay.uplink import CallFailed, Uplink, meaning_of
+from fedsrv.relay.uplink import Away, CallFailed, Uplink, meaning_of
 from fedsrv.transport.service import Service, WrongRun, coded
 
 T = TypeVar("T")
@@ -56,6 +56,13 @@ class RelayService(Service):
     def name(self) -> str:
         """The relay's name above: the ids of its clients, the same after a restart."""
         return f"{self.clients[0]}-{self.clients[-1]}"
+
+    def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
+        """End a call; clients come again to a relay whose coordinator is away."""
+        if isinstance(error, Away):
+            self.complaints.tell("UNAVAILABLE", str(error))
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        super().refuse(context, error)
 
     def _client(self, text: str, context: grpc.ServicerContext) -> ClientId:
         if text not in self._ids:

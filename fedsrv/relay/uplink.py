@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import grpc
 
-from fedmodels.errors import PayloadError, PayloadTooLarge
+from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
+from fedpb import AGAIN_AFTER
 from fedpb.codec import frames_of, messages
 from fedpb.headers import header_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
+from fedsrv.identity.tls import distrust_of
 from fedsrv.transport.service import SERVICE, NotYours, WrongRun
 from fedsrv.transport.sessions import (
     AlreadyConnected,
@@ -40,15 +41,21 @@ _MEANINGS: dict[grpc.StatusCode, type[Exception]] = {
     grpc.StatusCode.OUT_OF_RANGE: RunOver,
     grpc.StatusCode.UNIMPLEMENTED: WrongRun,
 }
-"""What a code of the coordinator above means; every other one says that it is away, or not ready.
-The relay ends its own client's call with the same code."""
+"""What a code of the coordinator above means; every other one says that it is away. The relay ends
+its own client's call with the same code."""
+
+
+class Away(NotReady):
+    """The coordinator above cannot be reached."""
 
 
 def meaning_of(error: Any) -> Exception:
     """Return what a failed call means, as the error that ends a client's call in the same way."""
-    kind = _MEANINGS.get(error.code(), NotReady)
     line = printable(error.details() or "")
-    return kind(f"the coordinator above: {line}" if kind is NotReady else line)
+    if any(key == AGAIN_AFTER for key, _ in error.trailing_metadata() or ()):
+        return NotReady(line)
+    kind = _MEANINGS.get(error.code(), Away)
+    return kind(f"the coordinator above is away: {line}" if kind is Away else line)
 
 
 class Uplink:
@@ -123,9 +130,17 @@ class Uplink:
         frames = frames_of(upload, size, zstd=self.zstd)
         stream: Iterator[bytes] = messages(head, (frame.laid_out() for frame in frames))
         limit = PUSH_S + size / PUSH_BYTES_PER_S
-        first = next(stream)
-        reply: rpc.PushResponse = self._push(itertools.chain([first], stream), timeout=limit)
+        reply: rpc.PushResponse = self._push(stream, timeout=limit)
         return reply
+
+    def check_trust(self) -> None:
+        """Check that the coordinator's certificate is trusted, if it can be reached.
+
+        Raises:
+            LinkError: it is not, or names another host.
+        """
+        if why := distrust_of(self._channel, self.address):
+            raise LinkError(why.replace("--tls-ca", "--up-ca"))
 
     def close(self) -> None:
         """End all calls."""

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from fedmodels.resolution import experiment_of
+from fedsrv.cli import main
 from fedsrv.engine.schedule import steps
+from fedsrv.identity.certificates import init_authority, issue
 from fedtide.inprocess import run_in_process
 from tests.integration.conftest import Loopback, Sites, tables
 from tests.integration.harness import Relay, reached
+from tests.integration.test_tls_run import client_options, server_options
 
 pytestmark = pytest.mark.loopback
 
@@ -193,3 +196,75 @@ def test_a_run_that_fails_ends_its_relay(loopback: Sites) -> None:
     assert client.wait() == 1
     assert relay.wait() == 1, relay.output()
     assert "error: " in relay.output()
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an authority's directory; a relay's certificate is that of its clients."""
+    root = tmp_path_factory.mktemp("certs")
+    init_authority(root)
+    for identity in ("server", "0-2", "0-1"):
+        issue(root, identity)
+    init_authority(root / "other")
+    return root
+
+
+def up_options(certs: Path, name: str, ca: Path | None = None) -> list[str]:
+    return [
+        "--up-ca", str(ca or certs / "ca.pem"), "--up-cert", str(certs / f"{name}.pem"),
+        "--up-key", str(certs / f"{name}.key"), *server_options(certs),
+    ]  # fmt: skip
+
+
+def test_over_mutual_tls_a_relay_has_the_certificate_of_its_clients(
+    loopback: Sites, flat: dict[str, Any], certs: Path
+) -> None:
+    run = loopback(EXPERIMENT)
+    run.serve(*server_options(certs))
+    narrow = run.relay("0-2", *up_options(certs, "clients-0-1"))
+    options = client_options(certs, "clients-0-2")
+    refused = run.join("0-2", *options, port=narrow.port, states=run.root / "elsewhere")
+    assert ends(refused, "fedtide:clients:0-1 does not cover 2 (PERMISSION_DENIED)")
+    narrow.kill()
+    relay = run.relay("0-2", *up_options(certs, "clients-0-2"), port=narrow.port)
+    assert_same(finish(run, run.join("0-2", *options, port=relay.port)), flat)
+
+
+def test_a_relay_that_does_not_trust_the_coordinator_ends_at_once(
+    loopback: Sites, certs: Path
+) -> None:
+    run = loopback(EXPERIMENT)
+    run.serve(*server_options(certs))
+    log, up = run.root / "relay.log", f"127.0.0.1:{run.port}"
+    options = up_options(certs, "clients-0-2", certs / "other" / "ca.pem")
+    arguments = ["relay", "--up", up, "--clients", "0-2", *options]
+    process = run.fork_server.start_fedsrv(arguments, log)
+    assert process.wait() == 1
+    process.close()
+    assert "is not signed by the authority that --up-ca names" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--clients", "5-2"], "--clients '5-2' is no range such as 0-24"),
+        (["--clients", "0-2", "--up", "nowhere"], "--up"),
+        (["--clients", "0-2", "--up-cert", "a.pem"], "--up-cert and --up-key belong together"),
+        (["--clients", "0-2", "--listen", "0.0.0.0:0"], "without TLS"),
+    ],
+)
+def test_wrong_options_get_one_line(
+    options: list[str],
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = options if "--up" in options else ["--up", "127.0.0.1:9", *options]
+    monkeypatch.setattr("sys.argv", ["fedsrv", "relay", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: ")
+    assert line in said
+    assert "\n" not in said
