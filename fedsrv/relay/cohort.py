@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedmodels.tensors.announced import check_numbers
@@ -81,6 +81,11 @@ class RelayCohort(RemoteCohort):
     def live(self) -> dict[ClientId, ClientSession]:
         """Return the sessions of clients that are connected; the caller holds the lock."""
         return {c: s for c, s in self._sessions.items() if self._is_connected(s)}
+
+    def tokens(self, clients: Sequence[int]) -> dict[int, bytes]:
+        """Return the tokens of clients' sessions, also of clients that have died since."""
+        with self.changed:
+            return {c: s.token for c in clients if (s := self._sessions.get(c)) is not None}
 
     def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
         """Return a Pull for clients, and wake who passes on that they are there."""

@@ -161,10 +161,8 @@ class Relaying:
         if not clients:
             return
         header = rpc.PushHeader(kind=order.kind, interaction=order.interaction, trip=order.trip)
-        with self.cohort.changed:
-            tokens = {c: s.token for c, s in self.cohort.live().items()}
-            for client in clients:
-                header.members.add(client_id=str(client), token=tokens.get(client, b""))
+        for client, token in self.cohort.tokens(clients).items():
+            header.members.add(client_id=str(client), token=token)
         wait_s = PAUSE_S
         while self._ended is None and self.cohort.group is group:
             try:
@@ -173,13 +171,19 @@ class Relaying:
             except CallFailed as error:
                 why = meaning_of(error)
             if isinstance(why, UnknownSession):
-                self.cohort.forget()
+                self._forget()
             elif not isinstance(why, NotReady):
                 log.error("interaction %d: the sum was refused: %s", order.interaction, why)
                 return
             with self.cohort.changed:
                 self.cohort.changed.wait(wait_s)
             wait_s = min(2 * wait_s, MOST_WAIT_S)
+
+    def _forget(self) -> None:
+        """Have all clients join again: orders that they had come once more."""
+        with self.cohort.changed:
+            self.cohort.forget()
+            self._issues.clear()
 
     # --- orders -----------------------------------------------------------------------------------
 
@@ -198,6 +202,9 @@ class Relaying:
                 self._end(LinkError(f"the coordinator above sent what does not fit: {error}"))
             except CallFailed as error:
                 wait_s = self._judge(error, joins, wait_s)
+            except Exception as error:  # else clients would wait for ever for this thread
+                log.exception("the relay cannot go on")
+                self._end(LinkError(f"the relay cannot go on: {error}"))
             finally:
                 self._call, self._batch = None, Batch()
 
@@ -244,7 +251,7 @@ class Relaying:
         why = meaning_of(error)
         if isinstance(why, UnknownSession):
             if joins == self.cohort.joins:  # else a client's new session ended the Pull
-                self.cohort.forget()
+                self._forget()
         elif not isinstance(why, NotReady):
             self._end(why)
         elif self._is_current():

@@ -258,14 +258,25 @@ def test_a_sum_that_is_refused_is_not_sent_again(world, code, caplog):
     assert len(world.above.told) == 3
 
 
-def test_a_coordinator_that_forgot_the_sessions_has_all_clients_join_again(world):
+def test_the_weights_of_a_client_that_died_since_count(world):
     for client in COUNTS:
         world.push(client)
+    world.now += 60.0
+    assert not world.cohort.live()
+    assert [m.token for m in world.send()[0].members] == [world.tokens[c] for c in (3, 4, 5)]
+
+
+def test_a_coordinator_that_forgot_the_sessions_has_all_clients_join_again(world):
+    """Their orders come once more, although the coordinator may have given them out already."""
+    for client in COUNTS:
+        world.push(client)
+    world.relaying._issues = dict.fromkeys(COUNTS, 7)
     world.above.fails = [Failed(grpc.StatusCode.UNAUTHENTICATED)]
     world.send()
     with pytest.raises(UnknownSession):
         world.cohort.session(3, world.tokens[3])
     assert world.cohort.group is None
+    assert world.relaying._issues == {}
 
 
 def test_what_failed_calls_mean():
