@@ -123,6 +123,7 @@ class Relaying:
         self.cohort.end(f"{HAS_FAILED}{failure}" if failure else "")
         if failure:
             raise LinkError(failure)
+        log.info("the run is over")
 
     def _end(self, why: Exception) -> None:
         with self.cohort.changed:

@@ -13,8 +13,8 @@ from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Flush, Trip
 from fedsrv.engine.folding import Folding, mean_with_sums
-from fedsrv.transport.relayed import Groups, dtypes_of_weights, groups_of, rest_spec
-from fedsrv.transport.sessions import Caller
+from fedsrv.transport.relayed import dtypes_of_weights, groups_of, rest_spec
+from fedsrv.transport.sessions import Caller, Superseded
 
 T = TypeVar("T")
 
@@ -33,8 +33,12 @@ class OpenTrip:
     """Clients whose results or failures a flush took out of a lasting trip."""
     issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
     wire_down: int = 0
-    groups: Groups = field(default_factory=dict)
+    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Of each client behind a relay: the clients whose weights come in one sum."""
+    relays: Mapping[ClientId, str] = field(default_factory=dict)
+    """The relays that the groups were made by."""
+    moved: set[int] = field(default_factory=set)
+    """Clients that have joined elsewhere since, and left their groups."""
     promised: dict[ClientId, Answer] = field(default_factory=dict)
     """Results that lack their weights until their group's sum comes."""
     sums: dict[tuple[int, ...], Weights] = field(default_factory=dict)
@@ -56,13 +60,14 @@ class OpenTrip:
             relays: of each client behind a relay, which one; their uploads are summed there, where
                 the method allows it.
         """
-        groups = groups_of(trip, relays or {})
+        relays = relays or {}
+        groups = groups_of(trip, relays)
         count = None if kept_bytes is None or groups else trip.count
         folding = Folding(trip.orders, count, kept_bytes or 0)
         zstd = trip.compression.zstd
         common = encode(trip.sent, zstd=zstd)
         personal = _encoded_once(trip.personal, zstd=zstd)
-        return cls(trip, common, personal, folding, groups=groups)
+        return cls(trip, common, personal, folding, groups=groups, relays=relays)
 
     def spec_of(self, client: ClientId, *, is_summed: bool) -> BundleSpec:
         """Return what a client's upload must hold; if its weights are summed, all but them.
@@ -72,7 +77,7 @@ class OpenTrip:
         """
         if not is_summed:
             return self.trip.spec
-        if client not in self.groups:
+        if not isinstance(client, int) or client not in self.groups:
             raise PayloadError(f"the weights of client {client} come whole in this trip")
         return rest_spec(self.trip.spec)
 
@@ -81,8 +86,11 @@ class OpenTrip:
 
         Raises:
             PayloadError: they are not of one group, one appears twice, or one's upload is missing.
+            Superseded: one has left the group.
         """
         group = tuple(sorted(c for c in clients if isinstance(c, int)))
+        if not self.moved.isdisjoint(group):
+            raise Superseded("a client of the sum has joined elsewhere")
         known = self.groups.get(group[0], ()) if group else ()
         if len({*group}) < len(clients) or not {*group} <= {*known}:
             raise PayloadError("the clients of the sum are not of one group")
@@ -231,6 +239,14 @@ class OpenTrips:
             assert isinstance(client, int), "the evaluator gets no lasting orders"
             self._arrived.append((client, trip))
         return True
+
+    def regroup(self, client: ClientId, relay: str) -> None:
+        """Take a client that joins elsewhere out of its group: it brings its upload whole."""
+        trip = self.current
+        if trip is not None and client in trip.groups and relay != trip.relays[client]:
+            left = {c: g for c, g in trip.groups.items() if c != client}
+            trip.groups = {c: tuple(m for m in g if m != client) for c, g in left.items()}
+            trip.moved.add(client)
 
     def keep_sum(self, trip: OpenTrip, found: GroupSum) -> Mapping[ClientId, Answer]:
         """Add a relay's sum; return its clients' results, now whole; none if it came too late."""

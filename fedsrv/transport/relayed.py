@@ -20,12 +20,12 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Trip
 
 WEIGHTS, ONLY_SCORED = "weights/", "weights/eval/"
-Groups = Mapping[ClientId, tuple[int, ...]]
-"""Of each client in a group, the ascending ids of the whole group."""
 
 
-def groups_of(trip: Trip, relays: Mapping[ClientId, str]) -> Groups:
-    """Return the groups of a trip's clients; groups of one send their upload whole.
+def groups_of(trip: Trip, relays: Mapping[ClientId, str]) -> dict[int, tuple[int, ...]]:
+    """Return the groups of a trip's clients: of each one in a group, the ascending ids of it.
+
+    A client that is alone with its relay sends its upload whole.
 
     Args:
         trip: it has groups if it orders training, waits for all results, and its uploads' weights

@@ -68,9 +68,8 @@ class RemoteCohort:
         self.admission = admission
         self._min_clients = min_clients or num_clients
         self._clock, self._begun = clock, clock()
-        self._expected: list[ClientId] = [*range(num_clients)]
-        if expects_evaluator:
-            self._expected.append(EVALUATOR)
+        evaluators = [EVALUATOR] if expects_evaluator else []
+        self._expected: list[ClientId] = [*range(num_clients), *evaluators]
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         """Wakes the engine. Each Pull has a condition of its own, or a result would wake all."""
@@ -257,6 +256,7 @@ class RemoteCohort:
             )  # fmt: skip
             self._holdings.admit(client, session)
             self._replaced += known is not None
+            self._trips.regroup(client, relay)
             self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
             if known:
@@ -270,8 +270,8 @@ class RemoteCohort:
             self._sessions.pop(client, None)
             if self._holdings.lost == client:
                 self._holdings.lost = None  # whose states do not matter any more
-            reason = "turned away: most clients describe another problem"
-            self.events.tell("failed", client, reason=reason)
+            line = "turned away: most clients describe another problem"
+            self.events.tell("failed", client, reason=line)
         if clients:
             self._replaced += 1
             self.wake()

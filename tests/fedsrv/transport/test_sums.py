@@ -162,6 +162,32 @@ def test_a_second_sum_of_the_same_clients_had_arrived_before(world):
     assert world.done.result(10).mean["w"].tolist()[1] == 4.0
 
 
+def test_a_client_that_joins_elsewhere_leaves_its_group(world):
+    """It is the same client with the same token; its relay is not to wait for it."""
+    world.open()
+    world.promise(0)
+    world.promise(1)
+    world.cohort.join(1, PROFILE, world.tokens[1], (), relay="")
+    assert world.cohort._trips.current.groups == {0: (0,)}
+    with pytest.raises(Refused, match="a client of the sum has joined elsewhere") as refused:
+        world.sums(0, 1)
+    assert refused.value.code == grpc.StatusCode.ABORTED
+    world.whole(1)
+    world.sums(0)
+    world.whole(2)
+    assert world.done.result(10).mean["w"].tolist()[1] == 4.0
+
+
+def test_a_client_that_joins_again_through_its_relay_stays_in_its_group(world):
+    world.open()
+    world.promise(0)
+    world.cohort.join(1, PROFILE, world.tokens[1], (), relay="0-1")
+    world.promise(1)
+    world.sums(0, 1)
+    world.whole(2)
+    assert world.done.result(10).mean["w"].tolist()[1] == 4.0
+
+
 def test_a_refused_promise_fails_its_client_alone(world):
     world.open(needed=2)
     with pytest.raises(Refused, match="more examples than were announced"):
