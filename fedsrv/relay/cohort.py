@@ -134,7 +134,16 @@ class RelayCohort(RemoteCohort):
         assert self.run is not None, "orders come to those who joined"
         folding = Folding(clients, self.run.method.count, self.spool.budget)
         wait_s = float("inf") if self.run.deadline_s is None else SUMS_BY * self.run.deadline_s
-        return Group(sample, clients, folding, self._clock() + wait_s)
+        now = self._clock()
+        return Group(sample, clients, folding, now + self.LEASE_S, now + wait_s)
+
+    def ready_group(self) -> Group | None:
+        """Return the group whose sum can go up, and settle it; the caller holds the lock."""
+        group = self.group
+        if group is None or not group.is_ready(self._clock(), self._sessions):
+            return None
+        group.is_closed = True
+        return group
 
     def group_for(self, client: ClientId, trip: OpenTrip) -> Group | None:
         """Return the group that may still take a client's weights; its result is on its way."""

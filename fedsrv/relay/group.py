@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
@@ -18,8 +19,10 @@ class Group:
     """One of its orders: they differ in the client only."""
     clients: tuple[int, ...]
     folding: Folding
+    strangers_until: float
+    """Time on the monotonic clock at which it goes on without clients that never joined here."""
     until: float
-    """Time on the monotonic clock at which it goes on without those that are missing."""
+    """Time at which it goes on without anybody who is missing."""
     results: dict[ClientId, Answer] = field(default_factory=dict)
     failed: set[ClientId] = field(default_factory=set)
     """Clients that are not in the sum, whatever happened to them."""
@@ -40,11 +43,19 @@ class Group:
         self.results[client] = result
         self.folding.add_answer(result, self.results, self.failed)
 
-    def is_ready(self, now: float) -> bool:
-        """Tell whether the sum can go up: all have come, or it is time."""
+    def is_ready(self, now: float, joined: Container[ClientId]) -> bool:
+        """Tell whether the sum can go up: all have come, or it is time.
+
+        Args:
+            now: the time on the monotonic clock.
+            joined: the clients that have joined this relay, dead ones as well. Another one may
+                have joined the coordinator itself under this relay's name.
+        """
         if self.is_closed or self.on_their_way:
             return False
         missing = set(self.clients) - self.results.keys() - self.failed
+        if now >= self.strangers_until:
+            missing = {client for client in missing if client in joined}
         return not missing or (now >= self.until and bool(self.results))
 
     def sums(self) -> Weights | None:

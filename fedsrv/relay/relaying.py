@@ -137,9 +137,7 @@ class Relaying:
         with self.cohort.changed:
             while self._ended is None:
                 self._look_after_the_pull()
-                group = self.cohort.group
-                if group is not None and group.is_ready(time.monotonic()):
-                    group.is_closed = True
+                if group := self.cohort.ready_group():
                     return group
                 self.cohort.changed.wait(LOOK_EVERY_S)
         return None

@@ -96,12 +96,13 @@ class World:
 
     def ready(self):
         group = self.cohort.group
-        return group is not None and group.is_ready(self.now)
+        return group is not None and group.is_ready(self.now, self.cohort._sessions)
 
     def send(self):
         """Send the sum, as the thread of the relay does."""
-        group = self.cohort.group
-        group.is_closed = True
+        with self.cohort.changed:
+            group = self.cohort.ready_group()
+        assert group is not None, "somebody is missing"
         self.relaying._send(group)
         return self.above.told[-1]
 
@@ -147,7 +148,6 @@ def test_a_liar_is_left_out_and_the_coordinator_is_told(world, weights, line):
     assert not upload.weights
     world.push(3)
     world.push(5)
-    assert world.ready()
     assert members(world.send()[0]) == [3, 5]
 
 
@@ -203,10 +203,28 @@ def test_who_comes_after_the_sum_passes_whole(tmp_path):
     assert upload.weights["w"].tolist() == WEIGHTS[4]
 
 
+def test_a_client_that_never_joined_here_is_waited_for_a_lease(tmp_path):
+    """It may have joined the coordinator itself under this relay's name, and never come here."""
+    world = World(tmp_path)
+    world.cohort._sessions.pop(4)
+    world.begin()
+    world.push(3)
+    world.push(5)
+    assert not world.ready()
+    world.now += RelayCohort.LEASE_S
+    assert members(world.send()[0]) == [3, 5]
+
+
+def test_a_client_that_joined_here_and_died_is_waited_for(world):
+    world.push(3)
+    world.push(5)
+    world.now += 1000.0
+    assert not world.ready()
+
+
 def test_a_sum_of_nobody_is_not_sent(world):
     for client in COUNTS:
         world.push(client, failure="no memory")
-    assert world.ready()
     assert world.send()[0].failure == "no memory", "the last thing that went up"
 
 
