@@ -25,6 +25,7 @@ LABELS = {
     "method": "method",
     "trained": "clients that trained",
     "clients": "clients",
+    "relays": "relays",
     "parameters": "parameters",
     "classes": "classes",
     "population": "clients",
@@ -45,6 +46,7 @@ LABELS = {
     "flower_pss_mb": "Flower, all processes (PSS), MB",
     "pss_mb": "all processes (PSS), MB",
     "ratio": "ratio",
+    "digest": "digest",
 }
 """What columns of tables are called; others stay out of pages."""
 

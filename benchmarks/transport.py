@@ -48,7 +48,7 @@ from fedpb.descriptions import description_of
 from fedpb.frames import FRAME_BYTES
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.transport.certificates import init_authority, issue
+from fedsrv.identity.certificates import init_authority, issue
 
 SERVER = """
 import sys
@@ -166,11 +166,11 @@ def serve(clients: int, size: int, place: Path, tls: bool) -> None:
     """Give the same order to all clients again and again, until standard input ends."""
     from fedsrv.engine.cohort import Trip
     from fedsrv.events import EventLog
+    from fedsrv.identity.tls import server_credentials
     from fedsrv.transport.remote_cohort import RemoteCohort
     from fedsrv.transport.server import start_server, stop_server
     from fedsrv.transport.service import Service
     from fedsrv.transport.spool import Spool
-    from fedsrv.transport.tls import server_credentials
 
     keep_large_blocks()
     torch.set_num_threads(1)

@@ -15,7 +15,7 @@ def certs_init(
     directory: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path("certs"),
 ) -> None:
     """Make a certificate authority."""
-    from fedsrv.transport.certificates import init_authority
+    from fedsrv.identity.certificates import init_authority
 
     _print_paths(init_authority(directory))
 
@@ -31,7 +31,7 @@ def certs_issue(
     host: Annotated[list[str] | None, typer.Option(help="A name the server is reached by.")] = None,
 ) -> None:
     """Issue a certificate and its key."""
-    from fedsrv.transport.certificates import issue
+    from fedsrv.identity.certificates import issue
 
     _print_paths(issue(directory, identity, host or ()))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from fedmodels.errors import ConfigError, FedtideError, Interrupted, RunStopped
+from fedmodels.errors import FedtideError, Interrupted, RunStopped
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedsrv.catalogue_commands import methods, metrics
 from fedsrv.certs_commands import certs_app
@@ -44,10 +44,10 @@ from fedsrv.options import (
     Sets,
 )
 from fedsrv.ray_cluster import ray_place
+from fedsrv.relay.commands import relay
 from fedsrv.sweep_commands import sweep_app
 
 if TYPE_CHECKING:
-    from fedsrv.coordinator import Listen
     from fedsrv.events import EventLog
     from fedsrv.narration import Telling
     from fedsrv.tracking.trackers import Ending
@@ -59,6 +59,7 @@ app = typer.Typer(
 app.add_typer(certs_app, name="certs")
 app.command()(methods)
 app.command()(metrics)
+app.command()(relay)
 app.add_typer(monitor_app)
 app.add_typer(sweep_app)
 
@@ -157,6 +158,7 @@ def serve(
     from fedmodels.resolution import read_experiment
 
     experiment = read_experiment(config, sets or ())
+    from fedsrv.coordinator import Listen
     from fedsrv.coordinator import serve as serve_run
     from fedsrv.narration import Telling
     from fedsrv.state.run_directory import require_run
@@ -170,7 +172,7 @@ def serve(
         summary = serve_run(
             experiment,
             out,
-            _listen(listen, tls_cert, tls_key, tls_client_ca, insecure),
+            Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure),
             resume=resume,
             expects_evaluator=evaluator,
             server_data=server_data,
@@ -226,31 +228,6 @@ def _watchers(
         page = http_place(dashboard, "--dashboard")
         found.append(lambda events: show(events, out, *page))
     return found
-
-
-def _listen(
-    address: str, cert: Path | None, key: Path | None, client_ca: Path | None, insecure: bool
-) -> Listen:
-    """Return where and how to listen, as options ask for it.
-
-    Raises:
-        ConfigError: a certificate cannot be used, or options for TLS are missing.
-    """
-    from fedsrv.coordinator import Listen
-    from fedsrv.transport.tls import server_credentials
-
-    if (cert is None) != (key is None):
-        raise ConfigError("--tls-cert and --tls-key belong together; one of them is missing")
-    if client_ca is not None and cert is None:
-        raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
-    credentials = server_credentials(cert, key, client_ca) if cert and key else None
-    if credentials is not None and client_ca is None:
-        logging.getLogger("fedsrv").warning(
-            "--tls-cert without --tls-client-ca: whoever reaches %s may join as any client, and "
-            "watch; give --tls-client-ca (fedsrv certs makes certificates for clients)",
-            address,
-        )
-    return Listen(address, credentials, client_ca is not None, insecure)
 
 
 def _end_with_stdin() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
 import torch
@@ -31,6 +31,7 @@ from fedsrv.engine.buffered_rounds import engine_for
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import HAS_FAILED, EventLog
+from fedsrv.identity.tls import Credentials, is_loopback, server_credentials
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking.trackers import Ending, check_extras, track, wanted
@@ -38,7 +39,6 @@ from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool
-from fedsrv.transport.tls import Credentials, is_loopback
 
 DRAIN_S = 20.0
 """Time that an interaction under way has to end when the run is to stop."""
@@ -55,6 +55,33 @@ class Listen:
     """Whether clients show certificates that name them."""
     insecure: bool = False
     """Allow a reachable address without TLS."""
+
+    @classmethod
+    def given(
+        cls,
+        address: str,
+        cert: Path | None,
+        key: Path | None,
+        client_ca: Path | None,
+        insecure: bool,
+    ) -> Self:
+        """Return where and how to listen, as options of a command ask for it.
+
+        Raises:
+            ConfigError: a certificate cannot be used, or options for TLS are missing.
+        """
+        if (cert is None) != (key is None):
+            raise ConfigError("--tls-cert and --tls-key belong together; one of them is missing")
+        if client_ca is not None and cert is None:
+            raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
+        credentials = server_credentials(cert, key, client_ca) if cert and key else None
+        if credentials is not None and client_ca is None:
+            log.warning(
+                "--tls-cert without --tls-client-ca: whoever reaches %s may join as any client, "
+                "and watch; give --tls-client-ca (fedsrv certs makes certificates for clients)",
+                address,
+            )
+        return cls(address, credentials, client_ca is not None, insecure)
 
     def check(self) -> None:
         """Check the address, and that other machines reach it over TLS alone unless ``insecure``.

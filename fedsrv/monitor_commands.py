@@ -15,7 +15,7 @@ from fedmodels.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedsrv.events import Event
-    from fedsrv.transport.tls import ChannelCredentials
+    from fedsrv.identity.tls import ChannelCredentials
 
 monitor_app = typer.Typer()
 Coordinator = Annotated[str, typer.Argument(metavar="HOST:PORT", help="The coordinator.")]
@@ -63,7 +63,7 @@ def watch(
 @monitor_app.command()
 def health(server: Coordinator, ca: Authority = None, cert: Cert = None, key: Key = None) -> None:
     """End with 0 if a coordinator serves, as probes of containers ask."""
-    from fedsrv.transport.health import check_health
+    from fedsrv.monitor.health import check_health
 
     check_health(server, _credentials(ca, cert, key))
 
@@ -72,14 +72,14 @@ def _events(
     server: str, ca: Path | None, cert: Path | None, key: Path | None, seconds: float | None
 ) -> Iterator[Event]:
     """Yield what a coordinator tells a monitor."""
-    from fedsrv.transport.monitor import watched
+    from fedsrv.monitor.watch import watched
 
     return watched(server, _credentials(ca, cert, key), seconds)
 
 
 def _credentials(ca: Path | None, cert: Path | None, key: Path | None) -> ChannelCredentials | None:
     """Return the credentials of a monitor, if any are given."""
-    from fedsrv.transport.tls import monitor_credentials
+    from fedsrv.identity.tls import monitor_credentials
 
     if ca and cert and key:
         return monitor_credentials(ca, cert, key)

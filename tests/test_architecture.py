@@ -27,11 +27,13 @@ PACKAGES = {
 GRPC = ("grpc", "grpc_health", "grpc_reflection")
 GRPC_FILES = {
     "fedsrv/transport/gate.py",
-    "fedsrv/transport/health.py",
-    "fedsrv/transport/monitor.py",
+    "fedsrv/monitor/health.py",
+    "fedsrv/relay/service.py",
+    "fedsrv/relay/uplink.py",
+    "fedsrv/monitor/watch.py",
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",
-    "fedsrv/transport/tls.py",
+    "fedsrv/identity/tls.py",
     "fedcli/runtime/link.py",
     "fedcli/runtime/tls.py",
 }
@@ -79,13 +81,13 @@ ROOMS = {
     ),
     "fedpb": (
         "", "v1", "pem", "handshakes", "tables", "descriptions", "zstd", "frames", "headers",
-        "plans", "codec",
+        "plans", "codec", "orders",
     ),
     "fedsrv": (
-        "presets", "events", "availability", "options", "ray_cluster", "state", "report",
-        "narration", "sweep", "engine", "transport", "tracking", "dashboard", "coordinator",
-        "catalogue", "trained_models", "export", "certs_commands", "catalogue_commands",
-        "monitor_commands", "sweep_commands", "launch", "cli", "__main__",
+        "presets", "events", "availability", "options", "ray_cluster", "identity", "state",
+        "report", "narration", "sweep", "engine", "transport", "monitor", "tracking", "dashboard",
+        "coordinator", "relay", "catalogue", "trained_models", "export", "certs_commands",
+        "catalogue_commands", "monitor_commands", "sweep_commands", "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "prediction",
@@ -176,7 +178,7 @@ def test_imports(package: str, path: Path) -> None:
         ("fedsrv/x.py", "def f():\n    from fedcli import data", ["fedcli.data"]),
         ("fedsrv/x.py", "from torchvision import datasets", ["torchvision.datasets"]),
         ("fedsrv/x.py", "from fedclient import y", []),
-        ("fedcli/x.py", "import fedsrv.transport.tls", ["fedsrv.transport.tls"]),
+        ("fedcli/x.py", "import fedsrv.identity.tls", ["fedsrv.identity.tls"]),
         ("fedcli/x.py", "from torchvision import datasets", []),
         ("fedcli/x.py", "torch.load(f)", ["torch.load"]),
         ("fedcli/x.py", "np.load(f, allow_pickle=True)", ["pickle"]),

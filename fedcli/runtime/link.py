@@ -12,7 +12,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,13 +20,14 @@ import grpc
 from grpc.experimental import ChannelOptions
 
 from fedcli.runtime.worker import Progress, Result
-from fedmodels.errors import ConfigError, LinkError, PayloadError
+from fedmodels.errors import ConfigError, LinkError
 from fedmodels.printable import printable
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL
-from fedpb.codec import Receiver, frames_of, merged, messages, read_chunk
+from fedpb.codec import frames_of, merged, messages
 from fedpb.handshakes import distrust
 from fedpb.headers import header_of
+from fedpb.orders import Specs, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
 
 _SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
@@ -223,7 +224,7 @@ class Link:
     def pull(
         self,
         waiting: Callable[[], Sequence[rpc.Waiting]],
-        specs: Callable[[str], Mapping[str, BundleSpec]],
+        specs: Specs,
     ) -> tuple[rpc.Order, Bundle]:
         """Wait for the next order of any client of this process; return it and its payload.
 
@@ -246,53 +247,24 @@ class Link:
     def _next_order(
         self,
         waiting: Callable[[], Sequence[rpc.Waiting]],
-        specs: Callable[[str], Mapping[str, BundleSpec]],
+        specs: Specs,
     ) -> tuple[rpc.Order, Bundle] | None:
         if self._orders is None:
             request = rpc.PullRequest(waiting=waiting(), held=list(self._held))
             self._orders = self._pull(request)
         found = None
         try:
-            found = self._read_order(self._orders, specs)
+            found = read_order(self._orders, specs, self._held)
         finally:
             if found is None:
                 self.end_pull()
-        return found
+        return None if found is None else (found[0].order, merged(found[1]))
 
     def end_pull(self) -> None:
         """End the Pull under way, if there is one; the next order comes over a new one."""
         if self._orders is not None:
             self._orders.cancel()
             self._orders = None
-
-    def _read_order(
-        self, stream: Iterator[bytes], specs: Callable[[str], Mapping[str, BundleSpec]]
-    ) -> tuple[rpc.Order, Bundle] | None:
-        first = next(stream, None)
-        if first is None:
-            return None  # the server ended the call: nobody waits for these clients any more
-        header, frame = read_chunk(first, rpc.PullHeader)
-        if header is None:
-            raise PayloadError("an order must begin with its header")
-        order, found = header.order, dict[str, Bundle]()
-        for part in header.parts:
-            if part.held:
-                found[part.role] = self._held[part.digest]
-                continue
-            receiver = Receiver(part.bundle, specs(order.client_id)[part.role])
-            while not receiver.is_complete:
-                if frame is None:
-                    _, frame = read_chunk(next(stream, b""), rpc.PullHeader)
-                if frame is None:
-                    raise PayloadError(f"an order's {part.role} part ended early")
-                receiver.feed(frame)
-                frame = None
-            found[part.role] = receiver.finish()
-            if part.role == "common":
-                self._held = {receiver.digest: found[part.role]}
-        if frame is not None:
-            raise PayloadError("an order goes on after its last part")
-        return order, merged(found)
 
     def push(self, member: Membership, result: Result) -> rpc.PushResponse:
         """Bring back the result of an order.

@@ -75,6 +75,8 @@ class Answer:
     logical_up: int = 0
     logical_down: int = 0
     wire_up: int = 0
+    is_promise: bool = False
+    """Whether the upload lacks its weights, which come in the sum of the client's relay."""
 
 
 @dataclass

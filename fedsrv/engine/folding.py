@@ -1,13 +1,18 @@
-"""The mean of a trip's uploads, computed while other uploads are still on their way."""
+"""The mean of a trip's uploads: computed while other uploads are still on their way, or of sums."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import torch
+
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
-from fedmodels.tensors.weighted_mean import RunningMean
+from fedmodels.tensors.weighted_mean import RunningMean, mean_of_sums
 from fedsrv.engine.cohort import Answer
+
+Sums = Mapping[tuple[int, ...], Weights]
+"""The weighted sums that relays took, by the clients in each; empty where nothing counts."""
 
 
 class Folding:
@@ -54,12 +59,23 @@ class Folding:
         """Add the remaining uploads and return the mean; None if uploads stayed whole."""
         if self._pool is None:
             return None
-        everybody = set(self._clients)  # no more answers are expected
-        with self._pool as pool:
-            self._steps.append(pool.submit(self._add, results, everybody))
+        self._add_the_rest(results)
+        return self._mean.mean()
+
+    def sums(self, results: Mapping[ClientId, Answer]) -> Weights | None:
+        """Add all uploads, also those that stayed whole; return the sums, None if nothing counts.
+
+        They are in float64, and integers are the maximum, as of ``RunningMean.sums``.
+        """
+        self._add_the_rest(results)
+        return self._mean.sums()
+
+    def _add_the_rest(self, results: Mapping[ClientId, Answer]) -> None:
+        """Add what is not added yet; no more answers are expected."""
+        with self._pool or ThreadPoolExecutor(1) as pool:
+            self._steps.append(pool.submit(self._add, results, set(self._clients)))
         for step in self._steps:
             step.result()
-        return self._mean.mean()
 
     def _folds(self, result: Answer) -> bool:
         upload = result.upload
@@ -86,10 +102,43 @@ class Folding:
         uploads = [result.upload for result in ready]
         self._mean.add([u.weights for u in uploads], [self._count(u) for u in uploads])
         for result in ready:
-            result.upload = _without_weights(result.upload)
+            result.upload = without_weights(result.upload)
 
 
-def _without_weights(upload: Bundle) -> Bundle:
+def mean_with_sums(
+    results: Mapping[ClientId, Answer],
+    sums: Sums,
+    count: Callable[[Bundle], float],
+    dtypes: Mapping[str, torch.dtype],
+) -> Weights | None:
+    """Return the mean of relays' sums and of the uploads that came whole; drop their weights.
+
+    The whole uploads make one more group. Groups are added in the order of their lowest clients.
+
+    Args:
+        results: all answers; those of clients in a sum hold no weights.
+        sums: of the groups, in float64.
+        count: gives the coefficient of an upload in the mean.
+        dtypes: the dtype of each tensor of the mean.
+
+    Returns:
+        The mean, by name; None if nothing counts.
+    """
+    summed = {client for group in sums for client in group}
+    parts = {group[0]: found for group, found in sums.items() if found}
+    whole = sorted(c for c in results if isinstance(c, int) and c not in summed)
+    if whole:
+        uploads, running = [results[c].upload for c in whole], RunningMean()
+        running.add([u.weights for u in uploads], [count(u) for u in uploads])
+        found = running.sums()
+        parts |= {} if found is None else {whole[0]: found}
+    total = sum(count(results[c].upload) for c in sorted((*summed, *whole)))
+    for client in whole:
+        results[client].upload = without_weights(results[client].upload)
+    return mean_of_sums([parts[c] for c in sorted(parts)], total, dtypes) if parts else None
+
+
+def without_weights(upload: Bundle) -> Bundle:
     """Return a copy of an upload without its weights."""
     tensors = upload.by_key()
     return Bundle.from_keys(

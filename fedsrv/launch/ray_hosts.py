@@ -16,12 +16,12 @@ from typing import Any
 
 from fedmodels.errors import ConfigError
 from fedmodels.tensors.bundle import EVALUATOR
+from fedsrv.identity.certificates import SERVER, init_authority, issue
+from fedsrv.identity.tls import is_loopback
 from fedsrv.launch.hosts import Joining
 from fedsrv.launch.processes import Box, Said
 from fedsrv.launch.remote_host import Dealing, RemoteHost, Stay
 from fedsrv.ray_cluster import RAY, RayPlace, connected
-from fedsrv.transport.certificates import SERVER, init_authority, issue
-from fedsrv.transport.tls import is_loopback
 
 LEAVING_S = 5.0
 """Time in which a killed actor is noticed."""

@@ -1,4 +1,4 @@
-"""Clients over the network: the gRPC service, sessions, open trips, upload buffers, TLS.
+"""Clients over the network: the gRPC service, sessions, open trips, upload buffers.
 
-May import ``engine``.
+May import ``engine`` and ``identity``.
 """

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
-from fedmodels.errors import ClientFailed, RunFailed
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
+from fedmodels.errors import ClientFailed, PayloadError, RunFailed
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, Weights
 from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Flush, Trip
-from fedsrv.engine.folding import Folding
-from fedsrv.transport.sessions import Caller
+from fedsrv.engine.folding import Folding, mean_with_sums
+from fedsrv.transport.relayed import dtypes_of_weights, groups_of, rest_spec
+from fedsrv.transport.sessions import Caller, Superseded
 
 T = TypeVar("T")
 
@@ -32,18 +33,76 @@ class OpenTrip:
     """Clients whose results or failures a flush took out of a lasting trip."""
     issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
     wire_down: int = 0
+    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Of each client behind a relay: the clients whose weights come in one sum."""
+    relays: Mapping[ClientId, str] = field(default_factory=dict)
+    """The relays that the groups were made by."""
+    moved: set[int] = field(default_factory=set)
+    """Clients that have joined elsewhere since, and left their groups."""
+    promised: dict[ClientId, Answer] = field(default_factory=dict)
+    """Results that lack their weights until their group's sum comes."""
+    sums: dict[tuple[int, ...], Weights] = field(default_factory=dict)
+    """The sums so far, by the clients in each; without tensors where nothing counts."""
 
     @classmethod
-    def of(cls, trip: Trip, kept_bytes: int | None = None) -> Self:
-        """Encode a trip's payload; uploads of more than ``kept_bytes`` in all may be folded.
+    def of(
+        cls,
+        trip: Trip,
+        kept_bytes: int | None = None,
+        relays: Mapping[ClientId, str] | None = None,
+    ) -> Self:
+        """Encode a trip's payload.
 
-        Unless it is given, every upload stays whole: those of a lasting trip count one by one.
+        Args:
+            trip: what to send.
+            kept_bytes: uploads of more in all may be folded. Unless it is given, every upload stays
+                whole: those of a lasting trip count one by one.
+            relays: of each client behind a relay, which one; their uploads are summed there, where
+                the method allows it.
         """
-        count = None if kept_bytes is None else trip.count
+        relays = relays or {}
+        groups = groups_of(trip, relays)
+        count = None if kept_bytes is None or groups else trip.count
         folding = Folding(trip.orders, count, kept_bytes or 0)
         zstd = trip.compression.zstd
         common = encode(trip.sent, zstd=zstd)
-        return cls(trip, common, _encoded_once(trip.personal, zstd=zstd), folding)
+        personal = _encoded_once(trip.personal, zstd=zstd)
+        return cls(trip, common, personal, folding, groups=groups, relays=relays)
+
+    def spec_of(self, client: ClientId, *, is_summed: bool) -> BundleSpec:
+        """Return what a client's upload must hold; if its weights are summed, all but them.
+
+        Raises:
+            PayloadError: the client's weights are not to be summed.
+        """
+        if not is_summed:
+            return self.trip.spec
+        if not isinstance(client, int) or client not in self.groups:
+            raise PayloadError(f"the weights of client {client} come whole in this trip")
+        return rest_spec(self.trip.spec)
+
+    def members(self, clients: Sequence[ClientId]) -> tuple[int, ...]:
+        """Return the clients of a sum, ascending.
+
+        Raises:
+            PayloadError: they are not of one group, one appears twice, or one's upload is missing.
+            Superseded: one has left the group.
+        """
+        group = tuple(sorted(c for c in clients if isinstance(c, int)))
+        if not self.moved.isdisjoint(group):
+            raise Superseded("a client of the sum has joined elsewhere")
+        known = self.groups.get(group[0], ()) if group else ()
+        if len({*group}) < len(clients) or not {*group} <= {*known}:
+            raise PayloadError("the clients of the sum are not of one group")
+        for client in group:
+            if client not in self.promised:
+                raise PayloadError(f"all but the weights of client {client} did not come")
+        return group
+
+    def total_of(self, group: Sequence[int]) -> float:
+        """Return the sum of the coefficients of clients whose weights are summed."""
+        assert self.trip.count is not None, "nothing is summed that has no count"
+        return sum(self.trip.count(self.promised[client].upload) for client in group)
 
     def answered(self, client: ClientId) -> bool:
         """Tell whether a client has sent a result or failed."""
@@ -77,7 +136,12 @@ class OpenTrip:
         """
         found = Answers(_by_id(self.results), _by_id(self.failed), self.wire_down)
         check_enough(found, self.needed, self.trip.sample.round)
-        found.mean = self.folding.finish(self.results)
+        if self.sums:
+            assert self.trip.count is not None, "nothing is summed that has no count"
+            dtypes = dtypes_of_weights(self.trip.spec)
+            found.mean = mean_with_sums(found.by_client, self.sums, self.trip.count, dtypes)
+        else:
+            found.mean = self.folding.finish(self.results)
         found.wire_up = sum(result.wire_up for result in found.by_client.values())
         return found
 
@@ -85,6 +149,17 @@ class OpenTrip:
     def needed(self) -> int:
         """Return the number of results that suffice to close the trip."""
         return len(self.trip.orders) if self.trip.needed is None else self.trip.needed
+
+
+@dataclass(frozen=True)
+class GroupSum:
+    """The sum of some clients' weights, as their relay brought it."""
+
+    clients: tuple[int, ...]
+    weights: Weights
+    """In float64, by name; none where nothing counts."""
+    num_bytes: int
+    wire_up: int
 
 
 class OpenTrips:
@@ -129,11 +204,13 @@ class OpenTrips:
     def next_for(self, caller: Caller, most_ahead: int) -> tuple[ClientId, OpenTrip, int] | None:
         """Return the next order of a caller, and how many of the same trip follow it.
 
-        None if there is none, or if the caller has ``most_ahead`` orders that it did not answer.
+        None if there is none, or if the caller has ``most_ahead`` orders that it did not answer. A
+        relay may have any number: it answers them together.
         """
         trips = {trip.issue: trip for trip in self._all()}
         left = caller.left_of({issue: trip.missing for issue, trip in trips.items()})
-        caller.is_full = sum(len(one.ahead) for one in left.values()) >= most_ahead
+        ahead = sum(len(one.ahead) for one in left.values())
+        caller.is_full = ahead >= most_ahead and not caller.is_relay
         issue = next((issue for issue, one in left.items() if one.fresh), None)
         if caller.is_full or issue is None:
             return None
@@ -154,11 +231,38 @@ class OpenTrips:
         if isinstance(result, str):
             trip.failed[client] = result
             return True
+        if result.is_promise:
+            trip.promised[client] = result
+            return True
         trip.keep(client, result)
         if trip is not self.current:
             assert isinstance(client, int), "the evaluator gets no lasting orders"
             self._arrived.append((client, trip))
         return True
+
+    def regroup(self, client: ClientId, relay: str) -> None:
+        """Take a client that joins elsewhere out of its group: it brings its upload whole."""
+        trip = self.current
+        if trip is not None and client in trip.groups and relay != trip.relays[client]:
+            left = {c: g for c, g in trip.groups.items() if c != client}
+            trip.groups = {c: tuple(m for m in g if m != client) for c, g in left.items()}
+            trip.moved.add(client)
+
+    def keep_sum(self, trip: OpenTrip, found: GroupSum) -> Mapping[ClientId, Answer]:
+        """Add a relay's sum; return its clients' results, now whole; none if it came too late."""
+        late = trip not in self._all() or any(map(trip.answered, found.clients))
+        if late or not trip.promised.keys() >= {*found.clients}:
+            return {}
+        whole: dict[ClientId, Answer] = {
+            c: replace(trip.promised.pop(c), is_promise=False) for c in found.clients
+        }
+        first = whole[found.clients[0]]
+        first.logical_up, first.wire_up = (
+            first.logical_up + found.num_bytes,
+            first.wire_up + found.wire_up,
+        )
+        trip.sums[found.clients] = found.weights
+        return whole
 
     # --- lasting trips ----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
@@ -19,7 +20,7 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Answers, Flush, HoldsState, Trip, stamped
 from fedsrv.events import EventLog
 from fedsrv.transport.holdings import Holdings
-from fedsrv.transport.open_trip import OpenTrip, OpenTrips, check_enough, what_for
+from fedsrv.transport.open_trip import GroupSum, OpenTrip, OpenTrips, check_enough, what_for
 from fedsrv.transport.sessions import (
     AlreadyConnected,
     Caller,
@@ -30,6 +31,7 @@ from fedsrv.transport.sessions import (
     Sessions,
     Superseded,
     UnknownSession,
+    relays_of,
 )
 from fedsrv.transport.spool import Spool
 from fedsrv.transport.waiting import LOOK_EVERY_S, Notice, Patience
@@ -66,9 +68,8 @@ class RemoteCohort:
         self.admission = admission
         self._min_clients = min_clients or num_clients
         self._clock, self._begun = clock, clock()
-        self._expected: list[ClientId] = [*range(num_clients)]
-        if expects_evaluator:
-            self._expected.append(EVALUATOR)
+        evaluators = [EVALUATOR] if expects_evaluator else []
+        self._expected: list[ClientId] = [*range(num_clients), *evaluators]
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         """Wakes the engine. Each Pull has a condition of its own, or a result would wake all."""
@@ -79,8 +80,8 @@ class RemoteCohort:
         self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
         self._holdings = Holdings(self._sessions)
-        there, may_come = self._is_there, self._may_come
-        self._patience = Patience(self._changed, there, may_come, deadline_s, clock)
+        waits = self._is_there, self._may_come, deadline_s, clock
+        self._patience = Patience(self._changed, *waits)
         self._gathering = Notice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
 
@@ -133,7 +134,7 @@ class RemoteCohort:
             RunFailed: too few clients can answer; names the failed clients.
             StateLost: a client came back without its required state.
         """
-        open_trip = OpenTrip.of(trip, self.spool.budget)
+        open_trip = OpenTrip.of(trip, self.spool.budget, relays_of(self._sessions, trip.orders))
         with self._changed:
             if trip.sample.kind == rpc.ORDER_KIND_TRAIN:
                 self._patience.check_begin()
@@ -229,8 +230,9 @@ class RemoteCohort:
         token: bytes,
         versions: Sequence[int],
         start_over: bool = False,
+        relay: str = "",
     ) -> bytes:
-        """Admit a client and return its session token.
+        """Admit a client, maybe through a relay, and return its session token.
 
         Raises:
             AlreadyConnected: the id is connected, and the token is not its session's.
@@ -250,10 +252,11 @@ class RemoteCohort:
                 self._holdings.lose(client)
             session = ClientSession(
                 token or secrets.token_bytes(16), client_json, tuple(versions), self._clock(),
-                trained=trained, start_over=start_over,
+                trained=trained, start_over=start_over, relay=relay,
             )  # fmt: skip
             self._holdings.admit(client, session)
             self._replaced += known is not None
+            self._trips.regroup(client, relay)
             self._turn_away(self.admission.admit(client, client_json))
             self._changed.notify_all()
             if known:
@@ -267,8 +270,8 @@ class RemoteCohort:
             self._sessions.pop(client, None)
             if self._holdings.lost == client:
                 self._holdings.lost = None  # whose states do not matter any more
-            reason = "turned away: most clients describe another problem"
-            self.events.tell("failed", client, reason=reason)
+            line = "turned away: most clients describe another problem"
+            self.events.tell("failed", client, reason=line)
         if clients:
             self._replaced += 1
             self.wake()
@@ -290,12 +293,7 @@ class RemoteCohort:
         return session
 
     def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
-        """Return a Pull for these clients; it replaces their earlier Pulls.
-
-        Args:
-            clients: the sessions that the Pull waits for.
-            issues: the issue of the last order of each client.
-        """
+        """Return a Pull for clients with these last issues; it replaces their earlier Pulls."""
         with self._lock:
             caller = Caller(clients, threading.Condition(self._lock))
             for client, session in clients.items():
@@ -309,17 +307,10 @@ class RemoteCohort:
         """Wait for an order of a caller's clients; None when the caller is gone, or replaced."""
         with self._lock:
             self._callers.add(caller)
-            caller.is_waiting = True
             try:
-                while is_active() and not caller.is_replaced:
-                    found = self._order_for(caller)
-                    if found is not None:
-                        return found
-                    caller.changed.wait()
-                return None
+                return caller.wait(partial(self._order_for, caller), is_active, self._clock)
             finally:
                 self._callers.discard(caller)
-                caller.is_waiting, caller.seen = False, self._clock()
 
     def _order_for(self, caller: Caller) -> tuple[rpc.Order, OpenTrip] | None:
         caller.check(self._sessions, self._replaced)
@@ -375,19 +366,28 @@ class RemoteCohort:
         with self._changed:
             sample = trip.trip.sample
             first = self._trips.keep(client, trip, result)
+            if isinstance(result, Answer) and result.is_promise:
+                return first
             if first and isinstance(result, Answer) and sample.kind == rpc.ORDER_KIND_TRAIN:
                 self._holdings.has_trained(client, sample.interaction)
             is_current = trip is self._trips.current
             if not is_current or len(trip.results) >= trip.needed or isinstance(result, str):
                 self._changed.notify_all()
             if caller := self._sessions[client].caller:
-                caller.answered(client)
+                caller.answered(client, trip.issue)
         if first:
-            kind = "failed" if isinstance(result, str) else "upload"
-            facts = {"interaction": sample.interaction, "round": sample.round}
             why = {"reason": result} if isinstance(result, str) else {}
-            self.events.tell(kind, client, **facts, **why)
+            facts = {"interaction": sample.interaction, "round": sample.round, **why}
+            self.events.tell("failed" if why else "upload", client, **facts)
         return first
+
+    def end_sum(self, trip: OpenTrip, found: GroupSum) -> bool:
+        """Store a relay's sum, and with it its clients' results; False if it came too late."""
+        with self._changed:
+            promised = self._trips.keep_sum(trip, found)
+            for client, result in promised.items():
+                self.end_result(client, trip, result)
+        return bool(promised)
 
     def leave(self, client: ClientId, reason: str) -> None:
         """End a session; another process may take the id at once."""

@@ -21,18 +21,19 @@ from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL
-from fedpb.codec import Encoded, RawFrame, Receiver, messages, read_chunk
+from fedpb.codec import Encoded, messages
 from fedpb.descriptions import client_json_of
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
-from fedsrv.engine.cohort import Answer
 from fedsrv.events import EventLog
+from fedsrv.identity.certificates import MONITOR_URI, covers
+from fedsrv.identity.tls import peer_identity
 from fedsrv.state.history import LossTooLarge
-from fedsrv.transport.certificates import MONITOR_URI, covers
 from fedsrv.transport.complaints import Complaints
 from fedsrv.transport.event_messages import message_of
 from fedsrv.transport.gate import Gate
+from fedsrv.transport.inbox import Inbox, Push
 from fedsrv.transport.open_trip import OpenTrip
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import (
@@ -45,14 +46,13 @@ from fedsrv.transport.sessions import (
     UnknownSession,
     client_id_of,
 )
-from fedsrv.transport.tls import peer_identity
 
 BEAT_EVERY_S = 2.0
 AGAIN_AFTER_MS = 500
-PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
-"""Time limit of an upload: a fixed part, and its size at the rate of the slowest usable link."""
 MOST_DESCRIBED = 256 << 20
 """Characters of the descriptions of all clients that join with one message."""
+MOST_RELAY = 100
+"""Characters of a relay's name."""
 MOST_WATCHERS = 16
 """Limit of monitors at a time; each holds a thread that clients could use."""
 SERVICE = rpc.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
@@ -85,7 +85,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _coded(call: F) -> F:
+def coded(call: F) -> F:
     """Wrap a call so that errors of the caller end it with their gRPC codes."""
 
     @functools.wraps(call)
@@ -115,6 +115,7 @@ class Service:
         self.requires_identity = requires_identity
         self.complaints = Complaints(log)
         self.gate = Gate(cohort.num_clients)
+        self.inbox = Inbox(cohort, self.gate)
         self.health = health.HealthServicer(experimental_non_blocking=False)
         self._watchers = threading.BoundedSemaphore(MOST_WATCHERS)
 
@@ -146,24 +147,26 @@ class Service:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    @_coded
+    @coded
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Admit a client to the run."""
         client = self._client(request.client_id, context)
         self._check_run(request, f"client {client}'s state directory belongs")
         description = client_json_of(request.description)
         token = self.cohort.join(
-            client, description, request.token, request.versions, request.start_over
-        )
+            client, description, request.token, request.versions, request.start_over,
+            self._relay(request),
+        )  # fmt: skip
         return self._welcome(token)
 
-    @_coded
+    @coded
     def join_several(
         self, request: rpc.JoinSeveralRequest, context: grpc.ServicerContext
     ) -> rpc.JoinSeveralResponse:
         """Admit several clients of one process; if one is refused, those before it are admitted."""
         clients = [self._client(one.client_id, context) for one in request.clients]
         self._check_run(request, "these clients' state directories belong")
+        start_over, relay = request.start_over, self._relay(request)
         if not clients:
             raise PayloadError("a JoinSeveral must name at least one client")
         if len({*clients}) < len(clients):
@@ -184,7 +187,7 @@ class Service:
                     f"the descriptions take more than {MOST_DESCRIBED >> 20} MiB; join with fewer "
                     "clients in one process"
                 )
-            self.cohort.join(client, description, one.token, one.versions, request.start_over)
+            self.cohort.join(client, description, one.token, one.versions, start_over, relay)
         return rpc.JoinSeveralResponse(joined=self._welcome(b""))
 
     def _check_run(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest, whose: str) -> None:
@@ -196,6 +199,12 @@ class Service:
                 f"{whose} to run {request.run_id[:8]}, this is run {self.run_id[:8]}; give it "
                 "another --state-dir"
             )
+
+    def _relay(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest) -> str:
+        """Return the relay that passes a request on; empty without one."""
+        if len(request.relay) > MOST_RELAY:
+            raise PayloadError(f"the name of a relay has {MOST_RELAY} characters at most")
+        return printable(request.relay)
 
     def _welcome(self, token: bytes) -> rpc.JoinResponse:
         return rpc.JoinResponse(
@@ -220,15 +229,20 @@ class Service:
             caller = self.cohort.caller(waiting, issues)
             if not context.add_callback(lambda: self.cohort.wake(caller)):
                 return
-            held = set(request.held)
+            held, grouped = set(request.held), set[int]()
             with self.gate.alone([("Pull", client) for client in waiting], context):
                 while found := self.cohort.next_order(caller, context.is_active):
-                    yield from self._order(*found, held)
+                    yield from self._order(*found, held, grouped)
         except tuple(_CODES) as error:
             self.refuse(context, error)
 
-    def _order(self, order: rpc.Order, trip: OpenTrip, held: set[bytes]) -> Iterator[bytes]:
-        """Stream an order, and the parts of its payload that the caller lacks."""
+    def _order(
+        self, order: rpc.Order, trip: OpenTrip, held: set[bytes], grouped: set[int]
+    ) -> Iterator[bytes]:
+        """Stream an order, and the parts of its payload that the caller lacks.
+
+        A relay is told the group of the client with the first order of a trip over its Pull.
+        """
         facts = {"interaction": order.interaction, "round": order.round, "order": order.kind}
         self.events.tell("order", order.client_id, **facts)
         parts = {"common": trip.common}
@@ -236,6 +250,9 @@ class Service:
         if client in trip.personal:
             parts["personal"] = trip.personal[client]
         header, sent = rpc.PullHeader(order=order), list[Encoded]()
+        if client in trip.groups and trip.issue not in grouped:
+            header.group.extend(trip.groups[client])
+            grouped.add(trip.issue)
         for role, encoded in parts.items():
             part = header.parts.add(role=role, digest=encoded.digest, held=encoded.digest in held)
             if not part.held:
@@ -251,65 +268,21 @@ class Service:
         held.add(trip.common.digest)
 
     def push(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> rpc.PushResponse:
-        """Take the result of one order."""
+        """Take the result of one order, or the sum of a relay."""
         try:
-            data = next(stream, b"")
-            header, frame = read_chunk(data, rpc.PushHeader)
-            if header is None:
-                raise PayloadError("a Push must begin with its header")
+            push = Push.begun(stream)
+            header = push.header
+            if header.members:
+                found = [self._session(m.client_id, m.token, context) for m in header.members]
+                return self.inbox.take_sum([client for client, _ in found], push, context)
             client, session = self._session(header.client_id, header.token, context)
             session.durable = max(session.durable, header.report.durable)
-            trip = self.cohort.begin_result(client, header)
-            if trip is not None:
-                size = min(header.bundle.payload_bytes, trip.trip.spec.max_bytes)
-                with (
-                    self.gate.alone([("Push", client)], context),
-                    self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S),
-                ):
-                    self._receive(client, trip, header, frame, stream, len(data))
-            return rpc.PushResponse(repeated_upload=trip is None)
+            return self.inbox.take_result(client, push, context)
         except tuple(_CODES) as error:
             self.refuse(context, error)
             raise AssertionError("abort raises") from error
 
-    def _receive(
-        self,
-        client: ClientId,
-        trip: OpenTrip,
-        header: rpc.PushHeader,
-        frame: RawFrame | None,
-        stream: Iterator[bytes],
-        wire: int,
-    ) -> None:
-        """Receive the upload behind a header; a client whose upload is refused fails for this trip.
-
-        A stream that ends short has no outcome, and the client pushes again. The reason does not
-        matter: a cancelled call may look like a stream that its sender closed.
-        """
-        outcome: Answer | str = printable(header.failure)
-        if not header.failure:
-            try:
-                trip.trip.check_report(client, trip.trip.orders[client], header.report)
-                receiver = Receiver(header.bundle, trip.trip.spec, self.cohort.spool.allocate)
-                if frame is not None:
-                    receiver.feed(frame)
-                if not receiver.is_complete:  # else the first message held the whole upload
-                    wire += _feed(receiver, stream)
-                if not receiver.is_complete:
-                    at = f"{receiver.received} of {header.bundle.payload_bytes} bytes"
-                    raise NotReady(f"the stream ended after {at}; bring the upload again")
-                sent = receiver.finish()
-                upload = trip.trip.restored(sent, self.cohort.spool.allocate)
-                trip.trip.check_upload(client, upload)
-                outcome = Answer(upload, header.report, sent.num_bytes(), 0, wire)
-            except PayloadError as error:
-                self.cohort.end_result(client, trip, printable(f"its upload was refused: {error}"))
-                raise
-        taken = self.cohort.end_result(client, trip, outcome)
-        if isinstance(outcome, Answer) and not taken:
-            raise Superseded(f"interaction {header.interaction} closed without client {client}")
-
-    @_coded
+    @coded
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:
         """Record a client's progress as a sign of life."""
         client, session = self._session(request.client_id, request.token, context)
@@ -319,7 +292,7 @@ class Service:
             self.events.tell("beat", client, interaction=request.interaction, **facts)
         return rpc.BeatResponse(superseded=self.cohort.is_superseded(request.interaction))
 
-    @_coded
+    @coded
     def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
         """End a session at the client's wish."""
         client, _ = self._session(request.client_id, request.token, context)
@@ -347,15 +320,3 @@ class Service:
             if not context.is_active():
                 return
             yield rpc.WatchResponse(event=message_of(event))
-
-
-def _feed(receiver: Receiver, stream: Iterator[bytes]) -> int:
-    """Receive the frames behind the first message of a Push; return their bytes on the wire."""
-    crossed = 0
-    for data in stream:
-        crossed += len(data)
-        header, frame = read_chunk(data, rpc.PushHeader)
-        if header is not None or frame is None:
-            raise PayloadError("a Push has one header only, and frames behind it")
-        receiver.feed(frame)
-    return crossed

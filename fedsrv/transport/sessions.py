@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
 
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 
 NEWS_EVERY_S = 1.0
+T = TypeVar("T")
 
 
 class AlreadyConnected(Exception):
@@ -58,6 +61,8 @@ class ClientSession:
     """Whether the client agrees to go on from its initial private state."""
     last_news: float = -math.inf
     """Time of the last beat that became an event."""
+    relay: str = ""
+    """The relay through which the client joined; empty without one."""
     caller: Caller | None = None
     """The newest Pull that waits for the client; earlier ones get no more orders."""
 
@@ -93,6 +98,12 @@ Sessions = Mapping[ClientId, ClientSession]
 """The sessions of some clients."""
 
 
+def relays_of(sessions: Sessions, clients: Iterable[ClientId]) -> dict[ClientId, str]:
+    """Return the relay of each of these clients that joined through one."""
+    found = ((client, sessions.get(client)) for client in clients)
+    return {client: session.relay for client, session in found if session and session.relay}
+
+
 @dataclass(eq=False)
 class Caller:
     """A Pull, and the condition that wakes this Pull alone.
@@ -114,6 +125,32 @@ class Caller:
     """How often sessions had been replaced when its own were last compared."""
     _left: dict[int, Left] = field(default_factory=dict)
     """What is left of each trip under way, by its issue."""
+
+    @cached_property
+    def is_relay(self) -> bool:
+        """Whether the Pull is a relay's: its orders go on to other processes."""
+        return any(session.relay for session in self.clients.values())
+
+    def wait(
+        self,
+        look: Callable[[], T | None],
+        is_active: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> T | None:
+        """Wait until ``look`` finds something; None when the caller is gone, or replaced.
+
+        Used while the lock of ``changed`` is held.
+        """
+        self.is_waiting = True
+        try:
+            while is_active() and not self.is_replaced:
+                found = look()
+                if found is not None:
+                    return found
+                self.changed.wait()
+            return None
+        finally:
+            self.is_waiting, self.seen = False, clock()
 
     def check(self, sessions: Sessions, replaced: int) -> None:
         """Check that no other session took over one of the caller's clients.
@@ -155,9 +192,12 @@ class Caller:
         self.clients[client].issue = issue
         return client
 
-    def answered(self, client: ClientId) -> None:
-        """Note that a client answered; wake the caller if it waited for that."""
-        for left in self._left.values():
+    def answered(self, client: ClientId, issue: int) -> None:
+        """Note that a client answered its order of a trip; wake the caller if it waited for that.
+
+        An order of another trip stays due: the answer may be a late one, to a trip that has ended.
+        """
+        if left := self._left.get(issue):
             left.fresh.pop(client, None)
             left.ahead.discard(client)
         if self.is_full:

@@ -43,10 +43,15 @@ class Setting:
     launched: bool = False
     """Whether the launcher starts everybody; else each process is started by hand."""
     asynchronous: bool = False
+    relayed: bool = False
 
     def __str__(self) -> str:
         """Return it in a few words."""
-        kinds = ("launched" * self.launched, "asynchronous" * self.asynchronous)
+        kinds = (
+            "launched" * self.launched,
+            "asynchronous" * self.asynchronous,
+            "relayed" * self.relayed,
+        )
         return " ".join(filter(None, (self.method, *kinds)))
 
 
@@ -92,6 +97,7 @@ class Ground:
             free_port(),
             {} if launched else CLIENTS,
             self.data / "server" if needs_server_data else None,
+            free_port() if setting.relayed else None,
         )
         return Player(self.nursery, site, plan).play(self.patience_s)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-COORDINATOR, LAUNCHER, HOSTS = "coordinator", "launcher", "hosts"
+COORDINATOR, LAUNCHER, HOSTS, RELAY = "coordinator", "launcher", "hosts", "relay"
 MACHINE, CLIENT = "machine", "client"
 
 
@@ -91,7 +91,7 @@ class Draw:
         kind = self.rng.choices(
             ("self", "coordinator", "all", "machine", "client", "lose"), (8, 2, 2, 3, 2, 2)
         )[0]
-        is_client = at.role != COORDINATOR
+        is_client = at.role not in (COORDINATOR, RELAY)
         if kind == "lose" and is_client:
             at, nth = Reached(at.role, "push.after"), 1
             return Fault(*_of(at), nth, then="lose", waits_for_commit=self.rng.random() < 0.5)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from fedsrv.state.run_directory import may_hold_a_run
-from tests.faults.plans import COORDINATOR, LAUNCHER
+from tests.faults.plans import COORDINATOR, LAUNCHER, RELAY
 from tests.integration.harness import Client, ForkServer
 
 INSIDE = Path(__file__).parent / "inside"
@@ -50,6 +50,8 @@ class Site:
     clients: dict[str, str] = field(default_factory=dict)
     """``--client-id`` by role; the launcher chooses unless given."""
     server_data: Path | None = None
+    relay_port: int | None = None
+    """Where a relay of the clients listens; there is none unless given."""
 
     @property
     def states(self) -> Path:
@@ -67,6 +69,13 @@ class Site:
             more += [*self._resume(), "--device", "cpu", "--hosts", "2"]
             return ["launch", str(self.config), "--out", str(self.out), *more]
         address = f"127.0.0.1:{self.port}"
+        relay = f"127.0.0.1:{self.relay_port}"
+        if role == RELAY:
+            beside = self.out.parent / "relay.py"
+            more = ["--listen", relay, "--clients", "0-2", "--code", str(beside)]
+            return ["relay", "--up", address, *more]
+        if self.relay_port and role in self.clients and self.clients[role] != "evaluator":
+            address = relay
         if role == COORDINATOR:
             more = ["--server-data", str(self.server_data)] if self.server_data else []
             more += ["--evaluator", *self._resume(), "--listen", address]
@@ -79,7 +88,8 @@ class Site:
     @property
     def roles(self) -> list[str]:
         """Return the roles of the processes that are started."""
-        return [COORDINATOR, *self.clients] if self.clients else [LAUNCHER]
+        relays = [RELAY] if self.relay_port else []
+        return [COORDINATOR, *relays, *self.clients] if self.clients else [LAUNCHER]
 
 
 class Family:

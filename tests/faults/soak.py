@@ -28,9 +28,10 @@ from tests.faults.playing import Played
 from tests.faults.processes import Nursery
 from tests.faults.verdict import troubles
 
-LAUNCHED_EVERY = 3
+LAUNCHED_EVERY = 4
 """Every so many passes over the methods are the launcher's; in the others all start by hand."""
-ORDERS = ("synchronous", "asynchronous")
+ORDERS = ("synchronous", "asynchronous", "relayed")
+"""Of rounds; relayed ones are synchronous, and all clients but the evaluator join a relay."""
 
 
 @dataclass
@@ -87,13 +88,15 @@ def settings(
         seed: the number to begin with.
     """
     willing = {name for name in methods if "asynchronous" in orders and may_be_asynchronous(name)}
-    if "synchronous" not in orders:
+    if {*orders} == {"asynchronous"}:
         methods = [name for name in methods if name in willing]
     for number in itertools.count(seed):
         turn, place = divmod(number, len(methods))
-        asynchronous = orders[turn % len(orders)] == "asynchronous" and methods[place] in willing
-        launched = turn % LAUNCHED_EVERY == LAUNCHED_EVERY - 1
-        yield number, Setting(methods[place], launched, asynchronous)
+        order = orders[turn % len(orders)]
+        asynchronous = order == "asynchronous" and methods[place] in willing
+        relayed = order == "relayed"
+        launched = not relayed and turn % LAUNCHED_EVERY == LAUNCHED_EVERY - 1
+        yield number, Setting(methods[place], launched, asynchronous, relayed)
 
 
 def soak(ground: Ground, runs: Iterator[tuple[int, Setting]], kills: int, minutes: float) -> Tally:

@@ -28,6 +28,10 @@ KINDS = {
     """,
 }
 """Points that an undisturbed run must come to, by role."""
+OF_RELAY = """
+    relay-begin.after relay-told.before service-push.before up-push.before up-push.after
+    up.middle up-join.after up-leave.before send-sum.before send-sum.after receive.middle
+"""
 
 
 def test_every_module_that_is_changed_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +45,5 @@ def test_an_undisturbed_run_comes_to_every_kind_of_point(ground: Ground) -> None
     census = ground.undisturbed(Setting("fedper")).census()
     for role, points in KINDS.items():
         assert set(points.split()) - {at.point for at in census if at.role == role} == set()
+    census = ground.undisturbed(Setting("fedper", relayed=True)).census()
+    assert set(OF_RELAY.split()) - {at.point for at in census if at.role == "relay"} == set()

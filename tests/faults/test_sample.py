@@ -15,6 +15,7 @@ SAMPLE = [
     (Setting("creff"), 3),
     (Setting("fedper", launched=True), 4),
     (Setting("fedper", asynchronous=True), 5),
+    (Setting("fedper", relayed=True), 6),
 ]
 """A method with private states and one with a large server half, and a seed."""
 

@@ -14,6 +14,7 @@ from tests.integration.harness import (
     PLUGINS,
     Coordinator,
     ForkServer,
+    Relay,
     join_arguments,
     summary_of,
     write_config,
@@ -87,6 +88,7 @@ class Loopback:
         self.out = root / "run"
         self.config = write_config(root / "config.toml", experiment)
         self.coordinator: Coordinator | None = None
+        self.relays: list[Relay] = []
         self.port = 0
 
     def serve(self, *more: str) -> Coordinator:
@@ -99,12 +101,24 @@ class Loopback:
         self.port = self.coordinator.port
         return self.coordinator
 
+    def relay(self, clients: str, *more: str, port: int = 0) -> Relay:
+        """Start a relay for a range of clients."""
+        log = self.root / f"relay-{clients}.log"
+        up = f"127.0.0.1:{self.port}"
+        self.relays.append(Relay(self.fork_server, log, up, clients, *more, port=port))
+        return self.relays[-1]
+
     def join(
-        self, client: str, *more: str, data: Path | None = None, states: Path | None = None
+        self,
+        client: str,
+        *more: str,
+        data: Path | None = None,
+        states: Path | None = None,
+        port: int | None = None,
     ) -> Any:
-        """Start one client process."""
+        """Start one client process; it joins the coordinator unless another port is given."""
         arguments = join_arguments(
-            client, f"127.0.0.1:{self.port}", data or self.partition,
+            client, f"127.0.0.1:{port or self.port}", data or self.partition,
             states or self.out / "clients", *more,
         )  # fmt: skip
         return self.fork_server.start(arguments, self.root / f"client-{client}.log")
@@ -123,6 +137,8 @@ class Loopback:
         return summary_of(self.out)
 
     def close(self) -> None:
+        for relay in self.relays:
+            relay.process.close()
         if self.coordinator is not None:
             self.coordinator.close()
 

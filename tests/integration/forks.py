@@ -15,7 +15,12 @@ import sys
 
 from fedcli import hosts
 
-PRELOADED = (*hosts.PRELOADED, "fedsrv.coordinator", "fedsrv.launch.launcher")
+PRELOADED = (
+    *hosts.PRELOADED,
+    "fedsrv.coordinator",
+    "fedsrv.launch.launcher",
+    "fedsrv.relay.relaying",
+)
 APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 

@@ -246,6 +246,36 @@ class Coordinator:
         self.kill()
 
 
+class Relay:
+    """``fedsrv relay``, forked; one that is started again listens where it listened."""
+
+    def __init__(
+        self, forks: ForkServer, log: Path, up: str, clients: str, *more: str, port: int = 0
+    ) -> None:
+        self.log = log
+        arguments = ["relay", "--up", up, "--clients", clients]
+        listen = ["--listen", f"127.0.0.1:{port}"]
+        self.process = forks.start_fedsrv([*arguments, *listen, *more], log)
+        said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(
+            target=lambda: said.put(self.process.stdout.readline()), daemon=True
+        ).start()
+        line = said.get(timeout=TIMEOUT_S).decode().strip()
+        assert line.startswith("listening on "), line or log.read_text()
+        self.port = int(line.rpartition(":")[2])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Return its exit status."""
+        return self.process.wait(timeout_s)
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
 def write_config(path: Path, experiment: Experiment) -> Path:
     """Write an experiment as a config file."""
     path.write_text(tomli_w.dumps(experiment.to_dict()))

@@ -13,10 +13,10 @@ from fedcli.runtime.link import Link
 from fedcli.runtime.tls import channel_credentials
 from fedmodels.errors import LinkError
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.transport import certificates as certs
-from fedsrv.transport.health import check_health
-from fedsrv.transport.monitor import watched
-from fedsrv.transport.tls import peer_identity, server_credentials
+from fedsrv.identity import certificates as certs
+from fedsrv.identity.tls import peer_identity, server_credentials
+from fedsrv.monitor.health import check_health
+from fedsrv.monitor.watch import watched
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(60)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import coordinator_pb2_grpc
-from fedsrv.transport.certificates import init_authority, issue
+from fedsrv.identity.certificates import init_authority, issue
 from tests.integration.conftest import Loopback, Sites, tables
 
 pytestmark = pytest.mark.loopback

@@ -13,6 +13,7 @@ import pytest
 from fedcli.runtime import link as module
 from fedcli.runtime.link import Link
 from fedmodels.errors import LinkError
+from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb.v1 import coordinator_pb2 as rpc
 
@@ -172,11 +173,17 @@ def test_sessions_that_end_at_once_are_renewed_ever_more_slowly(patient: Any, cl
     assert clock.waits == [], "that session lasted"
 
 
-def test_a_server_that_ends_each_pull_at_once_is_not_flooded(patient: Any, clock: Clock) -> None:
+def test_a_server_that_ends_each_pull_at_once_is_not_flooded(
+    patient: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link, made = patient(None), []
     link._pull = lambda request: made.append(clock.now) or EmptyStream()
     clock.closes_after = 30
-    link._read_order = lambda stream, specs: None if len(made) < 30 else ("order", "payload")
-    assert link.pull(list, dict) == ("order", "payload")
+    header, payload = rpc.PullHeader(order=rpc.Order(client_id="3")), Bundle()
+    found = header, {"common": payload}
+    monkeypatch.setattr(
+        "fedcli.runtime.link.read_order", lambda *_: None if len(made) < 30 else found
+    )
+    assert link.pull(list, dict) == (header.order, payload)
     assert len(clock.waits) == 28
     assert made[-1] - made[0] > 20.0

@@ -123,6 +123,68 @@ class RunningMean:
             mean.view(other)[layout.elements(other)] = largest
         return PackedWeights(names, layout, layout.clear(mean))
 
+    def sums(self) -> Weights | None:
+        """Return the weighted sums so far, by name; None if there are no uploads.
+
+        Floating-point tensors are float64 copies; integers are the maximum, booleans "any".
+        """
+        if self._form is None:
+            return None
+        names, layout, dtype = self._form
+        block = layout.empty()
+        for other, largest in self._largest.items():
+            block.view(other)[layout.elements(other)] = largest
+        found: dict[str, Tensor] = {}
+        places = zip(names, layout.offsets, layout.views(block), strict=True)
+        for name, offset, tensor in places:
+            if tensor.dtype == dtype:
+                begin = offset // dtype.itemsize
+                tensor = self._sum[begin : begin + tensor.numel()].view(tensor.shape)
+            found[name] = tensor.clone()
+        return found
+
+
+def mean_of_sums(
+    sums: Sequence[Mapping[str, Tensor]], total: float, dtypes: Mapping[str, torch.dtype]
+) -> Weights:
+    """Return the mean behind weighted sums of disjoint groups of uploads.
+
+    The groups are added in float64 and in the given order, divided by the total and rounded once.
+    One group has the bits of ``weighted_mean`` over its uploads. Several groups have them as well
+    where no sum of a group is rounded: for whole coefficients of sum N and float32 inputs of
+    magnitude 0 or within [2**a, 2**b), that is where 2**(b - a + 23) * N <= 2**53. Other elements
+    may differ in the last bit of float64, and so, near the middle of two values, of the dtype.
+
+    Args:
+        sums: of each group, as ``RunningMean.sums`` returns them; all have the same names.
+        total: the sum of all coefficients, above 0.
+        dtypes: the dtype of each tensor of the mean.
+
+    Returns:
+        The mean, by name. Integer tensors come out as the maximum, booleans as "any".
+
+    Raises:
+        PayloadError: there is no group, the total is not above 0, or names or shapes differ.
+    """
+    if not sums or not 0 < total < float("inf"):
+        raise PayloadError("there is nothing to average: no group, or no total above 0")
+    for group in sums:
+        if group.keys() != dtypes.keys():
+            key = min(group.keys() ^ dtypes.keys())
+            raise PayloadError(f"tensor {key!r} is in some sums only")
+    found: dict[str, Tensor] = {}
+    for name, dtype in dtypes.items():
+        whole = sums[0][name].clone()
+        for group in sums[1:]:
+            if group[name].shape != whole.shape:
+                raise PayloadError(f"tensor {name!r} differs in shape between sums")
+            if dtype.is_floating_point:
+                whole += group[name]
+            else:
+                torch.maximum(whole, group[name], out=whole)
+        found[name] = whole.div_(total).to(dtype) if dtype.is_floating_point else whole
+    return found
+
 
 def _block(upload: PackedWeights, names: tuple[str, ...], layout: BlockLayout) -> Tensor:
     """Return the tensors of an upload in the order of these names, not in its sender's."""

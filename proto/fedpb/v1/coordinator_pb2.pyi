@@ -22,7 +22,7 @@ ORDER_KIND_EVALUATE: OrderKind
 ORDER_KIND_FINISH: OrderKind
 
 class JoinRequest(_message.Message):
-    __slots__ = ("client_id", "run_id", "token", "versions", "protocol", "start_over", "description")
+    __slots__ = ("client_id", "run_id", "token", "versions", "protocol", "start_over", "description", "relay")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class JoinRequest(_message.Message):
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     START_OVER_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     run_id: str
     token: bytes
@@ -37,21 +38,24 @@ class JoinRequest(_message.Message):
     protocol: int
     start_over: bool
     description: _description_pb2.ClientDescription
-    def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ...) -> None: ...
+    relay: str
+    def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ..., relay: _Optional[str] = ...) -> None: ...
 
 class JoinSeveralRequest(_message.Message):
-    __slots__ = ("run_id", "protocol", "start_over", "descriptions", "clients")
+    __slots__ = ("run_id", "protocol", "start_over", "descriptions", "clients", "relay")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     START_OVER_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     protocol: int
     start_over: bool
     descriptions: _containers.RepeatedCompositeFieldContainer[_description_pb2.ClientDescription]
     clients: _containers.RepeatedCompositeFieldContainer[Joining]
-    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., descriptions: _Optional[_Iterable[_Union[_description_pb2.ClientDescription, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[Joining, _Mapping]]] = ...) -> None: ...
+    relay: str
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., descriptions: _Optional[_Iterable[_Union[_description_pb2.ClientDescription, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[Joining, _Mapping]]] = ..., relay: _Optional[str] = ...) -> None: ...
 
 class Joining(_message.Message):
     __slots__ = ("client_id", "token", "versions", "description", "tasks")
@@ -154,12 +158,14 @@ class PartHeader(_message.Message):
     def __init__(self, role: _Optional[str] = ..., digest: _Optional[bytes] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., held: _Optional[bool] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("order", "parts")
+    __slots__ = ("order", "parts", "group")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     order: Order
     parts: _containers.RepeatedCompositeFieldContainer[PartHeader]
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartHeader, _Mapping]]] = ...) -> None: ...
+    group: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartHeader, _Mapping]]] = ..., group: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("header", "frame")
@@ -225,7 +231,7 @@ class Report(_message.Message):
     def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure")
+    __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure", "summed", "members")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +240,8 @@ class PushHeader(_message.Message):
     REPORT_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SUMMED_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
     kind: OrderKind
@@ -242,7 +250,17 @@ class PushHeader(_message.Message):
     report: Report
     bundle: _bundle_pb2.BundleHeader
     failure: str
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...
+    summed: bool
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ..., summed: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("client_id", "token")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    token: bytes
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class PushRequest(_message.Message):
     __slots__ = ("header", "frame")

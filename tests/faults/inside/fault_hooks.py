@@ -94,6 +94,29 @@ def _host(module: ModuleType) -> None:
     module.Host.__init__ = init
 
 
+def _relaying(module: ModuleType) -> None:
+    original = module.serve_relay
+
+    @functools.wraps(original)
+    def serve_relay(clients: Any, above: Any, listen: Any, telling: Any, code: Any) -> None:
+        _begin("relay", code[0])  # a file beside the plan: a relay has no directory of its own
+        original(clients, above, listen, telling)
+
+    module.serve_relay = serve_relay  # type: ignore[attr-defined]
+    around(module.Relaying, "_send", "send-sum")
+
+
+def _uplink(module: ModuleType) -> None:
+    along(module, "messages", "up")
+    for name in ("join", "join_several", "leave", "push"):
+        around(module.Uplink, name, f"up-{name}")
+
+
+def _relay_cohort(module: ModuleType) -> None:
+    for name in ("begin", "told", "forget"):
+        around(module.RelayCohort, name, f"relay-{name}")
+
+
 def _begin(role: str, out: Path) -> None:
     process = begin(role, out.resolve().parent / "faults")
     if process is not None:
@@ -235,6 +258,9 @@ MODULES = {
     "fedsrv.state.store": _store,
     "fedsrv.transport.remote_cohort": _remote,
     "fedsrv.transport.service": _service,
+    "fedsrv.relay.relaying": _relaying,
+    "fedsrv.relay.uplink": _uplink,
+    "fedsrv.relay.cohort": _relay_cohort,
     "fedcli.runtime.host": _host,
     "fedcli.runtime.link": _link,
     "fedcli.runtime.worker": _worker,

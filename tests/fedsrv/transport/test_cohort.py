@@ -478,6 +478,27 @@ def test_an_answer_after_a_deadline_is_late(tmp_path):
     assert world.push(0, order_of(0)) == REPEATED
 
 
+def test_a_late_answer_takes_no_order_of_the_next_trip(tmp_path):
+    """Its upload was still under way when its trip ended; the next one has begun."""
+    world = World(tmp_path, deadline_s=0.1)
+    world.join_all()
+    future = world.exchange(trip_to(0, 1, needed=1))
+    for client in (0, 1):
+        world.pull(client)
+    late = world.cohort._trips.current
+    world.push(0, order_of(0))
+    future.result(5)
+    world.exchange(trip_to(0, 1, interaction=1))
+    members = {c: world.cohort.session(c, world.tokens[c]) for c in (0, 1)}
+    caller = world.cohort.caller(members, world.issues)
+    assert world.cohort.next_order(caller, lambda: True)[0].client_id == "0"
+    result = Answer(Bundle(weights=as_received(1.0)), rpc.Report())
+    assert not world.cohort.end_result(1, late, result)
+    assert world.cohort.next_order(caller, lambda: True)[0].client_id == "1"
+    world.cohort.stop("the test is over")
+    world.engine.shutdown()
+
+
 def test_a_deadline_waits_for_enough(tmp_path):
     world = World(tmp_path, deadline_s=0.05)
     world.join_all()

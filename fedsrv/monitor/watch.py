@@ -10,9 +10,9 @@ import grpc
 from fedmodels.errors import LinkError
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
+from fedsrv.identity.tls import distrust_of
 from fedsrv.transport.event_messages import event_of
 from fedsrv.transport.service import SERVICE
-from fedsrv.transport.tls import distrust_of
 
 CONNECT_S = 10.0
 """A coordinator that is there answers sooner."""

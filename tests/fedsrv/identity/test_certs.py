@@ -16,8 +16,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedcli.runtime import tls as client_tls
 from fedmodels.errors import ConfigError
-from fedsrv.transport import certificates as certs
-from fedsrv.transport import tls
+from fedsrv.identity import certificates as certs
+from fedsrv.identity import tls
 
 
 @pytest.fixture

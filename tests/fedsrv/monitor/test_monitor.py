@@ -15,12 +15,12 @@ import pytest
 import fedsrv.cli
 from fedmodels.errors import LinkError
 from fedsrv.events import EventLog
-from fedsrv.transport import certificates
-from fedsrv.transport.health import check_health
-from fedsrv.transport.monitor import watched
+from fedsrv.identity import certificates
+from fedsrv.identity.tls import server_credentials
+from fedsrv.monitor.health import check_health
+from fedsrv.monitor.watch import watched
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
-from fedsrv.transport.tls import server_credentials
 
 
 def served(events: EventLog, authority: Path | None = None) -> tuple[Any, Service, int]:

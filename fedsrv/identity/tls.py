@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import grpc
 
+from fedmodels.errors import ConfigError
 from fedpb.handshakes import distrust
 from fedpb.pem import check_certificate, check_pair, read_pem
 
@@ -42,6 +43,30 @@ def monitor_credentials(ca: Path, cert: Path, key: Path) -> grpc.ChannelCredenti
     ca_pem = read_pem(ca, "--tls-ca")
     check_certificate(ca, ca_pem, "--tls-ca")
     cert_pem, key_pem = read_pem(cert, "--tls-cert"), read_pem(key, "--tls-key")
+    check_pair(cert, cert_pem, key, key_pem)
+    return grpc.ssl_channel_credentials(ca_pem, key_pem, cert_pem)
+
+
+def uplink_credentials(
+    ca: Path | None, cert: Path | None, key: Path | None
+) -> grpc.ChannelCredentials | None:
+    """Return a relay's credentials for the coordinator above it; None for a link without TLS.
+
+    Raises:
+        ConfigError: a file is missing or unreadable, the key is not the certificate's, one of the
+            two is given alone, or both without an authority.
+    """
+    if (cert is None) != (key is None):
+        raise ConfigError("--up-cert and --up-key belong together; one of them is missing")
+    if ca is None:
+        if cert is not None:
+            raise ConfigError("--up-cert and --up-key need --up-ca")
+        return None
+    ca_pem = read_pem(ca, "--up-ca")
+    check_certificate(ca, ca_pem, "--up-ca")
+    if cert is None or key is None:
+        return grpc.ssl_channel_credentials(ca_pem)
+    cert_pem, key_pem = read_pem(cert, "--up-cert"), read_pem(key, "--up-key")
     check_pair(cert, cert_pem, key, key_pem)
     return grpc.ssl_channel_credentials(ca_pem, key_pem, cert_pem)
 

@@ -6,7 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedmodels.errors import LinkError
-from fedsrv.transport.tls import distrust_of
+from fedsrv.identity.tls import distrust_of
 
 HEALTH_S = 5.0
 """A coordinator that is there answers sooner."""

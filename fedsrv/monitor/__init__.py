@@ -1,0 +1,4 @@
+"""Whoever looks at a run from outside: its events as they come, and whether it serves.
+
+May import ``transport``.
+"""

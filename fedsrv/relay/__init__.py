@@ -1,0 +1,4 @@
+"""A relay: a coordinator to its clients, and one caller to the coordinator above it.
+
+May import ``transport``, ``engine`` and ``identity``.
+"""

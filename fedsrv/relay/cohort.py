@@ -1,0 +1,201 @@
+"""The clients of a relay: their sessions, the trip that they are on, and its group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedmodels.tensors.announced import check_numbers
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedmodels.training.compression import Compression
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.admission import Admission
+from fedsrv.engine.cohort import Answer, Trip
+from fedsrv.engine.folding import Folding
+from fedsrv.events import EventLog
+from fedsrv.relay.group import Group
+from fedsrv.relay.relayed_run import RelayedRun
+from fedsrv.transport.open_trip import OpenTrip
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.sessions import Caller, ClientSession, Sessions
+from fedsrv.transport.spool import Spool
+
+SUMS_BY = 0.8
+"""Part of the run's deadline after which a sum goes up without those that are missing."""
+
+
+@dataclass
+class Batch:
+    """Orders that came together, and their payload."""
+
+    issue: int = 0
+    orders: dict[ClientId, rpc.Order] = field(default_factory=dict)
+    common: Bundle = field(default_factory=Bundle)
+    personal: dict[ClientId, Bundle] = field(default_factory=dict)
+    group: tuple[int, ...] = ()
+    """The clients whose weights are summed; empty if the coordinator above asked for none."""
+
+
+class _Admitted(Admission):
+    """Admits everybody: the coordinator above has checked who joins."""
+
+    def check(self, client: ClientId, text: str) -> None:
+        """Check nothing."""
+
+    def admit(self, client: ClientId, text: str) -> list[ClientId]:
+        """Turn nobody away."""
+        return []
+
+
+class RelayCohort(RemoteCohort):
+    """The clients of a relay, one trip at a time."""
+
+    def __init__(
+        self,
+        clients: range,
+        spool: Spool,
+        events: EventLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(clients.stop, spool, events, admission=_Admitted({}), clock=clock)
+        self.run: RelayedRun | None = None
+        """Known once the first client has joined."""
+        self.group: Group | None = None
+        self.joins = 0
+        """How many times clients have begun to join."""
+        self.moves = 0
+        """How many times a client came or left, as far as calls tell."""
+        self.changed = self._changed
+        self._issue = 0
+        self._grouped: set[OpenTrip] = set()
+        """The trips of the group: several, where clients came late to the relay."""
+
+    def learn(self, make: Callable[[], RelayedRun]) -> None:
+        """Remember the facts of the run, unless they are known."""
+        with self.changed:
+            if self.run is None:
+                self.run = make()
+                self._most_ahead = max(self.MOST_AHEAD, 2 * self.run.together)
+
+    def live(self) -> dict[ClientId, ClientSession]:
+        """Return the sessions of clients that are connected; the caller holds the lock."""
+        return {c: s for c, s in self._sessions.items() if self._is_connected(s)}
+
+    def tokens(self, clients: Sequence[int]) -> dict[int, bytes]:
+        """Return the tokens of clients' sessions, also of clients that have died since."""
+        with self.changed:
+            return {c: s.token for c in clients if (s := self._sessions.get(c)) is not None}
+
+    def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
+        """Return a Pull for clients, and wake who passes on that they are there."""
+        with self.changed:
+            found = super().caller(clients, issues)
+            self.moves += 1
+            self.changed.notify_all()
+        return found
+
+    def leave(self, client: ClientId, reason: str) -> None:
+        """End a session; the Pull above goes on without the client."""
+        self.moves += 1
+        super().leave(client, reason)
+
+    def forget(self) -> None:
+        """End all sessions, as the coordinator above has forgotten them: clients join again."""
+        with self.changed:
+            self._sessions.clear()
+            self._replaced += 1
+            self._recall()
+            self.wake()
+
+    def _recall(self) -> None:
+        self._trips.recall()
+        self.group, self._issue = None, 0
+        self._grouped.clear()
+
+    def begin(self, batch: Batch) -> None:
+        """Give a batch of orders to the clients; those of an earlier issue end."""
+        assert self.run is not None, "orders come to those who joined"
+        open_trip = OpenTrip.of(_trip_of(batch, self.run))
+        sample = open_trip.trip.sample
+        with self.changed:
+            if batch.issue != self._issue:
+                self._recall()
+                self._issue = batch.issue
+            if batch.group and self.group is None:
+                self.group = self._group_of(batch.group, sample)
+            if self.group is not None:
+                self._grouped.add(open_trip)
+            self.commit(sample.committed, sample.durable)
+            self._trips.add_lasting([open_trip])
+            self.wake()
+
+    def _group_of(self, clients: tuple[int, ...], sample: rpc.Order) -> Group:
+        assert self.run is not None, "orders come to those who joined"
+        folding = Folding(clients, self.run.method.count, self.spool.budget)
+        wait_s = float("inf") if self.run.deadline_s is None else SUMS_BY * self.run.deadline_s
+        now = self._clock()
+        return Group(sample, clients, folding, now + self.LEASE_S, now + wait_s)
+
+    def ready_group(self) -> Group | None:
+        """Return the group whose sum can go up, and settle it; the caller holds the lock."""
+        group = self.group
+        if group is None or not group.is_ready(self._clock(), self._sessions):
+            return None
+        group.is_closed = True
+        return group
+
+    def group_for(self, client: ClientId, trip: OpenTrip) -> Group | None:
+        """Return the group that may still take a client's weights; its result is on its way."""
+        with self.changed:
+            group = self.group if trip in self._grouped else None
+            return group if group is not None and group.takes(client) else None
+
+    def told(
+        self, client: ClientId, trip: OpenTrip, group: Group | None, result: Answer | str
+    ) -> None:
+        """Store what the coordinator above has been told of a client, or why it failed.
+
+        Args:
+            client: whose result.
+            trip: what it answers.
+            group: to which the client's weights are added; None if they went up whole.
+            result: the answer, or the reason of a failure.
+        """
+        with self.changed:
+            if group is not None:
+                group.on_their_way.discard(client)
+            if isinstance(result, str):
+                if self.group is not None and trip in self._grouped:
+                    self.group.failed.add(client)
+            elif group is not None:
+                group.keep(client, result)
+            elif self.group is not None and trip in self._grouped:
+                self.group.failed.add(client)  # in no sum: it went up whole
+            kept = result if isinstance(result, str) else Answer(Bundle(), result.report)
+            self.end_result(client, trip, kept)
+
+    def not_told(self, client: ClientId, group: Group | None) -> None:
+        """Note that the coordinator above was away: the client brings its result again."""
+        with self.changed:
+            if group is not None:
+                group.on_their_way.discard(client)
+                self.changed.notify_all()
+
+
+def _trip_of(batch: Batch, run: RelayedRun) -> Trip:
+    sample = next(iter(batch.orders.values()))
+    trains = sample.kind == rpc.ORDER_KIND_TRAIN
+    return Trip(
+        batch.orders,
+        batch.common,
+        batch.personal,
+        run.upload_spec if trains else BundleSpec(),
+        check_upload=_check,
+        compression=Compression(zstd=run.zstd),
+    )
+
+
+def _check(client: ClientId, upload: Bundle) -> None:
+    """Check the numbers of an upload; once they are added up, nobody sees them again."""
+    check_numbers(upload)

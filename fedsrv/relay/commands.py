@@ -1,0 +1,78 @@
+"""``fedsrv relay``."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmodels.errors import ConfigError
+from fedmodels.log_lines import LogLevel, set_up_logging
+from fedsrv.options import AsJson, Certificate, ClientAuthority, Insecure, Key, Level, Place, Quiet
+
+
+def relay(
+    up: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator above.")],
+    clients: Annotated[
+        str, typer.Option(metavar="A-B", help="The clients that join here, such as 0-24.")
+    ],
+    listen: Place = "127.0.0.1:0",
+    code: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file of one's own, method.py, that the run's config may name."),
+    ] = None,
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+    tls_client_ca: ClientAuthority = None,
+    insecure: Insecure = False,
+    up_ca: Annotated[Path | None, typer.Option(help="Authority of the coordinator above.")] = None,
+    up_cert: Annotated[
+        Path | None, typer.Option(help="The relay's certificate: it covers the clients.")
+    ] = None,
+    up_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    quiet: Quiet = False,
+    log_level: Level = LogLevel.INFO,
+    as_json: AsJson = False,
+) -> None:
+    """Pass a run on to clients of one place, and the sum of their weights back."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    set_up_logging(LogLevel.WARNING if quiet else log_level, as_json=as_json)
+    from fedmodels.config.places import check_address
+    from fedmodels.tensors.heap import keep_large_blocks
+    from fedsrv.coordinator import Listen
+    from fedsrv.identity.tls import uplink_credentials
+    from fedsrv.narration import Telling
+    from fedsrv.relay.relaying import Above, serve_relay
+
+    keep_large_blocks()
+    ids = range_of(clients)
+    check_address(up, "--up")
+    above = Above(up, uplink_credentials(up_ca, up_cert, up_key))
+    place = Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure)
+    signal.signal(signal.SIGTERM, _end)
+    telling = Telling(names_address=not as_json, prints=False)
+    serve_relay(ids, above, place, telling, code or ())
+    telling.end()
+
+
+def _end(number: int, _: object) -> None:
+    """End the command once; a further signal does not disturb its last steps."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def range_of(text: str) -> range:
+    """Read ``--clients``: a range with both ends, or one id.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if first > last:
+        raise ConfigError(f"--clients {text!r} is no range such as 0-24")
+    return range(first, last + 1)

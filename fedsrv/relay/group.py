@@ -1,0 +1,66 @@
+"""The clients of a trip whose weights a relay adds up, and what has come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Answer
+from fedsrv.engine.folding import Folding
+
+
+@dataclass(eq=False)
+class Group:
+    """A group under way; used while the cohort holds its lock, but for :meth:`sums`."""
+
+    order: rpc.Order
+    """One of its orders: they differ in the client only."""
+    clients: tuple[int, ...]
+    folding: Folding
+    strangers_until: float
+    """Time on the monotonic clock at which it goes on without clients that never joined here."""
+    until: float
+    """Time at which it goes on without anybody who is missing."""
+    results: dict[ClientId, Answer] = field(default_factory=dict)
+    failed: set[ClientId] = field(default_factory=set)
+    """Clients that are not in the sum, whatever happened to them."""
+    on_their_way: set[ClientId] = field(default_factory=set)
+    """Clients whose results are just being told to the coordinator above."""
+    is_closed: bool = False
+    """Whether the sum is settled; results that come later go up whole."""
+
+    def takes(self, client: ClientId) -> bool:
+        """Tell whether a client's weights may still be added; if so, its result is on its way."""
+        if self.is_closed or client not in self.clients or client in self.failed:
+            return False
+        self.on_their_way.add(client)
+        return True
+
+    def keep(self, client: ClientId, result: Answer) -> None:
+        """Add the result of a client that the coordinator above has been told of."""
+        self.results[client] = result
+        self.folding.add_answer(result, self.results, self.failed)
+
+    def is_ready(self, now: float, joined: Container[ClientId]) -> bool:
+        """Tell whether the sum can go up: all have come, or it is time.
+
+        Args:
+            now: the time on the monotonic clock.
+            joined: the clients that have joined this relay, dead ones as well. Another one may
+                have joined the coordinator itself under this relay's name.
+        """
+        if self.is_closed or self.on_their_way:
+            return False
+        missing = set(self.clients) - self.results.keys() - self.failed
+        if now >= self.strangers_until:
+            missing = {client for client in missing if client in joined}
+        return not missing or (now >= self.until and bool(self.results))
+
+    def sums(self) -> Weights | None:
+        """Return the weighted sums of all results, and drop their weights; None: nothing counts."""
+        found = self.folding.sums(self.results)
+        for result in self.results.values():
+            result.upload = Bundle()
+        return found

@@ -1,0 +1,76 @@
+"""What a relay does with a result: checks it, tells the coordinator above, keeps the weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Answer
+from fedsrv.relay.cohort import RelayCohort
+from fedsrv.relay.uplink import CallFailed, Uplink, meaning_of
+from fedsrv.transport.gate import Gate
+from fedsrv.transport.inbox import Inbox, Push
+from fedsrv.transport.open_trip import OpenTrip
+from fedsrv.transport.sessions import NotReady, UnknownSession
+
+
+class RelayInbox(Inbox):
+    """Passes results on. The weights of a group stay here until their sum goes up.
+
+    A client is answered once the coordinator above has taken all but its weights. It keeps its
+    upload until the interaction is committed, so a relay that dies loses nothing.
+    """
+
+    def __init__(self, cohort: RelayCohort, gate: Gate, uplink: Uplink) -> None:
+        super().__init__(cohort, gate)
+        self.clients, self.uplink = cohort, uplink
+
+    def _refuse(self, client: ClientId, trip: OpenTrip, push: Push, reason: str) -> None:
+        self._tell(client, push.header, Bundle(), failure=reason)
+        self.clients.told(client, trip, None, reason)
+
+    def _accept(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
+        if isinstance(outcome, str):
+            return self._refuse(client, trip, push, outcome)
+        group = self.clients.group_for(client, trip)
+        upload = outcome.upload if group is None else replace(outcome.upload, weights={})
+        try:
+            known = self._tell(client, push.header, upload, is_summed=group is not None)
+        except PayloadError as error:
+            self.clients.told(client, trip, group, f"its upload was refused: {error}")
+            raise
+        except (NotReady, UnknownSession):  # the client brings it again, maybe after joining anew
+            self.clients.not_told(client, group)
+            raise
+        except Exception as error:
+            self.clients.told(client, trip, group, str(error))
+            raise
+        late = "the coordinator above had its result before"
+        self.clients.told(client, trip, group, late if known and group else outcome)
+        return None
+
+    def _tell(
+        self,
+        client: ClientId,
+        header: rpc.PushHeader,
+        upload: Bundle,
+        *,
+        is_summed: bool = False,
+        failure: str = "",
+    ) -> bool:
+        """Tell the coordinator above of a result; return whether it had it before.
+
+        Raises:
+            Exception: what its answer means for the client's call.
+        """
+        told = rpc.PushHeader(
+            client_id=header.client_id, token=header.token, kind=header.kind,
+            interaction=header.interaction, trip=header.trip, report=header.report,
+            failure=failure, summed=is_summed,
+        )  # fmt: skip
+        try:
+            return self.uplink.push(told, upload).repeated_upload
+        except CallFailed as error:
+            raise meaning_of(error) from None

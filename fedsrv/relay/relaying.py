@@ -1,0 +1,267 @@
+"""One relay: it pulls its clients' orders, gives them out, and sends the sums of their weights up.
+
+It keeps nothing on disk. A client's session is that of the coordinator above, and a client keeps
+its upload until the interaction is committed. So a relay that is killed and started again goes on:
+its clients join again, get the order under way once more, and bring the same upload.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fedmodels.errors import LinkError, PayloadError
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedpb.orders import read_order
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.coordinator import Listen
+from fedsrv.events import HAS_FAILED, EventLog
+from fedsrv.identity.tls import ChannelCredentials
+from fedsrv.narration import Telling
+from fedsrv.relay.cohort import Batch, RelayCohort
+from fedsrv.relay.group import Group
+from fedsrv.relay.service import RelayService
+from fedsrv.relay.uplink import CallFailed, Uplink, meaning_of
+from fedsrv.transport.server import start_server, stop_server
+from fedsrv.transport.sessions import NotReady, RunOver, UnknownSession, client_id_of
+from fedsrv.transport.spool import Spool
+from fedsrv.transport.waiting import LOOK_EVERY_S
+
+MEMORY_MB = 256
+"""Uploads of a group beyond it are added up as they come."""
+PAUSE_S, MOST_WAIT_S = 0.1, 2.0
+"""Shortest and longest pause before a call that is made again."""
+log = logging.getLogger("fedsrv")
+
+
+@dataclass(frozen=True)
+class Above:
+    """The coordinator above a relay."""
+
+    address: str
+    credentials: ChannelCredentials | None = None
+
+
+def serve_relay(
+    clients: range,
+    above: Above,
+    listen: Listen,
+    telling: Telling,
+    code: Sequence[Path] = (),
+) -> None:
+    """Pass a run's orders and results on, until it is over.
+
+    Args:
+        clients: the ids of the clients that join here.
+        above: the coordinator.
+        listen: where the clients join.
+        telling: tells what happens.
+        code: files of one's own whose code may run, if the run's config names them.
+
+    Raises:
+        LinkError: the coordinator above refused, or the run failed; the clients were told.
+    """
+    listen.check()
+    with ExitStack() as stack:
+        scratch = stack.enter_context(TemporaryDirectory(prefix="fedtide-relay-"))
+        events = EventLog()
+        cohort = RelayCohort(clients, Spool(Path(scratch), MEMORY_MB << 20), events)
+        uplink = Uplink(above.address, above.credentials)
+        stack.callback(uplink.close)
+        uplink.check_trust()
+        service = RelayService(
+            clients, cohort, events, uplink,
+            requires_identity=listen.requires_identity, code=code,
+        )  # fmt: skip
+        stack.callback(service.complaints.close)
+        server, port = start_server(service, listen.address, listen.credentials)
+        stack.callback(service.gate.close)
+        stack.callback(stop_server, server)
+        stack.callback(events.close)
+        address = f"{listen.address.rpartition(':')[0]}:{port}"
+        count = len(clients)
+        events.tell("listening", address=address, clients=count, needed=count)
+        telling.begin(address, events)
+        Relaying(cohort, uplink).run()
+
+
+class Relaying:
+    """The work of a relay: one thread pulls orders, this one sends sums."""
+
+    def __init__(self, cohort: RelayCohort, uplink: Uplink) -> None:
+        self.cohort, self.uplink = cohort, uplink
+        self._ended: Exception | None = None
+        self._call: Any = None
+        self._pulled: dict[ClientId, bytes] = {}
+        """The tokens of the clients for whom the Pull under way waits."""
+        self._issues: dict[ClientId, int] = {}
+        """The issue of each client's last order that was given out."""
+        self._held: dict[bytes, Bundle] = {}
+        self._batch = Batch()
+        self._batch_begun = 0.0
+        self._moves, self._looked = -1, 0.0
+        """What the last look after the Pull saw, and when that was."""
+
+    def run(self) -> None:
+        """Relay until the run is over.
+
+        Raises:
+            LinkError: the run failed, or the coordinator above refused.
+        """
+        threading.Thread(target=self._pull_forever, name="pull", daemon=True).start()
+        while (group := self._next_group()) is not None:
+            self._send(group)
+        over = self._ended
+        failure = "" if isinstance(over, RunOver) else str(over).removeprefix(HAS_FAILED)
+        self.cohort.end(f"{HAS_FAILED}{failure}" if failure else "")
+        if failure:
+            raise LinkError(failure)
+        log.info("the run is over")
+
+    def _end(self, why: Exception) -> None:
+        with self.cohort.changed:
+            self._ended = why
+            self.cohort.changed.notify_all()
+
+    # --- sums -------------------------------------------------------------------------------------
+
+    def _next_group(self) -> Group | None:
+        """Wait for a group whose sum can go up; None once the run is over."""
+        with self.cohort.changed:
+            while self._ended is None:
+                self._look_after_the_pull()
+                if group := self.cohort.ready_group():
+                    return group
+                self.cohort.changed.wait(LOOK_EVERY_S)
+        return None
+
+    def _look_after_the_pull(self) -> None:
+        """Begin another Pull when other clients are there, or orders stopped half-way."""
+        now, moves = time.monotonic(), self.cohort.moves + self.cohort.joins
+        if moves == self._moves and now < self._looked + LOOK_EVERY_S:
+            return
+        self._moves, self._looked = moves, now
+        live = {client: session.token for client, session in self.cohort.live().items()}
+        half_way = self._batch.orders and now - self._batch_begun > LOOK_EVERY_S
+        if self._call is not None and (live != self._pulled or half_way):
+            self._call.cancel()
+
+    def _send(self, group: Group) -> None:
+        """Send a sum until the coordinator above has it, or nobody wants it any more."""
+        order, sums = group.order, group.sums()
+        clients = sorted(c for c in group.results if isinstance(c, int))
+        if not clients:
+            return
+        header = rpc.PushHeader(kind=order.kind, interaction=order.interaction, trip=order.trip)
+        for client, token in self.cohort.tokens(clients).items():
+            header.members.add(client_id=str(client), token=token)
+        wait_s = PAUSE_S
+        while self._ended is None and self.cohort.group is group:
+            try:
+                self.uplink.push(header, Bundle(weights=sums or {}))
+                return
+            except CallFailed as error:
+                why = meaning_of(error)
+            if isinstance(why, UnknownSession):
+                self._forget()
+            elif not isinstance(why, NotReady):
+                log.error("interaction %d: the sum was refused: %s", order.interaction, why)
+                return
+            with self.cohort.changed:
+                self.cohort.changed.wait(wait_s)
+            wait_s = min(2 * wait_s, MOST_WAIT_S)
+
+    def _forget(self) -> None:
+        """Have all clients join again: orders that they had come once more."""
+        with self.cohort.changed:
+            self.cohort.forget()
+            self._issues.clear()
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def _pull_forever(self) -> None:
+        wait_s = PAUSE_S
+        while self._ended is None:
+            joins, request = self._request()
+            if request is None:
+                return
+            try:
+                self._call = self.uplink.pull(request)
+                self._read(self._call)
+                time.sleep(PAUSE_S)  # the call ended without an error: another one took its place
+                wait_s = PAUSE_S
+            except PayloadError as error:
+                self._end(LinkError(f"the coordinator above sent what does not fit: {error}"))
+            except CallFailed as error:
+                wait_s = self._judge(error, joins, wait_s)
+            except Exception as error:  # else clients would wait for ever for this thread
+                log.exception("the relay cannot go on")
+                self._end(LinkError(f"the relay cannot go on: {error}"))
+            finally:
+                self._call, self._batch = None, Batch()
+
+    def _request(self) -> tuple[int, rpc.PullRequest | None]:
+        """Wait until a client is there; return a request for all that are; None at the end."""
+        with self.cohort.changed:
+            while self._ended is None and not (live := self.cohort.live()):
+                self.cohort.changed.wait(LOOK_EVERY_S)
+            if self._ended is not None:
+                return 0, None
+            self._pulled = {client: session.token for client, session in live.items()}
+            request = rpc.PullRequest(held=list(self._held))
+            for client, session in live.items():
+                request.waiting.add(
+                    client_id=str(client), token=session.token, durable=session.durable,
+                    issue=self._issues.get(client, 0),
+                )  # fmt: skip
+            return self.cohort.joins, request
+
+    def _read(self, call: Any) -> None:
+        """Give out orders as they come, those that came together at a time."""
+        run = self.cohort.run
+        assert run is not None, "orders come to those who joined"
+        while found := read_order(call, lambda client: run.payload_spec, self._held):
+            header, parts = found
+            order, batch = header.order, self._batch
+            if "common" not in parts:
+                raise PayloadError("an order has no common part")
+            if order.issue != batch.issue:
+                self._batch_begun = time.monotonic()
+                batch = self._batch = Batch(order.issue, common=parts["common"])
+            client = client_id_of(order.client_id, self.cohort.num_clients)
+            batch.orders[client] = order
+            batch.group = batch.group or tuple(header.group)
+            if "personal" in parts:
+                batch.personal[client] = parts["personal"]
+            if not order.following:
+                self._issues |= dict.fromkeys(batch.orders, batch.issue)
+                self.cohort.begin(batch)
+                self._batch = Batch()
+
+    def _judge(self, error: CallFailed, joins: int, wait_s: float) -> float:
+        """Act on the end of a Pull, and wait before the next one; return how long to wait then."""
+        why = meaning_of(error)
+        if isinstance(why, UnknownSession):
+            if joins == self.cohort.joins:  # else a client's new session ended the Pull
+                self._forget()
+        elif not isinstance(why, NotReady):
+            self._end(why)
+        elif self._is_current():
+            if wait_s == PAUSE_S:
+                log.warning("lost %s, trying again: %s", self.uplink.address, why)
+            time.sleep(wait_s)
+            return min(2 * wait_s, MOST_WAIT_S)
+        return PAUSE_S
+
+    def _is_current(self) -> bool:
+        """Tell whether the Pull that ended was for those who are there now."""
+        with self.cohort.changed:
+            live = {client: session.token for client, session in self.cohort.live().items()}
+        return live == self._pulled

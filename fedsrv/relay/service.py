@@ -1,0 +1,145 @@
+"""The calls of a relay: those of a coordinator, passed on to the one above."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.printable import printable
+from fedmodels.tensors.bundle import ClientId, Problem
+from fedpb.tables import values_of
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1 import description_pb2 as pb
+from fedsrv.events import EventLog
+from fedsrv.relay.cohort import RelayCohort
+from fedsrv.relay.inbox import RelayInbox
+from fedsrv.relay.relayed_run import RelayedRun
+from fedsrv.relay.uplink import Away, CallFailed, Uplink, meaning_of
+from fedsrv.transport.service import Service, WrongRun, coded
+
+T = TypeVar("T")
+
+
+class RelayService(Service):
+    """The calls of a relay's clients; the coordinator above answers them."""
+
+    def __init__(
+        self,
+        clients: range,
+        cohort: RelayCohort,
+        events: EventLog,
+        uplink: Uplink,
+        *,
+        requires_identity: bool = False,
+        code: Sequence[Path] = (),
+    ) -> None:
+        """Pass calls on.
+
+        Args:
+            clients: the ids that join here.
+            cohort: their sessions.
+            events: told what happens.
+            uplink: to the coordinator above.
+            requires_identity: whether clients show certificates that name them.
+            code: files of one's own whose code may run, if the run's config names them.
+        """
+        super().__init__("", {}, cohort, events, requires_identity=requires_identity)
+        self.clients, self.relay_cohort, self.uplink, self.code = clients, cohort, uplink, code
+        self._ids = {str(client) for client in clients}
+        self.inbox = RelayInbox(cohort, self.gate, uplink)
+
+    @property
+    def name(self) -> str:
+        """The relay's name above: the ids of its clients, the same after a restart."""
+        return f"{self.clients[0]}-{self.clients[-1]}"
+
+    def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
+        """End a call; clients come again to a relay whose coordinator is away."""
+        if isinstance(error, Away):
+            self.complaints.tell("UNAVAILABLE", str(error))
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        super().refuse(context, error)
+
+    def _client(self, text: str, context: grpc.ServicerContext) -> ClientId:
+        if text not in self._ids:
+            who = printable(text, 60)
+            raise PayloadError(f"this relay is for clients {self.name}; {who!r} joins elsewhere")
+        return super()._client(text, context)
+
+    @coded
+    def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
+        """Pass on that a client joins."""
+        client = self._client(request.client_id, context)
+        self._begin_join(request)
+        reply = _answer(lambda: self.uplink.join(request))
+        self._learn(reply, request.description)
+        token = request.token or reply.token
+        self.cohort.join(client, "", token, request.versions, request.start_over)
+        return reply
+
+    @coded
+    def join_several(
+        self, request: rpc.JoinSeveralRequest, context: grpc.ServicerContext
+    ) -> rpc.JoinSeveralResponse:
+        """Pass on that clients of one process join."""
+        clients = [self._client(one.client_id, context) for one in request.clients]
+        self._begin_join(request)
+        reply = _answer(lambda: self.uplink.join_several(request))
+        self._learn(reply.joined, request.descriptions[0])
+        for client, one in zip(clients, request.clients, strict=True):
+            self.cohort.join(client, "", one.token, one.versions, request.start_over)
+        return reply
+
+    def _begin_join(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest) -> None:
+        if request.relay:
+            raise PayloadError(
+                "a relay cannot stand behind another: give it the coordinator's --up"
+            )
+        request.relay = self.name
+        self.relay_cohort.joins += 1
+
+    def _learn(self, reply: rpc.JoinResponse, description: pb.ClientDescription) -> None:
+        problem = Problem(tuple(description.input_shape), description.num_classes)
+
+        def make() -> RelayedRun:
+            try:
+                return RelayedRun.of(values_of(reply.experiment), problem, self.code)
+            except ConfigError as error:
+                raise WrongRun(str(error)) from None
+
+        self.relay_cohort.learn(make)
+        assert self.relay_cohort.run is not None, "it has just been learned"
+        self.uplink.zstd = self.relay_cohort.run.zstd
+
+    @coded
+    def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:
+        """Pass on a sign of life."""
+        _, session = self._session(request.client_id, request.token, context)
+        session.durable = max(session.durable, request.durable)
+        return _answer(lambda: self.uplink.beat(request))
+
+    @coded
+    def leave(self, request: rpc.LeaveRequest, context: grpc.ServicerContext) -> rpc.LeaveResponse:
+        """Pass on that a client leaves."""
+        self._session(request.client_id, request.token, context)
+        try:
+            _answer(lambda: self.uplink.leave(request))
+        finally:
+            super().leave(request, context)
+        return rpc.LeaveResponse()
+
+
+def _answer(call: Callable[[], T]) -> T:
+    """Make a call to the coordinator above.
+
+    Raises:
+        Exception: what its refusal means for the client's call.
+    """
+    try:
+        return call()
+    except CallFailed as error:
+        raise meaning_of(error) from None

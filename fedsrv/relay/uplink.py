@@ -1,0 +1,147 @@
+"""A relay's calls to the coordinator above it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import grpc
+
+from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
+from fedmodels.printable import printable
+from fedmodels.tensors.bundle import Bundle
+from fedpb import AGAIN_AFTER
+from fedpb.codec import frames_of, messages
+from fedpb.headers import header_of
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.admission import OtherPartition
+from fedsrv.identity.tls import distrust_of
+from fedsrv.transport.service import SERVICE, NotYours, WrongRun
+from fedsrv.transport.sessions import (
+    AlreadyConnected,
+    NotReady,
+    RunOver,
+    Superseded,
+    UnknownSession,
+)
+
+CallFailed: TypeAlias = grpc.RpcError
+JOIN_S, BEAT_S, LEAVE_S = 60.0, 5.0, 2.0
+PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
+"""Time limits of calls; that of a Push grows with its bytes."""
+_MEANINGS: dict[grpc.StatusCode, type[Exception]] = {
+    grpc.StatusCode.NOT_FOUND: OtherPartition,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: PayloadTooLarge,
+    grpc.StatusCode.INVALID_ARGUMENT: PayloadError,
+    grpc.StatusCode.FAILED_PRECONDITION: WrongRun,
+    grpc.StatusCode.PERMISSION_DENIED: NotYours,
+    grpc.StatusCode.UNAUTHENTICATED: UnknownSession,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyConnected,
+    grpc.StatusCode.ABORTED: Superseded,
+    grpc.StatusCode.OUT_OF_RANGE: RunOver,
+    grpc.StatusCode.UNIMPLEMENTED: WrongRun,
+}
+"""What a code of the coordinator above means; every other one says that it is away. The relay ends
+its own client's call with the same code."""
+
+
+class Away(NotReady):
+    """The coordinator above cannot be reached."""
+
+
+def meaning_of(error: Any) -> Exception:
+    """Return what a failed call means, as the error that ends a client's call in the same way."""
+    line = printable(error.details() or "")
+    if any(key == AGAIN_AFTER for key, _ in error.trailing_metadata() or ()):
+        return NotReady(line)
+    kind = _MEANINGS.get(error.code(), Away)
+    return kind(f"the coordinator above is away: {line}" if kind is Away else line)
+
+
+class Uplink:
+    """One channel to the coordinator above."""
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        options = [
+            ("grpc.max_receive_message_length", 4 << 20),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.ping_timeout_ms", 10_000),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
+            ("grpc.enable_retries", 0),
+        ]
+        self.address, self.zstd = address, False
+        self._channel = (
+            grpc.secure_channel(address, credentials, options)
+            if credentials
+            else grpc.insecure_channel(address, options)
+        )
+        self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
+        self._join_several = self._unary(
+            "JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinSeveralResponse
+        )
+        self._beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse)
+        self._leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse)
+        self._pull = self._channel.unary_stream(
+            f"/{SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
+        )
+        self._push = self._channel.stream_unary(
+            f"/{SERVICE}/Push", None, rpc.PushResponse.FromString
+        )
+
+    def _unary(self, name: str, request: Any, reply: Any) -> Any:
+        return self._channel.unary_unary(
+            f"/{SERVICE}/{name}", request.SerializeToString, reply.FromString
+        )
+
+    # All of these raise CallFailed with the coordinator's code and line.
+
+    def join(self, request: rpc.JoinRequest) -> rpc.JoinResponse:
+        """Pass on a client's Join."""
+        reply: rpc.JoinResponse = self._join(request, timeout=JOIN_S)
+        return reply
+
+    def join_several(self, request: rpc.JoinSeveralRequest) -> rpc.JoinSeveralResponse:
+        """Pass on a process's JoinSeveral."""
+        reply: rpc.JoinSeveralResponse = self._join_several(request, timeout=JOIN_S)
+        return reply
+
+    def beat(self, request: rpc.BeatRequest) -> rpc.BeatResponse:
+        """Pass on a sign of life."""
+        reply: rpc.BeatResponse = self._beat(request, timeout=BEAT_S)
+        return reply
+
+    def leave(self, request: rpc.LeaveRequest) -> rpc.LeaveResponse:
+        """Pass on that a client leaves."""
+        reply: rpc.LeaveResponse = self._leave(request, timeout=LEAVE_S)
+        return reply
+
+    def pull(self, request: rpc.PullRequest) -> Any:
+        """Return the stream of orders for some clients; ``cancel()`` ends it."""
+        return self._pull(request)
+
+    def push(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushResponse:
+        """Send a result; the header's bundle is filled in."""
+        header.bundle.CopyFrom(header_of(upload))
+        size = header.bundle.payload_bytes
+        head = rpc.PushRequest(header=header).SerializeToString()
+        frames = frames_of(upload, size, zstd=self.zstd)
+        stream: Iterator[bytes] = messages(head, (frame.laid_out() for frame in frames))
+        limit = PUSH_S + size / PUSH_BYTES_PER_S
+        reply: rpc.PushResponse = self._push(stream, timeout=limit)
+        return reply
+
+    def check_trust(self) -> None:
+        """Check that the coordinator's certificate is trusted, if it can be reached.
+
+        Raises:
+            LinkError: it is not, or names another host.
+        """
+        if why := distrust_of(self._channel, self.address):
+            raise LinkError(why.replace("--tls-ca", "--up-ca"))
+
+    def close(self) -> None:
+        """End all calls."""
+        self._channel.close()

@@ -1,0 +1,161 @@
+"""What Push calls bring: the result of one client, or the sum of a relay's clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fedmodels.errors import PayloadError
+from fedmodels.printable import printable
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedpb.codec import RawFrame, Receiver, read_chunk
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Answer
+from fedsrv.transport.gate import Gate
+from fedsrv.transport.open_trip import GroupSum, OpenTrip
+from fedsrv.transport.relayed import check_sum, sum_spec
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.sessions import NotReady, Superseded
+
+PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
+"""Time limit of an upload: a fixed part, and its size at the rate of the slowest usable link."""
+
+
+@dataclass
+class Push:
+    """A Push under way: its header, and what came with it."""
+
+    header: rpc.PushHeader
+    frame: RawFrame | None
+    rest: Iterator[bytes]
+    wire: int
+    """Bytes that came so far."""
+
+    @classmethod
+    def begun(cls, stream: Iterator[bytes]) -> Self:
+        """Return a Push of which the first message has come.
+
+        Raises:
+            PayloadError: that message has no header.
+        """
+        data = next(stream, b"")
+        header, frame = read_chunk(data, rpc.PushHeader)
+        if header is None:
+            raise PayloadError("a Push must begin with its header")
+        return cls(header, frame, stream, len(data))
+
+    def received(self, spec: BundleSpec, allocate: Callable[[int], memoryview]) -> Bundle:
+        """Receive the bundle behind the header.
+
+        Raises:
+            PayloadError: it is not what the spec says, or damaged.
+            NotReady: the stream ends short. The reason does not matter: a cancelled call may look
+                like a stream that its sender closed.
+        """
+        receiver = Receiver(self.header.bundle, spec, allocate)
+        if self.frame is not None:
+            receiver.feed(self.frame)
+        if not receiver.is_complete:  # else the first message held the whole bundle
+            self._feed(receiver)
+        if not receiver.is_complete:
+            at = f"{receiver.received} of {self.header.bundle.payload_bytes} bytes"
+            raise NotReady(f"the stream ended after {at}; bring the upload again")
+        return receiver.finish()
+
+    def _feed(self, receiver: Receiver) -> None:
+        for data in self.rest:
+            self.wire += len(data)
+            header, frame = read_chunk(data, rpc.PushHeader)
+            if header is not None or frame is None:
+                raise PayloadError("a Push has one header only, and frames behind it")
+            receiver.feed(frame)
+
+
+class Inbox:
+    """Receives and checks what Push calls bring, and gives it to the cohort."""
+
+    def __init__(self, cohort: RemoteCohort, gate: Gate) -> None:
+        self.cohort, self.gate = cohort, gate
+
+    def take_result(self, client: ClientId, push: Push, context: Any) -> rpc.PushResponse:
+        """Take the result of one order.
+
+        Raises:
+            PayloadError: it is refused; the client fails for this trip.
+            Superseded: nobody wants it any more.
+            NotReady: the client should bring it again.
+        """
+        trip = self.cohort.begin_result(client, push.header)
+        if trip is not None:
+            size = min(push.header.bundle.payload_bytes, trip.trip.spec.max_bytes)
+            with (
+                self.gate.alone([("Push", client)], context),
+                self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S),
+            ):
+                self._take(client, trip, push)
+        return rpc.PushResponse(repeated_upload=trip is None)
+
+    def _take(self, client: ClientId, trip: OpenTrip, push: Push) -> None:
+        outcome: Answer | str = printable(push.header.failure)
+        if not push.header.failure:
+            try:
+                outcome = self._receive(client, trip, push)
+            except PayloadError as error:
+                self._refuse(client, trip, push, printable(f"its upload was refused: {error}"))
+                raise
+        self._accept(client, trip, push, outcome)
+
+    def _receive(self, client: ClientId, trip: OpenTrip, push: Push) -> Answer:
+        """Receive an upload and check it; one whose weights are summed elsewhere lacks them."""
+        header = push.header
+        trip.trip.check_report(client, trip.trip.orders[client], header.report)
+        spec = trip.spec_of(client, is_summed=header.summed)
+        sent = upload = push.received(spec, self.cohort.spool.allocate)
+        if not header.summed:
+            upload = trip.trip.restored(sent, self.cohort.spool.allocate)
+        trip.trip.check_upload(client, upload)
+        num_bytes = sent.num_bytes()
+        return Answer(upload, header.report, num_bytes, 0, push.wire, is_promise=header.summed)
+
+    def _refuse(self, client: ClientId, trip: OpenTrip, push: Push, reason: str) -> None:
+        """Note that a client failed for this trip, as its upload is refused."""
+        self.cohort.end_result(client, trip, reason)
+
+    def _accept(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
+        """Give a result, or the reason of a failure, to the cohort."""
+        taken = self.cohort.end_result(client, trip, outcome)
+        if isinstance(outcome, Answer) and not taken:
+            raise Superseded(f"interaction {push.header.interaction} closed without {client}")
+
+    def take_sum(self, clients: Sequence[ClientId], push: Push, context: Any) -> rpc.PushResponse:
+        """Take a relay's sum; if it is refused, its clients fail for this trip.
+
+        Raises:
+            PayloadError, Superseded, NotReady: as of :meth:`take_result`.
+        """
+        trips = {self.cohort.begin_result(client, push.header) for client in clients}
+        trip = trips.pop()
+        if trips:
+            raise Superseded("some clients of the sum have answered without it")
+        if trip is not None:
+            size = min(push.header.bundle.payload_bytes, 2 * trip.trip.spec.max_bytes)
+            with self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S):
+                self._take_sum(clients, trip, push)
+        return rpc.PushResponse(repeated_upload=trip is None)
+
+    def _take_sum(self, clients: Sequence[ClientId], trip: OpenTrip, push: Push) -> None:
+        try:
+            group = trip.members(clients)
+            total = trip.total_of(group)
+            sent = push.received(sum_spec(trip.trip.spec, total), self.cohort.spool.allocate)
+            check_sum(trip.trip.spec, sent.weights, total)
+        except PayloadError as error:
+            line = printable(f"the sum of its relay was refused: {error}")
+            for client in clients:
+                self.cohort.end_result(client, trip, line)
+            raise
+        if not self.cohort.end_sum(
+            trip, GroupSum(group, sent.weights, sent.num_bytes(), push.wire)
+        ):
+            raise Superseded(f"interaction {push.header.interaction} closed without this sum")

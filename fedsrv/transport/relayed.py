@@ -1,0 +1,92 @@
+"""What a relay's clients bring: everything but their weights each, and one sum of the weights.
+
+A relay passes on the uploads of its clients. Where the mean of the weights is all that the method
+reads, it adds the weights up and sends their sum once for a group: the clients of a trip that share
+the relay. The root forms the groups when the trip begins, by the relays of the sessions. So they do
+not depend on who comes first, and neither do the bits of the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from fedmodels.tensors.announced import check_numbers
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.weighted_mean import mean_of_sums
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Trip
+
+WEIGHTS, ONLY_SCORED = "weights/", "weights/eval/"
+
+
+def groups_of(trip: Trip, relays: Mapping[ClientId, str]) -> dict[int, tuple[int, ...]]:
+    """Return the groups of a trip's clients: of each one in a group, the ascending ids of it.
+
+    A client that is alone with its relay sends its upload whole.
+
+    Args:
+        trip: it has groups if it orders training, waits for all results, and its uploads' weights
+            travel as they are, have one floating-point dtype, and count in the mean alone.
+        relays: of each client behind a relay, which one.
+    """
+    if not relays or not _may_be_summed(trip):
+        return {}
+    by_relay: dict[str, list[int]] = {}
+    for client in sorted(c for c in trip.orders if isinstance(c, int) and c in relays):
+        by_relay.setdefault(relays[client], []).append(client)
+    groups = [tuple(found) for found in by_relay.values() if len(found) > 1]
+    return {client: group for group in groups for client in group}
+
+
+def _may_be_summed(trip: Trip) -> bool:
+    weights = dtypes_of_weights(trip.spec)
+    floats = {dtype for dtype in weights.values() if dtype.is_floating_point}
+    return (
+        trip.sample.kind == rpc.ORDER_KIND_TRAIN
+        and trip.count is not None
+        and (trip.enough is None or trip.enough >= len(trip.orders))
+        and not trip.compression.returned
+        and len(floats) == 1
+        and not any(f"{WEIGHTS}{name}".startswith(ONLY_SCORED) for name in weights)
+        and not any(key.startswith(WEIGHTS) for key in trip.spec.optional)
+    )
+
+
+def dtypes_of_weights(spec: BundleSpec) -> dict[str, torch.dtype]:
+    """Return the dtypes of an upload's weights, by name."""
+    stated = spec.required.items()
+    return {key.removeprefix(WEIGHTS): t.dtype for key, t in stated if key.startswith(WEIGHTS)}
+
+
+def rest_spec(spec: BundleSpec) -> BundleSpec:
+    """Return the specification of an upload without its weights."""
+    rest = {key: one for key, one in spec.required.items() if not key.startswith(WEIGHTS)}
+    return BundleSpec(rest, spec.optional)
+
+
+def sum_spec(spec: BundleSpec, total: float) -> BundleSpec:
+    """Return the specification of a sum of uploads' weights: floats are float64.
+
+    Args:
+        spec: of an upload.
+        total: the sum of the uploads' coefficients; with 0 there is nothing to send.
+    """
+    found = {}
+    for key, one in spec.required.items() if total else ():
+        if key.startswith(WEIGHTS):
+            wide = torch.float64 if one.dtype.is_floating_point else one.dtype
+            found[key] = replace(one, dtype=wide)
+    return BundleSpec(found)
+
+
+def check_sum(spec: BundleSpec, sums: Weights, total: float) -> None:
+    """Check that the mean behind a sum is within the bounds of an upload's weights.
+
+    Raises:
+        PayloadError: names the first number that is too large.
+    """
+    if sums:
+        check_numbers(Bundle(mean_of_sums([sums], total, dtypes_of_weights(spec))))

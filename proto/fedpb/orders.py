@@ -1,0 +1,60 @@
+"""Orders as they come over a Pull: a header each, and the parts of its payload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedpb.codec import Receiver, read_chunk
+from fedpb.v1 import coordinator_pb2 as rpc
+
+Specs = Callable[[str], Mapping[str, BundleSpec]]
+"""Returns what the parts of a client's payload must hold, by role."""
+
+
+def read_order(
+    stream: Iterator[bytes], specs: Specs, held: dict[bytes, Bundle]
+) -> tuple[rpc.PullHeader, dict[str, Bundle]] | None:
+    """Read the next order and the parts of its payload.
+
+    Args:
+        stream: the messages of a Pull.
+        specs: what the parts must hold.
+        held: the last common part by its digest; a new one takes its place.
+
+    Returns:
+        The order's header and its parts by role; None if the stream has ended.
+
+    Raises:
+        PayloadError: the payload is not what ``specs`` says, or damaged.
+    """
+    first = next(stream, None)
+    if first is None:
+        return None  # the server ended the call: nobody waits for these clients any more
+    header, frame = read_chunk(first, rpc.PullHeader)
+    if header is None:
+        raise PayloadError("an order must begin with its header")
+    found: dict[str, Bundle] = {}
+    expected = specs(header.order.client_id)
+    for part in header.parts:
+        if part.role not in expected or (part.held and part.digest not in held):
+            raise PayloadError(f"an order's {part.role[:50]!r} part is none that can be expected")
+        if part.held:
+            found[part.role] = held[part.digest]
+            continue
+        receiver = Receiver(part.bundle, expected[part.role])
+        while not receiver.is_complete:
+            if frame is None:
+                _, frame = read_chunk(next(stream, b""), rpc.PullHeader)
+            if frame is None:
+                raise PayloadError(f"an order's {part.role} part ended early")
+            receiver.feed(frame)
+            frame = None
+        found[part.role] = receiver.finish()
+        if part.role == "common":
+            held.clear()
+            held[receiver.digest] = found[part.role]
+    if frame is not None:
+        raise PayloadError("an order goes on after its last part")
+    return header, found

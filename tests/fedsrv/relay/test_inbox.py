@@ -1,0 +1,317 @@
+"""A relay between clients and a coordinator that is played: what it tells, keeps and sums."""
+
+import grpc
+import pytest
+import torch
+
+from fedmodels.methods import make
+from fedmodels.tensors.bundle import Bundle, BundleSpec, scalar_spec
+from fedpb import AGAIN_AFTER
+from fedpb.codec import encode
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.events import EventLog
+from fedsrv.relay.cohort import SUMS_BY, Batch, RelayCohort
+from fedsrv.relay.relayed_run import RelayedRun
+from fedsrv.relay.relaying import Relaying
+from fedsrv.relay.service import RelayService
+from fedsrv.relay.uplink import Away, meaning_of
+from fedsrv.transport.sessions import NotReady, RunOver, Superseded, UnknownSession
+from fedsrv.transport.spool import Spool
+from tests.fedsrv.transport.test_results_of_pushes import Context, Refused
+
+SPEC = BundleSpec.of(Bundle({"w": torch.ones(2)})) | scalar_spec("num_examples")
+COUNTS = {3: 2.0, 4: 6.0, 5: 1.0}
+WEIGHTS = {3: [1.0, -2.0], 4: [0.5, 8.0], 5: [0.0, 0.0]}
+
+
+class Failed(grpc.RpcError):
+    """A call that the coordinator above ended."""
+
+    def __init__(self, code, line="no", metadata=()):
+        super().__init__(line)
+        self._code, self._line, self._metadata = code, line, metadata
+
+    def code(self):
+        return self._code
+
+    def details(self):
+        return self._line
+
+    def trailing_metadata(self):
+        return self._metadata
+
+
+class Above:
+    """The coordinator above: takes everything, unless it is told to refuse."""
+
+    address, zstd = "above:1", False
+
+    def __init__(self):
+        self.told = []
+        self.fails = []
+        self.repeated = False
+
+    def push(self, header, upload):
+        if self.fails:
+            raise self.fails.pop(0)
+        self.told.append((header, upload))
+        return rpc.PushResponse(repeated_upload=self.repeated)
+
+
+class World:
+    """A relay for clients 3 to 5, who have orders of one trip."""
+
+    def __init__(self, directory, deadline_s=None):
+        self.now = 100.0
+        self.events = EventLog()
+        spool = Spool(directory, 1 << 20)
+        self.cohort = RelayCohort(range(3, 6), spool, self.events, clock=lambda: self.now)
+        self.above = Above()
+        self.service = RelayService(range(3, 6), self.cohort, self.events, self.above)
+        self.cohort.run = RelayedRun(make("fedavg"), SPEC, {}, deadline_s, 1, zstd=False)
+        self.tokens = {c: self.cohort.join(c, "", bytes([c]), ()) for c in COUNTS}
+        self.relaying = Relaying(self.cohort, self.above)
+
+    def begin(self, issue=7, group=(3, 4, 5), clients=(3, 4, 5), interaction=2):
+        orders = {
+            c: rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id=str(c), interaction=interaction)
+            for c in clients
+        }
+        self.cohort.begin(Batch(issue, orders, group=group))
+        return self
+
+    def push(self, client, weights=None, interaction=2, **more):
+        header = rpc.PushHeader(
+            client_id=str(client), token=self.tokens[client], kind=rpc.ORDER_KIND_TRAIN,
+            interaction=interaction, **more,
+        )  # fmt: skip
+        held = {"w": torch.tensor(WEIGHTS[client])} if weights is None else weights
+        bundle = Bundle(held, scalars={"num_examples": COUNTS[client]})
+        if more.get("failure"):
+            bundle = Bundle()
+        encoded = encode(bundle)
+        header.bundle.CopyFrom(encoded.header)
+        head = rpc.PushRequest(header=header).SerializeToString()
+        return self.service.push(iter([head, *encoded.chunks()]), Context())
+
+    def ready(self):
+        group = self.cohort.group
+        return group is not None and group.is_ready(self.now, self.cohort._sessions)
+
+    def send(self):
+        """Send the sum, as the thread of the relay does."""
+        with self.cohort.changed:
+            group = self.cohort.ready_group()
+        assert group is not None, "somebody is missing"
+        self.relaying._send(group)
+        return self.above.told[-1]
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path).begin()
+
+
+def members(header):
+    return [int(member.client_id) for member in header.members]
+
+
+def test_all_but_the_weights_goes_up_at_once_and_then_one_sum(world):
+    for client in (5, 3):
+        world.push(client)
+    for header, upload in world.above.told:
+        assert header.summed
+        assert not upload.weights
+        assert upload.scalars == {"num_examples": COUNTS[int(header.client_id)]}
+        assert header.token == world.tokens[int(header.client_id)]
+    assert not world.ready(), "client 4 is missing"
+    world.push(4)
+    assert world.ready()
+    header, upload = world.send()
+    assert members(header) == [3, 4, 5]
+    assert [m.token for m in header.members] == [world.tokens[c] for c in (3, 4, 5)]
+    assert (header.kind, header.interaction) == (rpc.ORDER_KIND_TRAIN, 2)
+    assert upload.weights["w"].dtype == torch.float64
+    assert upload.weights["w"].tolist() == [2 * 1.0 + 6 * 0.5, 2 * -2.0 + 6 * 8.0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "line"),
+    [([1e9, 0.0], "beyond 1e[+]06"), ([float("inf"), 0.0], "NaN or infinite"), ([1.0], "w")],
+)
+def test_a_liar_is_left_out_and_the_coordinator_is_told(world, weights, line):
+    with pytest.raises(Refused, match=line) as refused:
+        world.push(4, {"w": torch.tensor(weights)})
+    assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
+    (header, upload) = world.above.told.pop()
+    assert header.failure.startswith("its upload was refused: ")
+    assert not upload.weights
+    world.push(3)
+    world.push(5)
+    assert members(world.send()[0]) == [3, 5]
+
+
+def test_a_client_that_the_coordinator_refuses_is_left_out(world):
+    world.above.fails = [Failed(grpc.StatusCode.INVALID_ARGUMENT, "more than were announced")]
+    with pytest.raises(Refused, match="more than were announced"):
+        world.push(4)
+    world.push(3)
+    world.push(5)
+    assert members(world.send()[0]) == [3, 5]
+
+
+def test_a_client_that_fails_is_left_out(world):
+    world.push(4, failure="no memory")
+    assert world.above.told[-1][0].failure == "no memory"
+    world.push(3)
+    world.push(5)
+    assert members(world.send()[0]) == [3, 5]
+
+
+def test_while_the_coordinator_is_away_a_client_comes_again(world):
+    world.above.fails = [Failed(grpc.StatusCode.UNAVAILABLE, "connection refused")]
+    with pytest.raises(Refused, match="the coordinator above is away: connection refused") as no:
+        world.push(4)
+    assert no.value.code == grpc.StatusCode.UNAVAILABLE
+    for client in (3, 4, 5):
+        assert not world.ready()
+        world.push(client)
+    assert members(world.send()[0]) == [3, 4, 5]
+
+
+def test_a_result_that_had_come_before_is_in_no_sum(world):
+    """As of a client whose whole upload the coordinator took through another relay."""
+    world.above.repeated = True
+    world.push(4)
+    world.above.repeated = False
+    world.push(3)
+    world.push(5)
+    assert members(world.send()[0]) == [3, 5]
+
+
+def test_who_comes_after_the_sum_passes_whole(tmp_path):
+    world = World(tmp_path, deadline_s=10.0).begin()
+    world.push(3)
+    world.push(5)
+    assert not world.ready()
+    world.now += SUMS_BY * 10.0
+    assert world.ready()
+    assert members(world.send()[0]) == [3, 5]
+    world.push(4)
+    header, upload = world.above.told[-1]
+    assert not header.summed
+    assert upload.weights["w"].tolist() == WEIGHTS[4]
+
+
+def test_a_client_that_never_joined_here_is_waited_for_a_lease(tmp_path):
+    """It may have joined the coordinator itself under this relay's name, and never come here."""
+    world = World(tmp_path)
+    world.cohort._sessions.pop(4)
+    world.begin()
+    world.push(3)
+    world.push(5)
+    assert not world.ready()
+    world.now += RelayCohort.LEASE_S
+    assert members(world.send()[0]) == [3, 5]
+
+
+def test_a_client_that_joined_here_and_died_is_waited_for(world):
+    world.push(3)
+    world.push(5)
+    world.now += 1000.0
+    assert not world.ready()
+
+
+def test_a_sum_of_nobody_is_not_sent(world):
+    for client in COUNTS:
+        world.push(client, failure="no memory")
+    assert world.send()[0].failure == "no memory", "the last thing that went up"
+
+
+def test_without_a_group_uploads_pass_whole(tmp_path):
+    world = World(tmp_path).begin(group=())
+    world.push(3)
+    header, upload = world.above.told[-1]
+    assert not header.summed
+    assert upload.weights["w"].tolist() == WEIGHTS[3]
+    assert not world.ready()
+
+
+def test_a_new_issue_begins_the_group_anew(world):
+    """As after a restart of the coordinator: it has lost what it was told."""
+    world.push(3)
+    world.begin(issue=8)
+    for client in COUNTS:
+        world.push(client)
+    header, upload = world.send()
+    assert members(header) == [3, 4, 5]
+    assert upload.weights["w"].tolist() == [5.0, 44.0]
+
+
+def test_orders_that_come_in_two_batches_are_one_group(tmp_path):
+    world = World(tmp_path).begin(clients=(3, 5))
+    world.push(3)
+    world.begin(clients=(4,), group=())
+    world.push(4)
+    world.push(5)
+    assert members(world.send()[0]) == [3, 4, 5]
+
+
+def test_a_sum_is_sent_again_until_the_coordinator_is_back(world, monkeypatch):
+    for client in COUNTS:
+        world.push(client)
+    monkeypatch.setattr("fedsrv.relay.relaying.PAUSE_S", 0.001)
+    world.above.fails = [Failed(grpc.StatusCode.UNAVAILABLE)] * 2
+    assert members(world.send()[0]) == [3, 4, 5]
+    assert not world.above.fails
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT])
+def test_a_sum_that_is_refused_is_not_sent_again(world, code, caplog):
+    for client in COUNTS:
+        world.push(client)
+    world.above.fails = [Failed(code, "not like this")]
+    world.send()
+    assert "the sum was refused: not like this" in caplog.text
+    assert len(world.above.told) == 3
+
+
+def test_the_weights_of_a_client_that_died_since_count(world):
+    for client in COUNTS:
+        world.push(client)
+    world.now += 60.0
+    assert not world.cohort.live()
+    assert [m.token for m in world.send()[0].members] == [world.tokens[c] for c in (3, 4, 5)]
+
+
+def test_a_coordinator_that_forgot_the_sessions_has_all_clients_join_again(world):
+    """Their orders come once more, although the coordinator may have given them out already."""
+    for client in COUNTS:
+        world.push(client)
+    world.relaying._issues = dict.fromkeys(COUNTS, 7)
+    world.above.fails = [Failed(grpc.StatusCode.UNAUTHENTICATED)]
+    world.send()
+    with pytest.raises(UnknownSession):
+        world.cohort.session(3, world.tokens[3])
+    assert world.cohort.group is None
+    assert world.relaying._issues == {}
+
+
+def test_what_failed_calls_mean():
+    again = ((AGAIN_AFTER, "500"),)
+    code = grpc.StatusCode
+    for failed, kind in (
+        (Failed(code.UNAVAILABLE), Away),
+        (Failed(code.DEADLINE_EXCEEDED), Away),
+        (Failed(code.UNAVAILABLE, metadata=again), NotReady),
+        (Failed(code.ABORTED), Superseded),
+        (Failed(code.OUT_OF_RANGE), RunOver),
+        (Failed(code.UNAUTHENTICATED), UnknownSession),
+    ):
+        assert type(meaning_of(failed)) is kind
+
+
+def test_others_are_told_whom_the_relay_is_for(world):
+    request = rpc.BeatRequest(client_id="2", token=b"x")
+    with pytest.raises(Refused, match="this relay is for clients 3-5; '2' joins elsewhere"):
+        world.service.beat(request, Context())

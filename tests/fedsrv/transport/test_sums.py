@@ -1,0 +1,329 @@
+"""What a relay brings: all but the weights of each client, and one sum; lies about either."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+import torch
+
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.bundle import Bundle, BundleSpec, scalar_spec
+from fedpb import PROTOCOL
+from fedpb.codec import encode, read_chunk
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.admission import Admission
+from fedsrv.engine.cohort import Trip
+from fedsrv.events import EventLog
+from fedsrv.transport.relayed import groups_of
+from fedsrv.transport.remote_cohort import RemoteCohort
+from fedsrv.transport.service import Service
+from fedsrv.transport.spool import Spool
+from tests.fedsrv.transport.test_results_of_pushes import PROFILE, Context, Refused
+
+SPEC = BundleSpec.of(Bundle({"w": torch.ones(3)})) | scalar_spec("num_examples")
+COUNTS = {0: 2.0, 1: 6.0, 2: 4.0}
+WEIGHTS = {0: [1.0, -2.0, 0.0], 1: [0.5, 8.0, 0.0], 2: [1.0, 1.0, 4.0]}
+
+
+def count(upload):
+    return upload.scalars["num_examples"]
+
+
+def check(client, upload):
+    if upload.scalars["num_examples"] > 100:
+        raise PayloadError("more examples than were announced")
+
+
+def order(client, kind=rpc.ORDER_KIND_TRAIN):
+    return rpc.Order(kind=kind, client_id=str(client), interaction=4, trip=0)
+
+
+class World:
+    """A service with three clients, two of which joined through a relay."""
+
+    def __init__(self, directory, deadline_s=None, min_clients=None):
+        self.events = EventLog()
+        self.cohort = RemoteCohort(
+            3, Spool(directory, 1 << 24), self.events, admission=Admission({}, 3),
+            deadline_s=deadline_s, min_clients=min_clients,
+        )  # fmt: skip
+        self.service = Service("run", {}, self.cohort, self.events)
+        relays = {0: "0-1", 1: "0-1", 2: ""}
+        self.tokens = {
+            c: self.cohort.join(c, PROFILE, b"", (), relay=relay) for c, relay in relays.items()
+        }
+        self.engine = ThreadPoolExecutor(1)
+
+    def open(self, **more):
+        orders = {c: order(c) for c in range(3)}
+        self.trip = Trip(orders, Bundle(), spec=SPEC, count=count, check_upload=check, **more)
+        self.done = self.engine.submit(self.cohort.exchange, self.trip)
+        while self.cohort._trips.current is None:
+            pass
+        return self
+
+    def header(self, client, **more):
+        return rpc.PushHeader(
+            client_id=str(client), token=self.tokens[client], kind=rpc.ORDER_KIND_TRAIN,
+            interaction=4, **more,
+        )  # fmt: skip
+
+    def push(self, header, bundle):
+        encoded = encode(bundle)
+        header.bundle.CopyFrom(encoded.header)
+        head = rpc.PushRequest(header=header).SerializeToString()
+        return self.service.push(iter([head, *encoded.chunks()]), Context())
+
+    def promise(self, client, examples=None):
+        scalars = {"num_examples": COUNTS[client] if examples is None else examples}
+        return self.push(self.header(client, summed=True), Bundle(scalars=scalars))
+
+    def whole(self, client):
+        weights = {"w": torch.tensor(WEIGHTS[client])}
+        scalars = {"num_examples": COUNTS[client]}
+        return self.push(self.header(client), Bundle(weights, scalars=scalars))
+
+    def sum_header(self, *clients):
+        header = rpc.PushHeader(kind=rpc.ORDER_KIND_TRAIN, interaction=4)
+        for client in clients:
+            header.members.add(client_id=str(client), token=self.tokens[client])
+        return header
+
+    def sums(self, *clients, weights=None):
+        total = sum(COUNTS[c] * torch.tensor(WEIGHTS[c]).double() for c in clients)
+        weights = {"w": total} if weights is None else weights
+        return self.push(self.sum_header(*clients), Bundle(weights))
+
+    def failures(self):
+        return {e.client: e.detail["reason"] for e in self.events._kept if e.kind == "failed"}
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.cohort.stop("the test is over")
+    made.engine.shutdown()
+
+
+def test_a_sum_and_a_whole_upload_make_the_mean(world):
+    world.open()
+    world.promise(1)
+    world.promise(0)
+    assert not world.done.done(), "nothing counts before the sum"
+    world.whole(2)
+    world.sums(0, 1)
+    answers = world.done.result(10)
+    by_hand = [(2 * 1 + 6 * 0.5 + 4) / 12, (-4 + 48 + 4) / 12, 16 / 12]
+    assert answers.mean["w"].tolist() == torch.tensor(by_hand, dtype=torch.float64).float().tolist()
+    assert answers.mean["w"].dtype == torch.float32
+    assert list(answers.by_client) == [0, 1, 2]
+    assert not any(len(a.upload.weights) for a in answers.by_client.values())
+    assert [a.logical_up for a in answers.by_client.values()] == [8 + 3 * 8, 8, 8 + 3 * 4]
+    assert [e.client for e in world.events._kept if e.kind == "upload"] == ["2", "0", "1"]
+
+
+def test_the_order_of_arrival_does_not_matter(world):
+    world.open()
+    world.whole(2)
+    world.promise(0)
+    world.promise(1)
+    world.sums(1, 0)
+    assert world.done.result(10).mean["w"].tolist()[1] == 4.0
+
+
+def test_uploads_that_count_nothing_have_an_empty_sum(world):
+    world.open()
+    world.whole(2)
+    world.promise(0, 0.0)
+    world.promise(1, 0.0)
+    world.push(world.sum_header(0, 1), Bundle())
+    assert world.done.result(10).mean["w"].tolist() == WEIGHTS[2]
+
+
+def test_a_member_may_bring_its_upload_whole_after_all(world):
+    """So does one that comes after its relay has sent the sum of the others."""
+    world.open()
+    world.promise(0)
+    world.sums(0)
+    world.whole(1)
+    world.whole(2)
+    assert world.done.result(10).mean["w"].tolist()[1] == 4.0
+
+
+def test_a_second_sum_of_the_same_clients_had_arrived_before(world):
+    world.open()
+    world.promise(0)
+    world.promise(1)
+    world.sums(0, 1)
+    assert world.sums(0, 1).repeated_upload
+    assert world.promise(0).repeated_upload
+    world.whole(2)
+    assert world.done.result(10).mean["w"].tolist()[1] == 4.0
+
+
+def test_a_client_that_joins_elsewhere_leaves_its_group(world):
+    """It is the same client with the same token; its relay is not to wait for it."""
+    world.open()
+    world.promise(0)
+    world.promise(1)
+    world.cohort.join(1, PROFILE, world.tokens[1], (), relay="")
+    assert world.cohort._trips.current.groups == {0: (0,)}
+    with pytest.raises(Refused, match="a client of the sum has joined elsewhere") as refused:
+        world.sums(0, 1)
+    assert refused.value.code == grpc.StatusCode.ABORTED
+    world.whole(1)
+    world.sums(0)
+    world.whole(2)
+    assert world.done.result(10).mean["w"].tolist()[1] == 4.0
+
+
+def test_a_client_that_joins_again_through_its_relay_stays_in_its_group(world):
+    world.open()
+    world.promise(0)
+    world.cohort.join(1, PROFILE, world.tokens[1], (), relay="0-1")
+    world.promise(1)
+    world.sums(0, 1)
+    world.whole(2)
+    assert world.done.result(10).mean["w"].tolist()[1] == 4.0
+
+
+def test_a_refused_promise_fails_its_client_alone(world):
+    world.open(needed=2)
+    with pytest.raises(Refused, match="more examples than were announced"):
+        world.promise(0, 101.0)
+    assert list(world.failures()) == ["0"]
+    world.promise(1)
+    world.sums(1)
+    world.whole(2)
+    answers = world.done.result(10)
+    assert list(answers.by_client) == [1, 2]
+    assert answers.mean["w"].tolist()[0] == pytest.approx((6 * 0.5 + 4 * 1) / 10)
+
+
+HUGE = {"w": torch.tensor([1e9, 0.0, 0.0], dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    ("weights", "line"),
+    [
+        (HUGE, "holds 1.25e[+]08, beyond 1e[+]06"),
+        ({"w": torch.tensor([float("nan")] * 3).double()}, "NaN or infinite"),
+        ({"w": torch.ones(3)}, "float32"),
+        ({"w": torch.ones(2).double()}, r"\[2\]; expected float64 \[3\]"),
+        ({"v": torch.ones(3).double()}, "unexpected tensor"),
+        ({}, "'weights/w' is missing"),
+    ],
+)
+def test_a_sum_that_cannot_be_one_fails_its_clients(world, weights, line):
+    world.open(needed=1)
+    world.promise(0)
+    world.promise(1)
+    with pytest.raises(Refused, match=line) as refused:
+        world.sums(0, 1, weights=weights)
+    assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert world.failures().keys() == {"0", "1"}
+    assert all("the sum of its relay was refused" in why for why in world.failures().values())
+    world.whole(2)
+    assert list(world.done.result(10).by_client) == [2]
+
+
+@pytest.mark.parametrize(
+    ("clients", "line"),
+    [
+        ((0, 1), "all but the weights of client 1 did not come"),
+        ((0, 2), "not of one group"),
+        ((0, 0), "not of one group"),
+        ((2,), "not of one group"),
+    ],
+)
+def test_a_sum_of_others_is_refused(world, clients, line):
+    world.open(needed=1)
+    world.promise(0)
+    with pytest.raises(Refused, match=line):
+        world.sums(*clients)
+
+
+def test_a_sum_takes_the_token_of_each_client(world):
+    world.open()
+    world.promise(0)
+    world.promise(1)
+    header = world.sum_header(0, 1)
+    header.members[1].token = b"another"
+    with pytest.raises(Refused, match="client 1 has no session with this token") as refused:
+        world.push(header, Bundle({"w": torch.ones(3).double()}))
+    assert refused.value.code == grpc.StatusCode.UNAUTHENTICATED
+    assert not world.failures()
+
+
+def test_a_client_without_a_relay_sends_its_weights(world):
+    world.open(needed=1)
+    with pytest.raises(Refused, match="the weights of client 2 come whole in this trip"):
+        world.promise(2)
+    assert list(world.failures()) == ["2"]
+
+
+def test_a_sum_that_comes_too_late_is_superseded(world):
+    world.open()
+    world.promise(0)
+    world.promise(1)
+    world.whole(0)
+    with pytest.raises(Refused, match="some clients of the sum have answered") as refused:
+        world.sums(0, 1)
+    assert refused.value.code == grpc.StatusCode.ABORTED
+
+
+def trip(**more):
+    return Trip({c: order(c) for c in range(4)}, Bundle(), spec=SPEC, count=count, **more)
+
+
+RELAYS = {0: "a", 2: "a", 1: "b"}
+
+
+def test_groups_are_those_of_the_relays():
+    assert groups_of(trip(), RELAYS) == {0: (0, 2), 2: (0, 2)}
+    assert groups_of(trip(enough=4), RELAYS) != {}
+
+
+def test_what_cannot_be_summed_has_no_groups():
+    scored = BundleSpec.of(Bundle({"eval/w": torch.ones(1), "w": torch.ones(1)}))
+    mixed = BundleSpec.of(Bundle({"v": torch.ones(1).double(), "w": torch.ones(1)}))
+    evaluation = {c: order(c, rpc.ORDER_KIND_EVALUATE) for c in range(4)}
+    for other in (
+        Trip(trip().orders, Bundle(), spec=SPEC),  # the method reads single uploads
+        trip(enough=3),  # some more are asked than are wanted
+        Trip(trip().orders, Bundle(), spec=scored, count=count),
+        Trip(trip().orders, Bundle(), spec=mixed, count=count),
+        Trip(evaluation, Bundle(), count=count),
+    ):
+        assert groups_of(other, RELAYS) == {}
+
+
+def test_a_relay_is_told_the_group_once_and_gets_all_orders(world):
+    world.open()
+    waiting = [rpc.Waiting(client_id=str(c), token=world.tokens[c]) for c in (0, 1)]
+    stream = world.service.pull(rpc.PullRequest(waiting=waiting), Context())
+    headers = [read_chunk(next(stream), rpc.PullHeader)[0] for _ in range(2)]
+    assert [list(h.group) for h in headers] == [[0, 1], []]
+    assert [h.order.following for h in headers] == [1, 0]
+
+
+def test_a_relay_may_have_more_orders_under_way_than_a_process(tmp_path):
+    events = EventLog()
+    cohort = RemoteCohort(9, Spool(tmp_path, 1 << 20), events, admission=Admission({}, 9))
+    for relay, expected in (("0-8", 9), ("", RemoteCohort.MOST_AHEAD)):
+        tokens = {c: cohort.join(c, PROFILE, b"same", (), relay=relay) for c in range(9)}
+        orders = {c: order(c) for c in range(9)}
+        cohort.send(Trip(orders, Bundle(), spec=SPEC))
+        sessions = {c: cohort.session(c, token) for c, token in tokens.items()}
+        caller = cohort.caller(sessions, dict.fromkeys(range(9), 0))
+        found = [cohort._order_for(caller) for _ in range(9)]
+        assert sum(one is not None for one in found) == expected
+        cohort.recall()
+
+
+def test_the_name_of_a_relay_is_short(world):
+    request = rpc.JoinRequest(client_id="0", protocol=PROTOCOL, relay="x" * 101)
+    with pytest.raises(Refused, match="100 characters") as refused:
+        world.service.join(request, Context())
+    assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT

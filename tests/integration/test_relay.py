@@ -1,0 +1,270 @@
+"""A tree of coordinators: relays sum what their clients upload, and anybody may be killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmodels.resolution import experiment_of
+from fedsrv.cli import main
+from fedsrv.engine.schedule import steps
+from fedsrv.identity.certificates import init_authority, issue
+from fedtide.inprocess import run_in_process
+from tests.integration.conftest import Loopback, Sites, tables
+from tests.integration.harness import Relay, reached
+from tests.integration.test_tls_run import client_options, server_options
+
+pytestmark = pytest.mark.loopback
+
+EXPERIMENT = tables("held", schedule={"rounds": 3, "clients": 3})
+"""Six interactions of all three clients, who hold private heads."""
+
+
+@pytest.fixture(scope="module")
+def flat(partition: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the summary of the run without a relay."""
+    return run_in_process(EXPERIMENT, partition, tmp_path_factory.mktemp("alone") / "run")
+
+
+def assert_same(found: dict[str, Any], flat: dict[str, Any]) -> None:
+    assert found["state_sha256"] == flat["state_sha256"]
+    assert found["metrics"] == flat["metrics"]
+
+
+def finish(run: Loopback, *clients: Any) -> dict[str, Any]:
+    """Wait for everybody, relays included; return the summary."""
+    assert run.coordinator is not None
+    found = run.finish(run.coordinator, *clients)
+    for relay in run.relays:
+        assert relay.wait() in (0, -9), relay.output()
+    return found
+
+
+def uploaded(found: dict[str, Any]) -> int:
+    total: int = found["bytes"]["up"]
+    return total
+
+
+def test_one_relay_has_the_flat_digest_and_two_bring_one_sum_each(
+    loopback: Sites, flat: dict[str, Any]
+) -> None:
+    alone = loopback(EXPERIMENT, "one-relay")
+    alone.serve()
+    relay = alone.relay("0-2")
+    joined = [alone.join("0-1", port=relay.port), alone.join("2", port=relay.port)]
+    found = finish(alone, *joined)
+    assert_same(found, flat)
+    weights = uploaded(flat) - 18 * 8  # of three clients, six times, beside a count
+    assert uploaded(found) == 18 * 8 + 2 * weights // 3, "one sum in float64 for three uploads"
+    assert "WARNING" not in relay.output()
+    assert "ERROR" not in relay.output()
+
+
+def test_a_relay_and_a_client_without_one(loopback: Sites, flat: dict[str, Any]) -> None:
+    """The sums of a group differ from the flat mean in the last bit of float64 at most."""
+    run = loopback(EXPERIMENT)
+    run.serve()
+    relay = run.relay("1-2")
+    found = finish(run, run.join("0"), run.join("1-2", port=relay.port))
+    assert found["metrics"] == flat["metrics"]
+    weights = uploaded(flat) - 18 * 8
+    assert uploaded(found) == 18 * 8 + weights, "one sum in float64 for two uploads"
+    assert found["bytes"]["wire_down"] < flat["bytes"]["down"]
+
+
+@pytest.mark.parametrize("victim", ["relay", "client", "coordinator", "everybody"])
+def test_a_kill_during_training(
+    victim: str, loopback: Sites, flat: dict[str, Any], steer: Path
+) -> None:
+    """Client 1 trains when others' uploads of the interaction are with the relay already."""
+    (steer / "train-1-2").touch()
+    run = loopback(EXPERIMENT)
+    server, relay = run.serve(), run.relay("0-2")
+    clients = {c: run.join(str(c), port=relay.port) for c in range(3)}
+    reached(steer / "train-1-2.reached")
+    if victim in ("relay", "everybody"):
+        relay.kill()
+    if victim in ("coordinator", "everybody"):
+        server.kill()
+    for client in range(3) if victim == "everybody" else [1]:
+        clients[client].kill()
+    if victim in ("coordinator", "everybody"):
+        run.serve()
+    if victim in ("relay", "everybody"):
+        run.relay("0-2", port=relay.port)
+    for client in range(3) if victim == "everybody" else [1]:
+        clients[client] = run.join(str(client), port=relay.port)
+    assert_same(finish(run, *clients.values()), flat)
+
+
+def test_a_relay_goes_on_without_a_client_that_is_late(loopback: Sites, steer: Path) -> None:
+    """At four fifths of the deadline the sum goes up; the late client counts no more."""
+    experiment = {**EXPERIMENT, "server": {"min_clients": 2, "deadline_s": 5.0}}
+    (steer / "train-1-2").touch()
+    run = loopback(experiment)
+    server, relay = run.serve(), run.relay("0-2")
+    clients = {c: run.join(str(c), port=relay.port) for c in range(3)}
+    reached(steer / "train-1-2.reached")
+    server.wait_kind("commit", interaction=2)
+    clients[1].kill()
+    clients[1] = run.join("1", port=relay.port)
+    finish(run, *clients.values())
+    records = [json.loads(line) for line in (run.out / "rounds.jsonl").read_text().splitlines()]
+    trained = [sorted(c for c, row in r["clients"].items() if "loss" in row) for r in records]
+    assert trained[2] == ["0", "2"]
+    assert trained[5] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("method", ["gldp", "pfedgraph"])
+def test_a_method_that_sends_more_than_weights(
+    method: str, loopback: Sites, partition: Path, tmp_path: Path
+) -> None:
+    """Prototypes go up for each client; what reads single uploads gets them whole."""
+    experiment = tables(method)
+    alone = run_in_process(experiment, partition, tmp_path / "alone")
+    run = loopback(experiment)
+    run.serve()
+    relay = run.relay("0-2")
+    assert_same(finish(run, run.join("0-2", port=relay.port)), alone)
+
+
+def test_compressed_uploads_pass_whole(loopback: Sites, partition: Path, tmp_path: Path) -> None:
+    experiment = {**EXPERIMENT, "compression": {"up": "int8", "down": "bfloat16"}}
+    alone = run_in_process(experiment, partition, tmp_path / "alone")
+    run = loopback(experiment)
+    run.serve()
+    relay = run.relay("0-2")
+    found = finish(run, run.join("0-2", port=relay.port))
+    assert_same(found, alone)
+    assert uploaded(found) == uploaded(alone)
+
+
+def test_cohorts_of_a_few_clients(loopback: Sites, partition: Path, tmp_path: Path) -> None:
+    """A group is the clients of a trip; a client alone brings its upload whole."""
+    schedule = {"rounds": 3, "clients": 3, "per_round": 2}
+    experiment = {**EXPERIMENT, "schedule": schedule}
+    alone = run_in_process(experiment, partition, tmp_path / "alone")
+    planned = steps(experiment_of(experiment), range(3), dict.fromkeys(range(3), 2))
+    cohorts = [step.cohort for step in planned]
+    assert (0, 1) in cohorts
+    assert len({*cohorts}) > 1
+    run = loopback(experiment)
+    run.serve()
+    relay = run.relay("0-1")
+    found = finish(run, run.join("0-1", port=relay.port), run.join("2"))
+    assert found["metrics"] == alone["metrics"]
+
+
+def ends(relay: Relay | Any, line: str) -> bool:
+    return relay.wait() == 1 and line in relay.output()
+
+
+def test_who_does_not_belong_is_told_so(loopback: Sites) -> None:
+    run = loopback(EXPERIMENT)
+    run.serve()
+    relay = run.relay("0-1")
+    assert ends(
+        run.join("2", port=relay.port), "this relay is for clients 0-1; '2' joins elsewhere"
+    )
+    above = Relay(run.fork_server, run.root / "second.log", f"127.0.0.1:{relay.port}", "0-1")
+    run.relays.append(above)
+    assert ends(run.join("0", port=above.port), "a relay cannot stand behind another")
+    above.kill()
+    relay.kill()
+
+
+def test_an_asynchronous_run_takes_no_relay(loopback: Sites) -> None:
+    schedule = {"rounds": 2, "clients": 3, "order": "asynchronous", "buffer": 2}
+    run = loopback(tables("held-whole", schedule=schedule))
+    run.serve()
+    relay = run.relay("0-2")
+    assert ends(run.join("0", port=relay.port), "asynchronous rounds take no relay")
+    relay.kill()
+
+
+def test_a_run_that_fails_ends_its_relay(loopback: Sites) -> None:
+    run = loopback(EXPERIMENT)
+    server, relay = run.serve(), run.relay("0-2")
+    client = run.join("0-2", port=relay.port)
+    server.wait_kind("commit", interaction=0)
+    assert server.process.poll() is None
+    (run.out / "server").rename(run.root / "gone")  # the next state cannot be written
+    assert server.wait() != 0
+    assert client.wait() == 1
+    assert relay.wait() == 1, relay.output()
+    assert "error: " in relay.output()
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an authority's directory; a relay's certificate is that of its clients."""
+    root = tmp_path_factory.mktemp("certs")
+    init_authority(root)
+    for identity in ("server", "0-2", "0-1"):
+        issue(root, identity)
+    init_authority(root / "other")
+    return root
+
+
+def up_options(certs: Path, name: str, ca: Path | None = None) -> list[str]:
+    return [
+        "--up-ca", str(ca or certs / "ca.pem"), "--up-cert", str(certs / f"{name}.pem"),
+        "--up-key", str(certs / f"{name}.key"), *server_options(certs),
+    ]  # fmt: skip
+
+
+def test_over_mutual_tls_a_relay_has_the_certificate_of_its_clients(
+    loopback: Sites, flat: dict[str, Any], certs: Path
+) -> None:
+    run = loopback(EXPERIMENT)
+    run.serve(*server_options(certs))
+    narrow = run.relay("0-2", *up_options(certs, "clients-0-1"))
+    options = client_options(certs, "clients-0-2")
+    refused = run.join("0-2", *options, port=narrow.port, states=run.root / "elsewhere")
+    assert ends(refused, "fedtide:clients:0-1 does not cover 2 (PERMISSION_DENIED)")
+    narrow.kill()
+    relay = run.relay("0-2", *up_options(certs, "clients-0-2"), port=narrow.port)
+    assert_same(finish(run, run.join("0-2", *options, port=relay.port)), flat)
+
+
+def test_a_relay_that_does_not_trust_the_coordinator_ends_at_once(
+    loopback: Sites, certs: Path
+) -> None:
+    run = loopback(EXPERIMENT)
+    run.serve(*server_options(certs))
+    log, up = run.root / "relay.log", f"127.0.0.1:{run.port}"
+    options = up_options(certs, "clients-0-2", certs / "other" / "ca.pem")
+    arguments = ["relay", "--up", up, "--clients", "0-2", *options]
+    process = run.fork_server.start_fedsrv(arguments, log)
+    assert process.wait() == 1
+    process.close()
+    assert "is not signed by the authority that --up-ca names" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--clients", "5-2"], "--clients '5-2' is no range such as 0-24"),
+        (["--clients", "0-2", "--up", "nowhere"], "--up"),
+        (["--clients", "0-2", "--up-cert", "a.pem"], "--up-cert and --up-key belong together"),
+        (["--clients", "0-2", "--listen", "0.0.0.0:0"], "without TLS"),
+    ],
+)
+def test_wrong_options_get_one_line(
+    options: list[str],
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = options if "--up" in options else ["--up", "127.0.0.1:9", *options]
+    monkeypatch.setattr("sys.argv", ["fedsrv", "relay", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: ")
+    assert line in said
+    assert "\n" not in said
