@@ -27,7 +27,8 @@ class FedMLPReading(HeadsReading):
     kl_norm: Literal["softmax", "l2_softmax"] = "softmax"
     """How embeddings become distributions; ``l2_softmax`` normalises them first."""
     kl_dir: Literal["z_c", "c_z"] = "z_c"
-    """KL(embedding || prototype), or the other way round."""
+    """KL(embedding || prototype), as eq. 7 is written, or the other way round. The two are level in
+    six rounds of Fashion-MNIST (docs/results/fedmlp.md)."""
     history: Literal["accumulate", "previous_task"] = "accumulate"
     """Local prototypes a client remembers: the latest of every class, or the last task's."""
     c_new: Literal["sample", "class_mean"] = "sample"

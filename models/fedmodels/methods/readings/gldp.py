@@ -28,7 +28,8 @@ class GldpReading(HeadsReading):
     """Class means after training, in evaluation mode, or as embedded in the last epoch."""
     own_moves: Literal["stage", "epoch"] = "stage"
     """When eq. 9 moves a client's own prototypes: after the interaction, or after each epoch of
-    the representation too, by its embeddings, so that eq. 8 follows (Algorithm 1, line 15)."""
+    the representation too, by its embeddings, so that eq. 8 follows (Algorithm 1, line 15). No
+    interval of five seeds tells the two apart (docs/results/gldp.md)."""
     gp_refresh: Literal["stage", "round"] = "stage"
     """Which global prototypes clients train with: the newest, or those of the round's beginning."""
     bn: Literal["average", "local"] = "average"
