@@ -168,7 +168,7 @@ def serve(
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     telling = Telling(names_address=not as_json, prints=events)
-    with _tells_how_to_resume(telling, out):
+    with _telling_the_end(telling, out):
         summary = serve_run(
             experiment,
             out,
@@ -194,10 +194,16 @@ def _set_by_sigterm() -> threading.Event:
 
 
 @contextmanager
-def _tells_how_to_resume(telling: Telling, out: Path) -> Iterator[None]:
-    """Turn Ctrl-C into the line that says how to go on, if clients could join before it."""
+def _telling_the_end(telling: Telling, out: Path) -> Iterator[None]:
+    """Tell the launcher of an error; turn Ctrl-C into the line that says how to go on.
+
+    Where clients could not join yet, there is nothing to go on with.
+    """
     try:
         yield
+    except FedtideError as error:
+        telling.fail(str(error))
+        raise
     except KeyboardInterrupt:
         if telling.has_begun:
             raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None

@@ -207,7 +207,10 @@ def _drain(stop: threading.Event, service: Service, out: Path) -> None:
     """Wait until the run is to stop, then let the interaction under way end."""
     stop.wait()
     service.health.enter_graceful_shutdown()
-    line = f"stopping: the interaction under way has {DRAIN_S:g} s to end, then it is abandoned"
+    line = (
+        f"stopping: clients have {DRAIN_S:g} s to end the interaction under way, then it is "
+        "abandoned; what the method computes here now ends first"
+    )
     service.events.tell("draining", line=line)
     done = f"stopped as asked: the same command with --resume goes on with the run in {out}"
     service.cohort.stop(done, RunStopped, DRAIN_S)

@@ -12,6 +12,8 @@ from typing import Any
 
 HAS_FAILED = "the run has failed: "
 """How the line begins that clients are told of a failed run, and end with."""
+DONE = "finished"
+"""Why a client leaves, in its own word, when the server told it that the run is over."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.errors import ConfigError, RunFailed, reason_of
 from fedmodels.nets.trained import TrainedModel
 
 DESCRIPTION = "model.json"
@@ -39,7 +39,7 @@ def export(model: TrainedModel, kind: str, out: Path) -> None:
             warnings.simplefilter("ignore")  # of the exporters, about themselves
             KINDS[kind][1](model, out)
     except OSError as error:
-        raise RunFailed(f"cannot write {out}: {error.strerror or error}") from None
+        raise RunFailed(f"cannot write {out}: {reason_of(error)}") from None
 
 
 def _to_safetensors(model: TrainedModel, out: Path) -> None:

@@ -252,6 +252,12 @@ class Telling:
         self._thread.start()
         self.has_begun = True
 
+    def fail(self, why: str) -> None:
+        """Tell the launcher why the run failed: the log may be on a disk that is full."""
+        if self._prints:
+            sys.stdout.write(f"error: {why}\n")
+            sys.stdout.flush()
+
     def end(self) -> None:
         """Wait until the last event is told."""
         self._thread.join(LAST_WORDS_S)

@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, reason_of
 
 IntArray = NDArray[np.int64]
 DAMAGED = (
@@ -33,7 +33,7 @@ def read_array(path: Path, mmap: bool = False) -> NDArray[Any]:
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except DAMAGED as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+        raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     return out
 
 
@@ -49,4 +49,4 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (*DAMAGED, AttributeError) as error:  # an .npy under that name
-        raise DataError(f"{path} cannot be read: {error}") from None
+        raise DataError(f"{path} cannot be read: {reason_of(error)}") from None

@@ -42,7 +42,7 @@ from fedsrv.state.syncer import Syncer
 
 MOST_CONFUSED = 100
 """Classes of a problem up to which the last scores tell what each class was taken for."""
-STAGE, ROUND = 1, 2
+AFTER_INTERACTION, AFTER_ROUND = 1, 2
 """Numbers of the evaluation trips of one interaction."""
 
 
@@ -317,8 +317,8 @@ class Engine:
         """Return the views that need an evaluation trip after a step of a scored round."""
         wanted: list[str] = [v for v in self.experiment.evaluate.views if v in self.method.views]
         trip = [v for v in wanted if v != "after_local"]
-        of_stage = ("after_downlink", self.method.local_view)
-        return trip if step.ends_round else [v for v in trip if v in of_stage]
+        of_task = ("after_downlink", self.method.local_view)
+        return trip if step.ends_round else [v for v in trip if v in of_task]
 
     def _score(self, step: Step, record: Record, scores: Scores) -> None:
         """Score the committed models and complete the record."""
@@ -327,7 +327,7 @@ class Engine:
         clients: list[ClientId] = [*self._scorers(step, record)]
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
-        views, number = self._views(step), ROUND if step.ends_round else STAGE
+        views, number = self._views(step), AFTER_ROUND if step.ends_round else AFTER_INTERACTION
         kind, seen = rpc.ORDER_KIND_EVALUATE, self._tasks_seen(step)
         orders = self._orders(ctx, kind, clients, views, seen, number)
         trip = self.trip(orders, common, personal, needed=self._needed(clients))

@@ -105,7 +105,7 @@ def run_metrics(
     if whole:
         views |= {"forgetting_received": "after_downlink", "forgetting_trained": "after_local"}
     for name, view in views.items():
-        matrix = stage_matrix(records, view)
+        matrix = task_matrix(records, view)
         if len(matrix) > 1:
             out[name] = forgetting(matrix)
     return {key: value for key, value in out.items() if np.isfinite(value)}
@@ -133,7 +133,7 @@ def _ends_of_tasks_are_scored(records: Sequence[Record]) -> bool:
     return all(any(row.get("views") for row in rows) for rows in clients)
 
 
-def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, Any]:
+def task_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, Any]:
     """Return R (T, T): mean accuracy on task j after training on task i, in i's last round.
 
     The mean skips clients without the entry (task j not met, or no test data). An entry that no
@@ -143,11 +143,11 @@ def stage_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, 
     for record in records:
         if any(_task_series(row, local_view) for row in record.get("clients", {}).values()):
             last[record["task"]] = record
-    stages = sorted(last)
-    matrix = np.full((len(stages), len(stages)), np.nan)
-    for i, stage in enumerate(stages):
-        rows = [_task_series(row, local_view) for row in last[stage]["clients"].values()]
-        for j, task in enumerate(stages[: i + 1]):
+    tasks = sorted(last)
+    matrix = np.full((len(tasks), len(tasks)), np.nan)
+    for i, latest in enumerate(tasks):
+        rows = [_task_series(row, local_view) for row in last[latest]["clients"].values()]
+        for j, task in enumerate(tasks[: i + 1]):
             values = [a for row in rows if len(row) > task and (a := row[task]) is not None]
             matrix[i, j] = np.mean(values) if values else np.nan
     return matrix

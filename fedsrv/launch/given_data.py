@@ -10,7 +10,7 @@ from typing import Any
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, data_and_scenario
 from fedmodels.data_description import ClientFile, ProblemFile, read_file
-from fedmodels.errors import ConfigError, DataError
+from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.methods import make
 from fedmodels.printable import printable
 from fedmodels.training.compression import Compression
@@ -97,7 +97,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+        raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     if not isinstance(content, dict):
         raise DataError(f"{path} must hold an object")
     return content

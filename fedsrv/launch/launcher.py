@@ -39,7 +39,14 @@ from fedsrv.launch.progress import Lines, display_of
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import write_html
-from fedsrv.state.run_directory import beginning, make_directory, refuse_existing, require_run
+from fedsrv.state.run_directory import (
+    beginning,
+    launching,
+    make_directory,
+    refuse_existing,
+    require_run,
+    using,
+)
 from fedsrv.tracking.trackers import check_extras
 
 MAX_RESTARTS = 3
@@ -101,7 +108,7 @@ def launch(
             config = tomli_w.dumps(experiment.to_dict())
             place = RayHosts(ray, joining, out, config, deals=not made_before)
         parts = (experiment, out, root, place, display, held, made_before, began, logs)
-        with Launch(*parts, serve_options=serve_options) as run:
+        with launching(out), Launch(*parts, serve_options=serve_options) as run:
             run.partition()
             check_net(experiment, root)
             try:
@@ -112,9 +119,26 @@ def launch(
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes are ended in any case
                 began.set()
                 raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
-    record = read_run(out)
-    write_html([record], out / "report.html")
-    display.end(record, out / "report.html")
+    show_end(out, display)
+
+
+def show_end(out: Path, display: Lines) -> None:
+    """Write the page of a run that has finished, and show its table.
+
+    A page that cannot be written does not fail the run: a line says how to write it later.
+    """
+    record, page = read_run(out), out / "report.html"
+    try:
+        write_html([record], page)
+    except OSError as error:
+        display.end(record, None)
+        display.say(
+            f"the run has finished, but its page {page} cannot be written: {error.strerror}; "
+            f"when that is mended: fedsrv report {out} --html {page}",
+            logging.WARNING,
+        )
+    else:
+        display.end(record, page)
 
 
 def _check_start(experiment: Experiment, data: Path | None, held: Path, device: str) -> None:
@@ -184,13 +208,16 @@ class Launch:
     dismissed: set[str] = field(default_factory=set)
     """The hosts that ended because the coordinator told them of the run's failure."""
     restarts: dict[str, int] = field(default_factory=dict)
+    failure: str = ""
+    """Why the coordinator ends, in its own words."""
     finished: bool = False
     is_draining: bool = False
 
     def __enter__(self) -> Launch:
         """Start dealing out the data; meanwhile the hosts' place and a coordinator get ready."""
         self.config = self.out / "logs" / "launch.toml"
-        self.config.write_text(tomli_w.dumps(self.experiment.to_dict()))
+        with using(self.out):
+            self.config.write_text(tomli_w.dumps(self.experiment.to_dict()))
         share_memory()
         argv = ["partition", str(self.config), "--out", str(self.data), "--no-picture"]
         self.dealing: Forked | None = None
@@ -294,12 +321,14 @@ class Launch:
             if event.kind == "commit":
                 self.restarts.clear()
             self.display.take(event)
+        elif said.line.startswith("error: "):
+            self.failure = said.line.removeprefix("error: ")
         elif said.status == 0:
             self.finished = True
         elif said.status is not None and self.is_draining:
             raise RunStopped(f"stopped as asked; add --resume to go on with the run in {self.out}")
         elif said.status is not None and said.status > 0:
-            raise RunFailed(error_in(self._log("server")))
+            raise RunFailed(self.failure or error_in(self._log("server")))
         elif said.status is not None:
             self._restart("server", self._why("server", said.status))
             process = started(["-m", "fedsrv", *self._arguments()], self._log("server"))

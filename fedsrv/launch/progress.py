@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmodels.printable import printable
-from fedsrv.events import Event
+from fedmodels.tensors.bundle import EVALUATOR
+from fedsrv.events import DONE, Event
 from fedsrv.narration import DOING, Narrator, figures_text, level_of
 from fedsrv.report.run_record import RunRecord
 from fedsrv.report.tables import final_table
@@ -28,18 +29,27 @@ class Lines:
     def __init__(self, console: Console | None = None, level: int = logging.INFO) -> None:
         self.console, self.level = console or Console(), level
         self.narrator = Narrator()
+        self.done: set[str] = set()
+        """The clients that left because the run is over; :meth:`__exit__` counts them."""
 
     def __enter__(self) -> Lines:
         """Begin."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End."""
+        """End; say how many clients left a run that is over."""
+        clients = len(self.done - {EVALUATOR})
+        who = [f"{clients} client{'' if clients == 1 else 's'}"] if clients else []
+        who += ["the evaluator"] if EVALUATOR in self.done else []
+        if who:
+            self.say(f"the run is over: {' and '.join(who)} left")
 
     def take(self, event: Event) -> str:
         """Take in one event of the coordinator, say it where it matters enough; return the line."""
         line = self.narrator.line(event)
-        if level_of(event) >= self.level:
+        if event.kind == "left" and event.detail.get("reason") == DONE:
+            self.done.add(event.client)
+        elif level_of(event) >= self.level:
             self.say(line, level_of(event))
         return line
 
@@ -48,15 +58,19 @@ class Lines:
         if level >= self.level:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def end(self, record: RunRecord, page: Path) -> None:
-        """Show a finished run's table, and say where its page is."""
+    def end(self, record: RunRecord, page: Path | None) -> None:
+        """Show a finished run's table, and say where its page is, if there is one."""
         if self.level <= logging.INFO:
             self.console.print(final_table(record))
-            self.say(f"report: {page}")
+            if page is not None:
+                self.say(f"report: {page}")
 
 
 class Objects(Lines):
     """Says it as one JSON object a line, with the fields of an event."""
+
+    def __exit__(self, *_: object) -> None:
+        """End; every client that left had an object of its own."""
 
     def take(self, event: Event) -> str:
         """Print an event that matters enough; return it."""
@@ -69,9 +83,9 @@ class Objects(Lines):
         if level >= self.level:
             self._print(Event("launcher", detail={"line": line}, unix_time=time.time()))
 
-    def end(self, record: RunRecord, page: Path) -> None:
-        """Print where the page of a finished run is."""
-        if self.level <= logging.INFO:
+    def end(self, record: RunRecord, page: Path | None) -> None:
+        """Print where the page of a finished run is, if there is one."""
+        if page is not None and self.level <= logging.INFO:
             self._print(Event("report", detail={"path": str(page)}, unix_time=time.time()))
 
     def _print(self, event: Event) -> None:
@@ -139,8 +153,8 @@ class Display(Lines):
         """Print a line above the display."""
         super().say(line, level)
 
-    def end(self, record: RunRecord, page: Path) -> None:
-        """Show a finished run's table, and say where its page is."""
+    def end(self, record: RunRecord, page: Path | None) -> None:
+        """Show a finished run's table, and say where its page is, if there is one."""
         self.level = logging.INFO
         super().end(record, page)
 

@@ -169,7 +169,7 @@ def of_classes(group: SeedGroup) -> Iterator[Panel]:
         yield bar_panel(text, series, x="class", y="accuracy", unit="percent")
     for view, name in _views(group):
         counts = group.merge(partial(q.confusion, view=view))
-        if counts:
+        if any(spread.mean for spread in counts.values()):  # a view may have scored no example
             yield _confusion_panel(f"confusion matrix, {name}", counts)
 
 

@@ -119,8 +119,8 @@ def comparable_view(runs: Sequence[RunRecord]) -> str:
 
     Methods keep different models; what they forget compares only at one and the same moment.
     """
-    stages = [{k for k, _ in accuracy_matrix(run, RECEIVED)} for run in runs]
-    return RECEIVED if all(len(found) > 1 for found in stages) else "after_local"
+    tasks = [{k for k, _ in accuracy_matrix(run, RECEIVED)} for run in runs]
+    return RECEIVED if all(len(found) > 1 for found in tasks) else "after_local"
 
 
 def final_task_accuracy(run: RunRecord, view: str) -> dict[int, float]:

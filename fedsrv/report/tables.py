@@ -41,7 +41,10 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
     for sentence in story(group_runs(records)):
         console.print(sentence, markup=False, highlight=False)
     if html is not None:
-        write_html(records, html)
+        try:
+            write_html(records, html)
+        except OSError as error:
+            raise ConfigError(f"the page {html} cannot be written: {error.strerror}") from None
         console.print(f"report written to {html}")
     if unread:
         raise ArchiveError("; ".join(map(str, unread)))
@@ -113,16 +116,11 @@ def write_html(runs: Sequence[RunRecord], path: Path) -> None:
     """Write one self-contained page about these runs.
 
     Raises:
-        ConfigError: the file cannot be written.
+        OSError: the file cannot be written.
     """
     from fedsrv.report.page import page  # draws with matplotlib: only when a page is wanted
 
-    groups = group_runs(runs)
-    text = page(groups)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the page {path} cannot be written: {error.strerror}") from None
+    path.write_text(page(group_runs(runs)), encoding="utf-8")
 
 
 def _styled(values: Sequence[str], best: int | None) -> list[Text]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ArchiveError
+from fedmodels.errors import ArchiveError, reason_of
 from fedmodels.files import sync_path
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.archive import load_named
@@ -93,7 +93,7 @@ def _experiment(run: Path) -> Experiment:
     try:
         return parse_experiment(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ArchiveError(f"{path} is needed, and cannot be read: {error}") from None
+        raise ArchiveError(f"{path} is needed, and cannot be read: {reason_of(error)}") from None
 
 
 def _records(path: Path) -> list[Record]:

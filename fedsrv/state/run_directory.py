@@ -13,14 +13,20 @@ from pathlib import Path
 
 from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed
 
+LOCK = ".lock"
+"""The file by which the process that writes a run locks its directory."""
+LAUNCH_LOCK = "logs/.lock"
+"""The file by which a launcher does; it begins before its coordinator and may outlive one."""
 
-def lock(path: Path) -> int:
-    """Lock a run directory until the returned file is closed.
+
+def lock(path: Path, name: str = LOCK) -> int:
+    """Lock a run directory, by the file ``name`` in it, until the returned file is closed.
 
     Raises:
+        OSError: the file cannot be opened.
         RunFailed: another process holds the lock.
     """
-    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -35,6 +41,55 @@ WRITTEN = {
 }  # fmt: skip
 """The files that a start writes into a run directory before clients can join."""
 GO_ON = "what is committed is kept: make room, and go on with --resume"
+
+
+@contextlib.contextmanager
+def using(out: Path) -> Iterator[None]:
+    """Turn errors of the first steps in the directory that ``--out`` names into one line.
+
+    Raises:
+        ConfigError: the directory cannot be used.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be used: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def launching(path: Path) -> Iterator[None]:
+    """Keep other launchers out of a run directory, which has its ``logs`` already.
+
+    Raises:
+        ConfigError: the directory cannot be written to.
+        RunFailed: another process uses it.
+    """
+    with using(path):
+        handle = lock(path, LAUNCH_LOCK)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def refuse_in_use(path: Path) -> None:
+    """Refuse a run directory that somebody has locked.
+
+    Raises:
+        RunFailed: another process uses it.
+    """
+    for name in (LOCK, LAUNCH_LOCK):
+        if (path / name).is_file():
+            with contextlib.suppress(OSError):  # of another user: locks say nothing there
+                os.close(lock(path, name))
+
+
+def _is_in_use(path: Path) -> bool:
+    try:
+        refuse_in_use(path)
+    except RunFailed:
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -87,6 +142,8 @@ def is_vacant(path: Path) -> bool:
 def beginning(path: Path) -> Iterator[threading.Event]:
     """Take back what a start that failed has left in a directory that held no run before.
 
+    Nothing is taken back of a directory that another process uses.
+
     Yields:
         An event; set it when clients can join, and nothing is taken back any more.
     """
@@ -96,7 +153,8 @@ def beginning(path: Path) -> Iterator[threading.Event]:
     try:
         yield began
     finally:
-        if not began.is_set() and not held_a_run and path.is_dir():
+        ours = not began.is_set() and not held_a_run and path.is_dir()
+        if ours and not _is_in_use(path):
             take_back(path, was_there or set())
 
 
@@ -119,10 +177,8 @@ def make_directory(path: Path, out: Path) -> None:
     Raises:
         ConfigError: it cannot be made, or not be written to.
     """
-    try:
+    with using(out):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be used: {error.strerror}") from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"--out {out} cannot be used: it is not writable")
 
@@ -145,8 +201,6 @@ def refuse_existing(path: Path) -> None:
         RunFailed: a run goes on in it.
     """
     if not is_vacant(path):
-        if (path / ".lock").is_file():
-            with contextlib.suppress(OSError):  # of somebody else: the directory is named below
-                os.close(lock(path))
+        refuse_in_use(path)
         what = "already holds a run" if (path / "run.db").exists() else "exists and is not empty"
         raise ConfigError(f"{path} {what}; give --resume to go on with it, or another --out")

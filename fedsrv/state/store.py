@@ -34,6 +34,7 @@ from fedsrv.state.run_directory import (
     lock,
     may_hold_a_run,
     refuse_existing,
+    using,
     writing,
 )
 from fedsrv.state.state_files import StateFiles
@@ -63,11 +64,9 @@ class Store:
                 f"{path} holds no run to resume; leave --resume out, or name its --out"
             )
         self.states = path / "server"
-        try:
+        with using(path):
             path.mkdir(parents=True, exist_ok=True)
             self._lock_file = lock(path)  # the first file: a start killed after it can be resumed
-        except OSError as error:
-            raise ConfigError(f"--out {path} cannot be used: {error.strerror}") from None
         try:
             with writing(path):
                 self.states.mkdir(exist_ok=True)

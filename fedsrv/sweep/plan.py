@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmodels.config.experiment import difference
-from fedmodels.errors import ArchiveError, ConfigError, suggestion
+from fedmodels.errors import ArchiveError, ConfigError, reason_of, suggestion
 from fedmodels.resolution import override, parse_experiment
 from fedsrv.presets import preset_file
 
@@ -85,7 +85,7 @@ class Sweep(BaseModel):
         try:
             table = tomllib.loads(path.read_text("utf-8-sig"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"cannot read the sweep {path}: {error}") from None
+            raise ConfigError(f"cannot read the sweep {path}: {reason_of(error)}") from None
         for key in sorted(table.keys() - cls.model_fields.keys()):
             raise ConfigError(f"{path}: unknown key {key!r}.{suggestion(key, cls.model_fields)}")
         try:
@@ -130,7 +130,7 @@ def _tables(preset: Path) -> dict[str, Any]:
         parse_experiment(text, f"preset {preset}")
         return tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the preset {preset}: {error}") from None
+        raise ConfigError(f"cannot read the preset {preset}: {reason_of(error)}") from None
 
 
 @dataclass(frozen=True, order=True)

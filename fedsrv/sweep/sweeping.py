@@ -73,11 +73,11 @@ def run_sweep(
         if sweep.columns:
             outcome = outcome_of(sweep, runs, len(seeds), damaged)
             _tabulate(outcome, out, say)
-            if ended:
-                write_html([read_run(run.directory) for run in ended], html)
-                say(f"report: {html}")
         elif ended:
-            report_command([run.directory for run in ended], html)
+            report_command([run.directory for run in ended], None)
+        if ended:
+            write_html([read_run(run.directory) for run in ended], html)
+            say(f"report: {html}")
     if failed:
         names = ", ".join(run.directory.name for run in failed)
         raise RunFailed(f"{len(failed)} of {len(runs)} runs failed and are left out: {names}")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, reason_of
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
 
@@ -155,7 +155,7 @@ def read_file(path: Path, kind: type[File]) -> File:
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+        raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     except ValidationError as error:
         raise DataError(f"{path}: {first_fault(error)}") from None
 

@@ -7,7 +7,7 @@ FedtideError                     one clear line for the user; ``exit_code`` says
 │   └── ArchiveNotWritten        the disk is full, or fails
 ├── PayloadError                 a message does not hold what it must
 │   └── PayloadTooLarge          it claims or carries more bytes than it may
-├── ClientFailed                 one client failed; names it, the round and the stage
+├── ClientFailed                 one client failed; names it, the round and the work
 ├── TrainingFailed               a client's training diverged
 ├── RunFailed                    the run cannot go on                                     (exit 1)
 ├── RunStopped                   the run was asked to stop, and can be resumed            (exit 143)
@@ -59,9 +59,9 @@ class PayloadTooLarge(PayloadError):
 class ClientFailed(FedtideError):
     """One client failed in one interaction."""
 
-    def __init__(self, client: object, round: int, stage: str, reason: str) -> None:
-        super().__init__(f"client {client} failed in round {round} ({stage}): {reason}")
-        self.client, self.round, self.stage, self.reason = client, round, stage, reason
+    def __init__(self, client: object, round: int, work: str, reason: str) -> None:
+        super().__init__(f"client {client} failed in round {round} ({work}): {reason}")
+        self.client, self.round, self.work, self.reason = client, round, work, reason
 
 
 class TrainingFailed(FedtideError):
@@ -86,6 +86,11 @@ class Interrupted(RunStopped):
 
 class LinkError(FedtideError):
     """The server refused this client, or cannot be reached any more."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a file that a line names is of no use: the system's words, without a number."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

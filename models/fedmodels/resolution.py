@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
-from fedmodels.errors import ConfigError, suggestion
+from fedmodels.errors import ConfigError, reason_of, suggestion
 from fedmodels.own_code import digest_of, is_own, own_name
 
 log = logging.getLogger(__name__)
@@ -26,10 +26,8 @@ def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """
     try:
         text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read the config {path}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {path}: {reason_of(error)}") from None
     return parse_experiment(text, str(path), overrides)
 
 

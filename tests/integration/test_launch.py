@@ -265,11 +265,11 @@ def test_pooled_training_refuses_data_that_are_dealt_out(launch: Any, partition:
         (["--set", "method.mue=1"], 2, "unknown key 'mue' in [method]; fedprox has: mu"),
         (["--data", "nowhere"], 1, "--data nowhere holds no client directory 0"),
         (["--hosts", "0"], 2, "Invalid value for '--hosts'"),
-        (["--set", "data.name='mnist'", "--set", "data.root='/nowhere'"], 1, "mnist"),
+        (["--set", "data.name='femnist'", "--set", "data.root='/nowhere'"], 1, "femnist"),
     ],
 )
 def test_mistakes_get_one_line(more: list[str], status: int, line: str, launch: Any) -> None:
-    if os.environ.get("FEDTIDE_DATA") and "data.name='mnist'" in more:
+    if os.environ.get("FEDTIDE_DATA") and "data.name='femnist'" in more:
         pytest.skip("the real data set is at hand")
     run = launch(SHORT, *more)
     found, output = run.end()

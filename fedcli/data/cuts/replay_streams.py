@@ -102,8 +102,12 @@ def replay_stream(
     stream = []
     for kind in types:
         classes = classes_of_type(permuted, kind, width)
-        if any(train_parts[c].shape[1] == 0 for c in classes):
-            raise ConfigError("[scenario] parts is larger than the training examples of a class")
+        for c in classes:
+            if train_parts[c].shape[1] == 0:
+                raise ConfigError(
+                    f"[scenario] parts = {len(train_parts[c])}, and class {c} has fewer training "
+                    "examples: lower parts, or use more data"
+                )
         train = np.concatenate([train_parts[c][used[c]] for c in classes])
         test = np.concatenate([test_parts[c][used[c]] for c in classes])
         used[classes] += 1

@@ -169,7 +169,10 @@ def label_shards(
     """
     num_shards = num_pairs * shards
     if len(labels) < num_shards:
-        raise ConfigError(f"[scenario] {len(labels)} examples cannot fill {num_shards} shards")
+        raise ConfigError(
+            f"[scenario] {len(labels)} examples cannot fill {num_shards} shards: "
+            "use fewer clients, tasks or shards, or more data"
+        )
     if order is None:
         if rng is None:
             raise ValueError("either rng or order must be given")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import DAMAGED, IntArray, read_array
 from fedcli.data.sets.dataset import Dataset, Inputs, Source
-from fedmodels.errors import DataError, suggestion
+from fedmodels.errors import DataError, reason_of, suggestion
 
 KEYS = ("scale", "mean", "std", "class_names")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -103,7 +103,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+        raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     if not isinstance(content, dict):
         raise DataError(f"{path} must hold an object")
     return content
@@ -183,5 +183,5 @@ def read_image(path: Path, channels: int | None = None) -> NDArray[np.uint8]:
             flat = Image.fromarray((np.asarray(image) // 257).astype(np.uint8)) if deep else image
             array = np.asarray(flat.convert("L" if grey else "RGB"), dtype=np.uint8)
     except (*DAMAGED, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+        raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     return array[None] if grey else np.ascontiguousarray(array.transpose(2, 0, 1))

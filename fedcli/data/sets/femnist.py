@@ -17,7 +17,7 @@ from fedcli.data.cuts.natural import stratified_folds
 from fedcli.data.sets.class_names import DIGITS, LETTERS
 from fedcli.data.sets.dataset import Dataset, Source
 from fedcli.data.sets.directory import channel_moments
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, reason_of
 
 FOLDERS = ("femnist/data", "leaf/data/femnist/data", "femnist", "FEMNIST")
 Written = tuple[NDArray[np.uint8], IntArray, list[str]]
@@ -88,7 +88,7 @@ def _read(folder: Path) -> Written:
                 labels += [int(label) for label in held["y"]]
                 who += [str(writer)] * len(x)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} cannot be read: {error}") from None
+            raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     if not images or len(labels) != len(who) or not 0 <= min(labels) <= max(labels) < 62:
         raise DataError(f"{folder} does not hold images with labels from 0 to 61")
     return np.concatenate(images), np.array(labels, dtype=np.int64), who

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.sets.dataset import Source
 from fedcli.data.sets.windows import GRAVITY, Recording, gathered, windows_of
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, reason_of
 
 ACTIVITIES = ("sit", "stand", "walk", "stairsup", "stairsdown", "bike")
 FACTORS = {"nexus4": 4, "s3": 3, "s3mini": 2, "samsungold": 1}
@@ -64,7 +64,7 @@ def _read(source: Source, name: str) -> NDArray[Any]:
             path, dtype=ROW, delimiter=",", skiprows=1, usecols=columns, ndmin=1
         )
     except (OSError, ValueError, IndexError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+        raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     return rows
 
 

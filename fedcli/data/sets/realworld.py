@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.sets.dataset import Source
 from fedcli.data.sets.windows import GRAVITY, Recording, gathered, paired, windows_of
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, reason_of
 
 ACTIVITIES = {
     "climbingdown": "down",
@@ -96,7 +96,7 @@ def _read(folder: Path, sensor: str, activity: str) -> Parts:
                     part = sum(key[0] == position for key in out)
                     out[position, part] = _samples(content)
         except (OSError, ValueError, IndexError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path} cannot be read: {error}") from None
+            raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     return out
 
 

@@ -33,7 +33,7 @@ from fedmodels.data_description import (
     ProblemFile,
     TaskCounts,
 )
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, reason_of
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 TABLE = "partition.json"
@@ -133,7 +133,7 @@ def write_partition(
     except OSError as error:
         if out.is_dir() and any(out.iterdir()) and same_partition(out, config):
             return False  # another process wrote it meanwhile
-        raise DataError(f"{out} cannot be written: {error}") from None
+        raise DataError(f"{out} cannot be written: {reason_of(error)}") from None
     return True
 
 

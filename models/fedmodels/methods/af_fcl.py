@@ -33,13 +33,13 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
+from fedmodels.methods.bases.accompanied import Accompanied
 from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
-from fedmodels.techniques.continual import ClassMasks, announced, mask_of, masks_spec, remembered
+from fedmodels.techniques.continual import ClassMasks, mask_of, masks_spec, remembered
 from fedmodels.techniques.moments import load_moments, moments_of
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights, scalar_spec
+from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights, scalar_spec
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.loop import Course, begin_phase, optimizer_of
@@ -117,10 +117,11 @@ def distillation(teacher: Tensor, student: Tensor) -> Tensor:
 
 @register("af-fcl")
 @dataclass(frozen=True, kw_only=True)
-class AFFCL(FedAvg):
+class AFFCL(Accompanied):
     """A flow of embeddings beside the classifier, and credible ones of old classes replayed."""
 
     citation: ClassVar[str] = "Wuerkaixi et al., ICLR 2024"
+    roles: ClassVar[tuple[str, ...]] = ("flow",)
 
     preset: Literal["paper", "released"] = "paper"
     """Where Gaussians judge drawn embeddings: both in latent space, or fitted there and evaluated
@@ -162,18 +163,6 @@ class AFFCL(FedAvg):
         with seeded(derive_seed(run.experiment.seed, "flow", 0, "init")):
             return Flow(run.width, run.problem.num_classes, self.flow_hidden)
 
-    def broadcast(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        label_counts = announced(ctx, state.own.histogram)
-        part = Bundle(weights=state.own.weights, histogram=label_counts)  # for training alone
-        return state.common, dict.fromkeys(ctx.cohort, part)
-
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        return state.common, {}
-
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         both = {**run.forms, **_learned(under("flow", tensors_of(self._flow(run))))}
         return BundleSpec.of(Bundle(weights=both)) | scalar_spec("num_examples")
@@ -199,12 +188,6 @@ class AFFCL(FedAvg):
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle()
-
-    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        self.load_global(ctx, payload)
-
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, without(payload.weights, "flow"))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> AfFclReferences:
         if payload.histogram is None or not part_of(payload.weights, "flow"):

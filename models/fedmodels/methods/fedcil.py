@@ -31,18 +31,17 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
-from fedmodels.methods.fedavg import FedAvg
+from fedmodels.methods.bases.accompanied import Accompanied
 from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.acgan import Acgan, Maker, Pool, labels_from
-from fedmodels.techniques.continual import ClassMasks, announced, mask_of, masks_spec, remembered
+from fedmodels.techniques.continual import ClassMasks, mask_of, masks_spec, remembered
 from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import (
     Bundle,
     BundleSpec,
-    ClientId,
     GeneratorState,
     Histogram,
     Weights,
@@ -52,8 +51,6 @@ from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.loop import augmented, batches
 from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
 
-ROLES = ("source", "generator")
-"""What the ACGAN has beside the run's net."""
 NOW, LAST = "now", "last"
 """A client's generator after its last upload, and at the end of its previous task."""
 REPORTS = 10
@@ -86,10 +83,11 @@ def consistency_loss(student: Tensor, teacher: Tensor) -> Tensor:
 
 @register("fedcil")
 @dataclass(frozen=True, kw_only=True)
-class FedCIL(FedAvg):
+class FedCIL(Accompanied):
     """An ACGAN on every client that replays its past, consolidated on the coordinator."""
 
     citation: ClassVar[str] = "Qi et al., ICLR 2023"
+    roles: ClassVar[tuple[str, ...]] = ("source", "generator")
     reduction: ClassVar[Reduction] = "each"
 
     preset: Literal["paper", "released"] = "paper"
@@ -164,18 +162,6 @@ class FedCIL(FedAvg):
     def init_server(self, run: RunFacts) -> ServerState:
         return replace(super().init_server(run), own=Bundle(weights=_extra(*self._fresh(run))))
 
-    def broadcast(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        label_counts = announced(ctx, state.own.histogram)
-        part = Bundle(weights=state.own.weights, histogram=label_counts)  # for training alone
-        return state.common, dict.fromkeys(ctx.cohort, part)
-
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        return state.common, {}
-
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         sets = masks_spec(run.problem.num_classes)
         return super().upload_spec(run) | self._extra_spec(run) | sets
@@ -191,9 +177,11 @@ class FedCIL(FedAvg):
         weights, clients = mean.common.weights, dict(state.clients)
         for client, upload in uploads.items():
             clients[client] = _cached(clients.get(client), upload, ctx)
-        extra = {k: t for role in ROLES for k, t in under(role, part_of(weights, role)).items()}
+        extra = {
+            k: t for role in self.roles for k, t in under(role, part_of(weights, role)).items()
+        }
         own = Bundle(weights=extra, histogram=remembered(ctx, state.own.histogram, uploads))
-        return ServerState(Bundle(weights=without(weights, *ROLES)), own, clients)
+        return ServerState(Bundle(weights=without(weights, *self.roles)), own, clients)
 
     def finish(
         self, ctx: ServerContext, state: ServerState, uploads: Uploads
@@ -261,12 +249,6 @@ class FedCIL(FedAvg):
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle()
-
-    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        self.load_global(ctx, payload)
-
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, without(payload.weights, *ROLES))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedCilReferences:
         generator = part_of(payload.weights, "generator")

@@ -9,7 +9,8 @@ https://arxiv.org/abs/2501.05775. The method is its Global-Local Dynamic Prototy
     C-tilde^n       payload.prototypes["class"]      z         problem.num_classes
     eq. 2, 8, 10    loss, local_loss, global_loss    eq. 12    loss
 
-One interaction is one stage m; the schedule ``rounds_outer`` visits every stage in every round.
+The paper's stage m is a task here, and one interaction trains one; the schedule ``rounds_outer``
+visits every task in every round.
 Deviations and readings of what the paper leaves open: docs/methods/gldp.md.
 """
 
@@ -46,12 +47,12 @@ from fedmodels.training.method import (
 
 
 @dataclass
-class Stage:
-    """What the loss of one stage refers to, and the class means that follow it."""
+class GldpReferences:
+    """What the loss of one interaction refers to, and the class means that follow it."""
 
-    own: ByClass  # C-hat_i, as it was before this stage or epoch
+    own: ByClass  # C-hat_i, as it was before this interaction or epoch
     everyone: ByClass  # C-tilde
-    held: Prototypes | None = None  # C-hat_i as rows, where it moves within the stage
+    held: Prototypes | None = None  # C-hat_i as rows, where it moves within the interaction
     latest: LatestEmbeddings | None = None  # where class means are taken of them
     fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
 
@@ -139,15 +140,15 @@ class Gldp(RoundMemory, ReleasedPrototypes):
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         load_weights(ctx.net, self.net_weights(payload), strict=False)
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Stage:
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> GldpReferences:
         own, everyone = self.tables(ctx, payload, state)
         moves = self.reading.own_moves == "epoch"  # other clients' rows are of other shapes
         held = state.prototypes.get("class") if moves else None
         if not self.reading.keeps_embeddings:
-            return Stage(own, everyone, held)
+            return GldpReferences(own, everyone, held)
         examples = len(ctx.stream.train(ctx.task)[1])
         latest = LatestEmbeddings.of(examples, ctx.net.width, ctx.device)
-        return Stage(own, everyone, held, latest)
+        return GldpReferences(own, everyone, held, latest)
 
     def tables(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> tuple[ByClass, ByClass]:
         """Return the client's and everyone's prototypes, laid out by class."""
@@ -160,7 +161,7 @@ class Gldp(RoundMemory, ReleasedPrototypes):
         head = Phase(self.s, ("head/",), weight_decay=decay, bn_of_frozen="eval")  # line 13
         return [base, head] if self.reading.order == "base_first" else [head, base]
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Stage) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: GldpReferences) -> Tensor:
         if self.reading.own_moves == "epoch" and out.features.requires_grad:
             self._follow_epoch(ctx, batch, refs)
         total = super().loss(ctx, batch, out, refs)  # eq. 2
@@ -172,7 +173,7 @@ class Gldp(RoundMemory, ReleasedPrototypes):
             refs.latest.keep(batch.index, out.features)
         return total  # eq. 12
 
-    def _follow_epoch(self, ctx: ClientContext, batch: Batch, refs: Stage) -> None:
+    def _follow_epoch(self, ctx: ClientContext, batch: Batch, refs: GldpReferences) -> None:
         """Move the client's own prototypes where this batch begins another epoch (line 15)."""
         if refs.latest is not None and refs.latest.comes_again(batch.index):
             y = ctx.stream.train(ctx.task)[1]
@@ -206,7 +207,7 @@ class Gldp(RoundMemory, ReleasedPrototypes):
         return (squared * everyone.known * counts).sum() / len(z)
 
     def after_local(
-        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Stage
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: GldpReferences
     ) -> Bundle:
         refs.fresh = self.means_after(ctx, refs)  # eq. 6
         before = refs.held if self.reading.own_moves == "epoch" else state.prototypes.get("class")
@@ -216,14 +217,16 @@ class Gldp(RoundMemory, ReleasedPrototypes):
             weights = self.withheld(weights)
         return self.with_head(ctx, Bundle(weights, {"class": kept}))
 
-    def means_after(self, ctx: ClientContext, refs: Stage) -> Prototypes:
-        """Return the class means of a stage's training set."""
+    def means_after(self, ctx: ClientContext, refs: GldpReferences) -> Prototypes:
+        """Return the class means of a task's training set."""
         x, y = self.training_data(ctx, refs)
         if self.reading.proto_pass == "running" and refs.latest is not None:
             return self.computed(ctx, refs.latest.means(y, ctx.run.problem.num_classes))
         return self.class_means(ctx, x, y)
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: Stage, num_examples: int) -> Bundle:
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: GldpReferences, num_examples: int
+    ) -> Bundle:
         ema = self.reading.uplink_proto == "ema"
         found = only(state.prototypes["class"], like=refs.fresh) if ema else refs.fresh
         sent = self.released(ctx, found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedmodels.nets.split import SplitNet
 
@@ -16,6 +15,8 @@ def multiply_adds(net: SplitNet, input_shape: tuple[int, ...]) -> int:
         net: any net; its buffers are left as they are.
         input_shape: of one example.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # loads triton, where that is installed
+
     training = net.training
     net.eval()
     with FlopCounterMode(display=False) as counter:

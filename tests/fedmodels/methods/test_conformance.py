@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import method_class, names
+from fedmodels.methods.bases.accompanied import Accompanied
 from fedmodels.methods.bases.collaborating import Collaborating
 from fedmodels.methods.bases.private_parts import PrivatePrefixes
 from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
@@ -121,7 +122,7 @@ def test_conformance(case: tuple[str, dict[str, Any]], check: str, cases: dict[s
 @pytest.mark.parametrize("name", names())
 def test_only_fedavg_and_bases_are_inherited(name: str) -> None:
     cls = method_class(name)
-    alone = (FedAvg, Method, PrivatePrefixes, Collaborating, ReleasedPrototypes)
+    alone = (FedAvg, Method, PrivatePrefixes, Collaborating, ReleasedPrototypes, Accompanied)
     both = (
         (Collaborating, GenerativeReplay),
         (RoundHeads, ReleasedPrototypes),

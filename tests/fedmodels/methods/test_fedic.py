@@ -128,7 +128,7 @@ def test_permuted_classes_permute_the_result():
     )
 
 
-# --- the three stages ----------------------------------------------------------------------------
+# --- the three parts -----------------------------------------------------------------------------
 
 
 def test_without_server_steps_it_is_fedavg(digits, tmp_path):

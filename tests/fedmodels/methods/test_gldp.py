@@ -7,7 +7,7 @@ import torch
 
 from fedmodels.errors import TrainingFailed
 from fedmodels.methods import make
-from fedmodels.methods.gldp import Stage
+from fedmodels.methods.gldp import GldpReferences
 from fedmodels.nets.split import weights_of
 from fedmodels.numerics.prototypes import ByClass, uncounted
 from fedmodels.tensors.archive import load
@@ -176,7 +176,7 @@ def test_total():
     batch, out = Batch(z, torch.tensor([0]), torch.arange(1)), Output(z, logits)
     ctx = linear_context(gldp(), [[0.0] * 3], [0])
     away = (math.sqrt(3 * 1.375), 1.0, 0.0)
-    refs = Stage(table({0: (1.0, 0.0, 0.0)}), table({0: away}))
+    refs = GldpReferences(table({0: (1.0, 0.0, 0.0)}), table({0: away}))
     assert make("gldp").loss(ctx, batch, out, refs).item() == pytest.approx(1.569588, **CLOSE)
     quarter = make("gldp", lam=0.25).loss(ctx, batch, out, refs)
     assert quarter.item() == pytest.approx(1.822294, **CLOSE)
@@ -209,7 +209,7 @@ def kept_after(method, ctx, held):
 
 
 def test_local_average_by_hand():
-    """beta = .5: (1, 0) and this stage's mean (0, 2) give (.5, 1); a new class is stored as is."""
+    """beta = .5: (1, 0) and this task's mean (0, 2) give (.5, 1); a new class is stored as is."""
     method, ctx = client_with([[0.0, 1.0], [0.0, 3.0], [7.0, 7.0]], [0, 0, 1])
     kept, sent = kept_after(method, ctx, {0: (1.0, 0.0), 5: (9.0, 9.0)})
     assert kept == {0: [0.5, 1.0], 1: [7.0, 7.0], 5: [9.0, 9.0]}
@@ -571,7 +571,7 @@ def test_bytes_of_resnet18():
     assert method.broadcast(ctx, ServerState(common))[0].num_bytes() == 44_734_408
     net = run.make_net()
     client = ClientContext(run, 0, START, net, OneTask([[0.0]], [0]), torch.device("cpu"))
-    refs = Stage(nowhere(512), nowhere(512))
+    refs = GldpReferences(nowhere(512), nowhere(512))
     refs.fresh = Prototypes.of({k: rows[k] for k in range(4)}, 512)
     upload = method.uplink(client, Bundle(), refs, 20)
     assert upload.num_bytes() == 44_713_888 + 4 * 2_056
@@ -599,7 +599,7 @@ def test_counted_bytes_are_those_of_the_formulas(digits, tmp_path):
 
 
 def test_prototypes_of_the_round_stay_through_it():
-    """Every stage gets the prototypes of the round's beginning; scoring takes the newest."""
+    """Every interaction gets the prototypes of the round's beginning; scoring takes the newest."""
     method = make("gldp", gp_refresh="round", beta=0.0)
     run = RunFacts(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))
     state, sent, scored = method.init_server(run), [], []
@@ -614,7 +614,7 @@ def test_prototypes_of_the_round_stay_through_it():
     assert scored == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_mean_over_the_stages_of_a_round():
+def test_mean_over_the_interactions_of_a_round():
     """Models 1, 2, 6 in one round mean 3; the next round starts anew. Training gets the newest."""
     method = make("gldp", eval_model="stage_mean")
     run = RunFacts(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))

@@ -13,7 +13,7 @@ from fedcli.data.store.commands import run_partition
 from fedmodels.errors import ConfigError, DataError, RunFailed
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.store import Store
-from fedtide.inprocess import InProcessCohort, run_in_process
+from fedtide.inprocess import InProcessCohort, launch_in_process, run_in_process
 from tests.conftest import tiny_experiment
 
 
@@ -76,6 +76,21 @@ def test_a_buffer_of_all_that_train_is_the_synchronous_run(size, digits, tmp_pat
     found = run_in_process(asynchronous(buffer=size, per_round=size), digits, tmp_path / "run")
     assert found["state_sha256"] == expected["state_sha256"]
     assert records_of(tmp_path / "run")[-1]["metrics"]["staleness"] == 0
+
+
+def test_pooled_training_comes_to_the_same_in_both_orders(tmp_path):
+    """Client 0 trains alone, so a round ends with its upload, whatever the buffer.
+
+    A sweep over asynchronous methods may have Centralized as a row.
+    """
+    plain = tiny_experiment(method="centralized", schedule={"order": "tasks_outer", "rounds": 2})
+    launch_in_process(plain, tmp_path / "plain")
+    launch_in_process(asynchronous("centralized", rounds=2, buffer=3), tmp_path / "run")
+    assert arrivals_of(tmp_path / "run") == [[[0, 0]], [[0, 1]], [[0, 2]], [[0, 3]]]
+    expected, found = (
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("plain", "run")
+    )
+    assert found["state_sha256"] == expected["state_sha256"]
 
 
 def test_the_first_stale_upload_by_hand(digits, tmp_path):

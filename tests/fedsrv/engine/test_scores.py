@@ -11,7 +11,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import Answer
 from fedsrv.engine.scores import Scores, client_rows, own_test, round_metrics
-from fedsrv.engine.summary import iaa_series, run_metrics, stage_matrix, summarise
+from fedsrv.engine.summary import iaa_series, run_metrics, summarise, task_matrix
 from tests.conftest import tiny_experiment
 
 
@@ -359,7 +359,7 @@ def test_a_reference_that_is_none(tmp_path):
         iaa_series(Path(tmp_path))
 
 
-def test_stage_matrix():
+def test_task_matrix():
     """Mean accuracy on task j after the last round of task i, over the clients that have it."""
     records = [
         record(0, 0, {"0": row(0.1), "1": row(0.1)}),
@@ -367,32 +367,32 @@ def test_stage_matrix():
         record(2, 1, {"0": row(0.0, 0.0)}),
         record(3, 1, {"0": row(0.5, 1.0), "1": row(0.3, None), "evaluator": {"views": {}}}),
     ]
-    matrix = stage_matrix(records, "after_local")
+    matrix = task_matrix(records, "after_local")
     np.testing.assert_allclose(matrix, [[0.7, np.nan], [0.4, 1.0]])
     found = run_of(records)
     assert found["forgetting"] == found["forgetting_trained"] == pytest.approx(0.3)
     assert "forgetting_received" not in found
 
 
-def test_stage_matrix_of_tasks_within_each_round():
-    """With every task in every round, only the last round's stages count."""
+def test_task_matrix_of_tasks_within_each_round():
+    """With every task in every round, only the last round's tasks count."""
     records = [
         record(r, task, {"0": row(*[0.1 * (r + 1)] * (task + 1))})
         for r in range(2)
         for task in range(2)
     ]
-    np.testing.assert_allclose(stage_matrix(records, "after_local"), [[0.2, np.nan], [0.2, 0.2]])
+    np.testing.assert_allclose(task_matrix(records, "after_local"), [[0.2, np.nan], [0.2, 0.2]])
 
 
-def test_stage_matrix_falls_back_on_the_global_model():
+def test_task_matrix_falls_back_on_the_global_model():
     records = [record(t, t, {"0": row(*[0.5] * (t + 1), view="global")}) for t in range(3)]
-    assert stage_matrix(records, "after_local").shape == (3, 3)
+    assert task_matrix(records, "after_local").shape == (3, 3)
 
 
 def test_no_forgetting_with_one_task_or_no_scores():
     assert "forgetting" not in run_of([record(0, 0, {"0": row(0.5)}, a_glo=0.5)])
     assert run_of([record(0, clients={"0": {"loss": 1.0}})]) == {}
-    assert stage_matrix([], "global").shape == (0, 0)
+    assert task_matrix([], "global").shape == (0, 0)
 
 
 def test_summary():

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, field
 
 import pytest
+import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -170,6 +171,20 @@ def test_a_coordinator_takes_its_arguments_when_it_is_needed(tmp_path):
     it.end()
 
 
+def test_a_coordinator_says_its_error_to_the_launcher(tmp_path):
+    """And to its log, which may be on a disk that is full."""
+    box = queue.SimpleQueue()
+    it = Child("server", fork_coordinator(tmp_path / "log"), box)
+    config = tmp_path / "config.toml"
+    config.write_text(tomli_w.dumps(tiny_experiment().to_dict()))
+    it.tell(["serve", str(config), "--listen", "nowhere", "--events"])
+    line = said(box).line
+    assert line.startswith("error: --listen 'nowhere' is not HOST:PORT")
+    assert said(box).status == 2
+    assert error_in(tmp_path / "log") == line.removeprefix("error: ")
+    it.end()
+
+
 def test_dealing_out_that_is_killed_ends_the_run(tmp_path):
     (tmp_path / "logs").mkdir()
     data = tmp_path / "data"
@@ -214,6 +229,16 @@ def test_a_client_that_was_told_of_the_failure_is_not_started_again(tmp_path):
         run.watch()
     assert said.getvalue() == ""
     assert run.hosts.clients == []
+
+
+def test_what_the_coordinator_says_of_its_failure_counts_before_its_log(tmp_path):
+    """On a full disk the log ends before the line that says so."""
+    run, _ = told_of_a_failure(tmp_path)
+    (tmp_path / "logs" / "server.log").write_text("INFO fedsrv: client evaluator left: ")
+    run.box.put(Said("server", "error: the disk is full"))
+    run.box.put(Said("server", "", 1))
+    with pytest.raises(RunFailed, match=r"^the disk is full$"):
+        run.watch()
 
 
 def test_a_coordinator_that_dies_after_the_failure_is_started_with_its_clients(

@@ -17,6 +17,7 @@ HAPPENED = [
     Event("failed", "0", 0, 0, {"reason": "[/nothing] \x1b]0;forged\x07 [red]x"}),
     Event("commit", "", 0, 0, {"task": 0, "loss": 0.5, "of": 3}),
 ]
+LEFT = [("0", "finished"), ("2", "stopped"), ("evaluator", "finished"), ("1", "finished")]
 NEXT = Event("commit", "", 1, 1, {"task": 0, "loss": 0.25, "of": 3}, unix_time=2.0)
 
 
@@ -46,6 +47,27 @@ def test_lines_without_a_terminal():
         "client 0 failed"
     ]
     assert "client 0 order" in shown(Lines, level=logging.DEBUG)
+
+
+def test_clients_that_leave_at_the_end_are_counted_and_others_named():
+    """A line for each of 50 clients would bury the table."""
+    said = io.StringIO()
+    with Lines(Console(file=said, width=120)) as lines:
+        for client, reason in (*LEFT, ("0", "finished")):  # told again after a restart
+            lines.take(Event("left", client, detail={"reason": reason}))
+    assert said.getvalue().splitlines() == [
+        "client 2 left: stopped",
+        "the run is over: 2 clients and the evaluator left",
+    ]
+
+
+def test_objects_hold_every_client_that_leaves():
+    said = io.StringIO()
+    with Objects(Console(file=said)) as objects:
+        for client, reason in LEFT:
+            objects.take(Event("left", client, detail={"reason": reason}))
+    found = [Event.from_json(line) for line in said.getvalue().splitlines()]
+    assert [(event.client, event.detail["reason"]) for event in found] == LEFT
 
 
 def test_objects_are_one_a_line():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import tomli_w
+from rich.console import Console
 
 from fedcli.cli import main as fedcli
 from fedmodels.config.places import check_address, check_device, http_place
@@ -14,7 +19,9 @@ from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.resolution import experiment_of, parse_experiment
 from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve
-from fedsrv.state.run_directory import beginning
+from fedsrv.launch.launcher import show_end
+from fedsrv.launch.progress import Lines, Objects
+from fedsrv.state.run_directory import beginning, launching
 from fedsrv.tracking import trackers
 from fedtide.inprocess import launch_in_process
 from tests.conftest import TABLES, tiny_experiment
@@ -139,6 +146,50 @@ def test_what_was_there_before_a_failed_start_stays(tmp_path):
     assert {"run.db", "config.toml"} <= {p.name for p in tmp_path.iterdir()}
 
 
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_a_launch_that_deals_out_data_keeps_others_out(config, tmp_path, capsys, monkeypatch, more):
+    """There is no coordinator yet, whose lock would."""
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
+    with launching(run):
+        (run / "data").mkdir()
+        arguments = ["launch", str(config), "--out", str(run), *more]
+        status, said = status_of(fedsrv, capsys, monkeypatch, *arguments)
+        assert (status, said) == (
+            1,
+            f"error: {run} is in use by another process; wait until that has ended",
+        )
+        assert {p.name for p in run.iterdir()} == {"logs", "data"}
+    with launching(run):
+        pass
+
+
+def test_an_out_that_cannot_be_written_to_gets_one_line(config, tmp_path, capsys, monkeypatch):
+    """As on a full disk, where the first file of a launch has no room."""
+    (tmp_path / "run" / "logs" / "launch.toml").mkdir(parents=True)  # no file can take its place
+    arguments = ["launch", str(config), "--out", str(tmp_path / "run")]
+    status, said = status_of(fedsrv, capsys, monkeypatch, *arguments)
+    assert (status, said) == (2, f"error: --out {tmp_path / 'run'} cannot be used: Is a directory")
+
+
+def test_a_launch_that_is_refused_takes_back_nothing_of_the_other_one(tmp_path):
+    """Both found the directory free in the same moment."""
+    run = tmp_path / "run"
+    with ExitStack() as other:
+
+        def refused() -> None:
+            with beginning(run):
+                (run / "logs").mkdir(parents=True)
+                other.enter_context(launching(run))
+                (run / "data").mkdir()
+                with launching(run):
+                    pytest.fail("two launches in one directory")
+
+        with pytest.raises(RunFailed, match="in use by another process"):
+            refused()
+        assert {p.name for p in run.iterdir()} == {"logs", "data"}
+
+
 def _fail(path: Path, name: str) -> None:
     """Begin in a directory, write a file there, and fail."""
 
@@ -174,6 +225,30 @@ def test_data_that_cannot_be_dealt_out_leave_nothing(config, tmp_path, capsys, m
         assert status in (1, 2), said
         assert "emnist" in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("how", [Lines, Objects])
+def test_a_finished_run_whose_page_cannot_be_written_is_no_failure(how, tmp_path):
+    """A full disk shows like this: the run is there, its page is not."""
+    out, said = tmp_path / "run", io.StringIO()
+    launch_in_process(tiny_experiment(), out)
+    (out / "report.html").mkdir()  # no file can take its place
+    show_end(out, how(Console(file=said, width=1000)))
+    (line,) = [
+        line for line in said.getvalue().splitlines() if "report" in line and "cannot" in line
+    ]
+    assert "the run has finished, but its page" in line
+    assert "Is a directory" in line
+    assert f"fedsrv report {out} --html {out / 'report.html'}" in line
+    (out / "report.html").rmdir()
+    show_end(out, how(Console(file=said, width=1000)))
+    assert (out / "report.html").is_file()
+
+
+def test_a_coordinator_starts_without_triton():
+    """The counter of multiply-adds, which the end of a run needs, loads it: 70 MB."""
+    code = "import sys, fedsrv.coordinator; sys.exit(bool({'triton', 'sklearn'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_another_method_drops_the_keys_of_the_former(caplog):

@@ -557,6 +557,13 @@ def test_a_figure_of_the_whole_run_leaves_the_first_curve_to_the_next_metric(
     assert "Average accuracy over the run" in page
 
 
+def test_a_report_has_no_confusion_matrix_of_a_view_that_scored_nothing(tmp_path: Path) -> None:
+    row = {"clients": {"0": {"views": {"global": {"accuracy": 0.9, "classes": [0.75, 1.0]}}}}}
+    empty = {"confusions": {"global": [[0, 0], [0, 0]]}}
+    hand_written(tmp_path / "run", {**at(0, 0, task=0), **row, **empty})
+    assert "confusion-matrix" not in page_of(tmp_path, tmp_path / "run")
+
+
 def test_the_confusion_matrix_of_a_report_is_of_the_last_record(tmp_path: Path) -> None:
     """Class 0 was taken for class 1 by a quarter; class 2 has no test example."""
     end = {"global": [[3, 1, 0], [0, 4, 0], [0, 0, 0]]}

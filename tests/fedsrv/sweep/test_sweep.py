@@ -75,7 +75,7 @@ class Launches:
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     found = Launches()
     monkeypatch.setattr(execution, "subprocess", SimpleNamespace(run=found, STDOUT=-2))
-    monkeypatch.setattr("fedsrv.sweep.sweeping.write_html", lambda runs, path: path.touch())
+    monkeypatch.setattr("fedsrv.sweep.sweeping.write_html", lambda runs, path: path.write_text(""))
     return found
 
 
@@ -158,6 +158,13 @@ def test_every_method_runs_with_every_seed_in_every_setting(sweep: Any, tmp_path
 def test_mistakes_in_a_file(sweep: Any, more: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         sweep(**more)
+
+
+def test_a_sweep_that_is_no_file_gets_the_line_of_other_commands(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "no.toml", "No such file or directory"), (tmp_path, "Is a dir")):
+        with pytest.raises(ConfigError) as caught:
+            Sweep.read(path)
+        assert str(caught.value).startswith(f"cannot read the sweep {path}: {why}")
 
 
 def test_mistakes_in_a_plan(sweep: Any, tmp_path: Path) -> None:
@@ -250,7 +257,7 @@ def test_a_damaged_run_is_left_out_alone(
     text: str,
     columns: dict[str, str],
 ) -> None:
-    monkeypatch.setattr("fedsrv.sweep.sweeping.report_command", lambda runs, html: html.touch())
+    monkeypatch.setattr("fedsrv.sweep.sweeping.report_command", lambda runs, html: None)
     out, said = tmp_path / "out", list[str]()
     run_sweep(sweep(columns=columns), out, seeds=[0], say=said.append)
     damaged = out / "fedprox-0-5-seed0" / file
@@ -294,7 +301,7 @@ def test_a_partition_that_cannot_be_shared_stops_nothing(
     assert not list(out.glob(".data*"))
 
 
-@pytest.mark.parametrize("file", ["table.md", "picture.svg"])
+@pytest.mark.parametrize("file", ["table.md", "picture.svg", "report.html"])
 def test_a_disk_that_is_full_at_the_tables_costs_no_run(
     sweep: Any, tmp_path: Path, launches: Launches, file: str
 ) -> None:

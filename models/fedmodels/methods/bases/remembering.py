@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.split import SplitNet, load_weights
+from fedmodels.methods.bases.accompanied import Accompanied
+from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import ClassMasks, announced, mask_of, masks_spec, remembered
 from fedmodels.techniques.datafree import frozen
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, TensorSpec
+from fedmodels.tensors.bundle import Bundle, BundleSpec, TensorSpec
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
@@ -70,10 +70,11 @@ class RememberingReferences:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remembering(FedAvg):
+class Remembering(Accompanied):
     """FedAvg whose server makes a memory of past classes; its switches are those of both."""
 
     trains_together: ClassVar[bool] = False
+    roles: ClassVar[tuple[str, ...]] = (OLD, MEMORY)
 
     weighting: Literal["examples", "uniform"] = "uniform"
     """Aggregation weights of the mean model: 1 / the number of participants, or n_k / n."""
@@ -83,9 +84,6 @@ class Remembering(FedAvg):
     """Freeze the old model and make its memory when a task ends, or after every interaction."""
     server_device: Literal["cpu", "auto"] = "cpu"
     """Where the memory is made: on the coordinator's cores, or on its GPU where it has one."""
-
-    roles: ClassVar[tuple[str, ...]] = (OLD, MEMORY)
-    """Of the weights that come beside the net's own."""
 
     @abstractmethod
     def remember(
@@ -114,22 +112,14 @@ class Remembering(FedAvg):
         self.memory_spec(run)  # inputs that are no images show here, not after the first round
         return super().init_server(run)
 
-    def broadcast(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+    def beside(self, ctx: ServerContext, state: ServerState) -> Bundle:
         own = state.own
         is_common = own.scalars.get(RENEWED) == ctx.interaction - 1
-        sent = Bundle(
+        return Bundle(
             without(own.weights, OLD) if is_common else own.weights,
             generators=own.generators,
             histogram=announced(ctx, own.histogram),
         )
-        return state.common, dict.fromkeys(ctx.cohort, sent)
-
-    def evaluation(
-        self, ctx: ServerContext, state: ServerState
-    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
-        return state.common, {}
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         classes = run.problem.num_classes
@@ -171,12 +161,6 @@ class Remembering(FedAvg):
 
     def keeps_state(self, run: RunFacts) -> bool:
         return False
-
-    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        self.load_global(ctx, payload)
-
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, without(payload.weights, *self.roles))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> RememberingReferences:
         assert payload.histogram is not None

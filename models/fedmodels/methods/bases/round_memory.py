@@ -16,7 +16,8 @@ from fedmodels.techniques import evaluation_heads
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
 from fedmodels.training.method import RunFacts, ServerContext, ServerState
 
-ROUND, STAGES = "round", "stages"
+ROUND, COUNT = "round", "stages"
+"""In the server's own state: the round that goes on, and how many of its interactions ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class RoundMemory(RoundHeads):
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         common, own = super().payload_spec(run)
-        if self.reading.averages_stages:
+        if self.reading.averages_round:
             sent = _scored_part(Bundle(self.shared(run.forms)))
             own = own | evaluation_heads.evaluation_spec(sent)
         return common, own
@@ -52,12 +53,12 @@ class RoundMemory(RoundHeads):
             state: what the server held before it.
             common: the model and prototypes after it.
         """
-        stages = state.own.scalars[STAGES] if _goes_on(ctx, state) else 0.0
-        weights = _mean_model(state, common, stages) if self.reading.averages_stages else {}
+        before = state.own.scalars[COUNT] if _goes_on(ctx, state) else 0.0
+        weights = _mean_model(state, common, before) if self.reading.averages_round else {}
         first = self.broadcast(ctx, state)[0].prototypes if self.reading.holds_prototypes else {}
         if not weights and not first:
             return state.own
-        scalars = {ROUND: float(ctx.round), STAGES: stages + 1}
+        scalars = {ROUND: float(ctx.round), COUNT: before + 1}
         return Bundle(weights, dict(first), scalars=scalars)
 
 
@@ -66,18 +67,18 @@ def _goes_on(ctx: ServerContext, state: ServerState) -> bool:
     return state.own.scalars.get(ROUND) == ctx.round
 
 
-def _mean_model(state: ServerState, common: Bundle, stages: float) -> Weights:
+def _mean_model(state: ServerState, common: Bundle, before: float) -> Weights:
     """Return the mean of the models after each of the round's interactions, as ``eval/…``.
 
     Args:
         state: the mean model of the interactions before this one.
         common: the model after it.
-        stages: how many interactions of the round came before.
+        before: how many interactions of the round came before.
     """
     latest = _scored_part(common)
-    if not stages:
+    if not before:
         return latest
-    share = stages / (stages + 1)
+    share = before / (before + 1)
     return weighted_mean([state.own.weights, latest], [share, 1 - share])
 
 

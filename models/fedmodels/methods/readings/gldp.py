@@ -10,7 +10,7 @@ from fedmodels.methods.readings.heads import HeadsReading
 
 @dataclass(frozen=True, kw_only=True)
 class GldpReading(HeadsReading):
-    """How Guo et al., 2025, is read."""
+    """How Guo et al., 2025, is read; a value ``stage`` is the paper's word for one interaction."""
 
     order: Literal["base_first", "head_first"] = "base_first"
     """Which phase comes first."""
@@ -23,13 +23,13 @@ class GldpReading(HeadsReading):
     gp_mode: Literal["class_mean", "per_sample"] = "class_mean"
     """What eq. 10 compares with the global prototype: the batch's class mean, or every example."""
     uplink_proto: Literal["raw", "ema"] = "raw"
-    """What goes up: this stage's class means, or the client's moving averages of them."""
+    """What goes up: this task's class means, or the client's moving averages of them."""
     proto_pass: Literal["eval", "running"] = "eval"
     """Class means after training, in evaluation mode, or as embedded in the last epoch."""
     own_moves: Literal["stage", "epoch"] = "stage"
-    """When eq. 9 moves a client's own prototypes: after the stage, or after each epoch of the
-    representation too, by the epoch's embeddings, so that eq. 8 follows (Algorithm 1, line 15).
-    No interval of five seeds tells the two apart (docs/results/gldp.md)."""
+    """When eq. 9 moves a client's own prototypes: after the interaction, or after each epoch of
+    the representation too, by its embeddings, so that eq. 8 follows (Algorithm 1, line 15). No
+    interval of five seeds tells the two apart (docs/results/gldp.md)."""
     gp_refresh: Literal["stage", "round"] = "stage"
     """Which global prototypes clients train with: the newest, or those of the round's beginning."""
     bn: Literal["average", "local"] = "average"
@@ -43,7 +43,7 @@ class GldpReading(HeadsReading):
     eval_base: Literal["aggregated", "local"] = "aggregated"
     """Representation of a client's personal model: everyone's, or its own of its last training."""
     eval_model: Literal["last", "stage_mean"] = "last"
-    """What is scored: the newest representation, or the mean over the stages of the round."""
+    """What is scored: the newest representation, or the mean over the round's interactions."""
 
     @property
     def keeps_embeddings(self) -> bool:
@@ -51,11 +51,11 @@ class GldpReading(HeadsReading):
         return self.proto_pass == "running" or self.own_moves == "epoch"
 
     @property
-    def averages_stages(self) -> bool:
-        """Whether what is scored is the mean over the stages of the round."""
+    def averages_round(self) -> bool:
+        """Whether what is scored is the mean over the interactions of the round."""
         return self.eval_model == "stage_mean"
 
     @property
     def holds_prototypes(self) -> bool:
-        """Whether all stages of a round train with the global prototypes of its beginning."""
+        """Whether all interactions of a round train with the global prototypes of its beginning."""
         return self.gp_refresh == "round"
