@@ -227,7 +227,8 @@ class Engine:
         """Reduce the uploads to the next state; mark clients that spoil it as failed."""
         sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
         uploads = self.method.received(sent, results.mean)
-        found = reduced(self.method, ctx, self.state, uploads, self._needed(ctx.cohort))
+        needed = self._needed(ctx.cohort, self.experiment.cohort_size)
+        found = reduced(self.method, ctx, self.state, uploads, needed)
         for client, reason in found.left_out.items():
             del results.by_client[client]
             results.failed[client] = reason
@@ -238,9 +239,10 @@ class Engine:
         more = {} if moved is None else {"prototype_drift": moved}
         return found.state, {**found.metrics, **more}, found.series
 
-    def _needed(self, clients: Sequence[ClientId]) -> int:
-        """Return the smallest number of these clients that a trip needs."""
-        return min(self.experiment.min_clients, len(clients))
+    def _needed(self, clients: Sequence[ClientId], wanted: int | None = None) -> int:
+        """Return how many of these clients a trip needs: all or as many as are wanted, or fewer."""
+        most = min(wanted or len(clients), len(clients))
+        return min(self.experiment.server.min_clients or most, most)
 
     def _commit(
         self, step: Step, record: Record, state: ServerState, counts: str | None, syncer: Syncer
@@ -266,10 +268,10 @@ class Engine:
         views = ["after_local"] if scored else []
         orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
         count = self.method.count if self.method.reduction == "mean" else None
+        wanted = self.experiment.cohort_size
         return self.trip(
-            orders, common, personal, self.upload_spec, self._needed(ctx.cohort),
-            count, check_upload=partial(self._check_upload, ctx, state),
-            enough=self.experiment.cohort_size,
+            orders, common, personal, self.upload_spec, self._needed(ctx.cohort, wanted), count,
+            check_upload=partial(self._check_upload, ctx, state), enough=wanted,
         )  # fmt: skip
 
     def _check_upload(
@@ -374,9 +376,8 @@ class Engine:
 
     def _finish(self) -> dict[str, Any]:
         """Let every client store its final model and report its digest; return the summary."""
-        last = self.steps[-1]
         everyone: list[ClientId] = list(self.profiles)
-        ctx = self._context(last, tuple(self.profiles))
+        ctx = self._context(self.steps[-1], tuple(self.profiles))
         common, personal = self.method.broadcast(ctx, self.state)
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)

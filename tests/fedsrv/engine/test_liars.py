@@ -135,6 +135,25 @@ def test_below_min_clients_the_run_names_the_liar_and_can_go_on(digits, tmp_path
     assert resumed["state_sha256"] == honest["state_sha256"]
 
 
+def test_every_client_is_needed_for_scores_and_at_the_end_where_cohorts_are_smaller(
+    digits, tmp_path
+):
+    """Unless ``min_clients`` says otherwise, as for an interaction."""
+    schedule = {**SHORT, "per_round": 2}
+
+    def fails_to_score(client, order, answer):
+        if order.kind == rpc.ORDER_KIND_TRAIN:
+            return answer
+        return Bundle(), rpc.Report(), "no memory"
+
+    strict = tiny_experiment(schedule=schedule)
+    with pytest.raises(RunFailed, match=r"client 2 failed .*no memory"):
+        Stage(strict, digits, tmp_path / "strict", fails_to_score).run()
+    tolerant = tiny_experiment(schedule=schedule, server=TOLERANT)
+    summary = Stage(tolerant, digits, tmp_path / "tolerant", fails_to_score).run()
+    assert summary["clients_missing"] == ["2"]
+
+
 def test_what_a_client_says_of_its_failure_is_one_short_line(digits, tmp_path, without):
     def lie(client, order, answer):
         return Bundle(), rpc.Report(), "\x1b[2Jgone\nerror: all is lost" + "x" * 100_000
