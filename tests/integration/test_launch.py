@@ -309,7 +309,7 @@ def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path)
     server = next(p for p in family if p.name() == "fedsrv serve")
     run.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + TIMEOUT_S / 2
-    while "stopping: the interaction" not in (said := run.log("server")):
+    while "stopping: clients have" not in (said := run.log("server")):
         assert time.monotonic() < deadline, said
         time.sleep(0.02)
     server.kill()  # it hangs in the method: what a supervisor does when its patience is over

@@ -27,7 +27,7 @@ from fedpb.v1 import coordinator_pb2_grpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answers, Trip
 from fedsrv.events import EventLog
-from fedsrv.transport import service as services
+from fedsrv.transport import inbox
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
@@ -176,8 +176,8 @@ def test_streams_of_a_session_keep_nobody_out(served: Served) -> None:
 
 
 def test_an_upload_has_its_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "PUSH_S", 0.2)
-    monkeypatch.setattr(services, "PUSH_BYTES_PER_S", 1 << 30)
+    monkeypatch.setattr(inbox, "PUSH_S", 0.2)
+    monkeypatch.setattr(inbox, "PUSH_BYTES_PER_S", 1 << 30)
     served.join()
     trip = served.exchange()
     ended, chunks = threading.Event(), served.chunks()
@@ -192,7 +192,7 @@ def test_an_upload_has_its_time(served: Served, monkeypatch: pytest.MonkeyPatch)
     finally:
         ended.set()
     assert "failed" not in [e.kind for e in list(served.events._kept)], "it has no outcome"
-    monkeypatch.setattr(services, "PUSH_S", 60.0)
+    monkeypatch.setattr(inbox, "PUSH_S", 60.0)
     served.stub.Push(iter(chunks), timeout=30)
     assert list(trip.result(10).by_client) == [0]
 
