@@ -40,11 +40,7 @@ def monitor_credentials(ca: Path, cert: Path, key: Path) -> grpc.ChannelCredenti
     Raises:
         ConfigError: a file is missing or unreadable, or the key is not the certificate's.
     """
-    ca_pem = read_pem(ca, "--tls-ca")
-    check_certificate(ca, ca_pem, "--tls-ca")
-    cert_pem, key_pem = read_pem(cert, "--tls-cert"), read_pem(key, "--tls-key")
-    check_pair(cert, cert_pem, key, key_pem)
-    return grpc.ssl_channel_credentials(ca_pem, key_pem, cert_pem)
+    return _channel_credentials(ca, cert, key, "--tls")
 
 
 def uplink_credentials(
@@ -62,13 +58,23 @@ def uplink_credentials(
         if cert is not None:
             raise ConfigError("--up-cert and --up-key need --up-ca")
         return None
-    ca_pem = read_pem(ca, "--up-ca")
-    check_certificate(ca, ca_pem, "--up-ca")
     if cert is None or key is None:
-        return grpc.ssl_channel_credentials(ca_pem)
-    cert_pem, key_pem = read_pem(cert, "--up-cert"), read_pem(key, "--up-key")
+        return grpc.ssl_channel_credentials(_authority(ca, "--up"))
+    return _channel_credentials(ca, cert, key, "--up")
+
+
+def _channel_credentials(ca: Path, cert: Path, key: Path, option: str) -> grpc.ChannelCredentials:
+    """Return credentials of the files that OPTION-ca, OPTION-cert and OPTION-key name."""
+    ca_pem = _authority(ca, option)
+    cert_pem, key_pem = read_pem(cert, f"{option}-cert"), read_pem(key, f"{option}-key")
     check_pair(cert, cert_pem, key, key_pem)
     return grpc.ssl_channel_credentials(ca_pem, key_pem, cert_pem)
+
+
+def _authority(ca: Path, option: str) -> bytes:
+    pem = read_pem(ca, f"{option}-ca")
+    check_certificate(ca, pem, f"{option}-ca")
+    return pem
 
 
 def distrust_of(channel: grpc.Channel, address: str) -> str:

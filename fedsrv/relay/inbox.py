@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import Bundle, ClientId
@@ -50,6 +52,14 @@ class RelayInbox(Inbox):
         late = "the coordinator above had its result before"
         self.clients.told(client, trip, group, late if known and group else outcome)
         return None
+
+    def take_sum(self, clients: Sequence[ClientId], push: Push, context: Any) -> rpc.PushResponse:
+        """Refuse a sum: no relay stands behind this one.
+
+        Raises:
+            PayloadError: always.
+        """
+        raise PayloadError("a relay takes no sums: each client brings its own upload")
 
     def _tell(
         self,

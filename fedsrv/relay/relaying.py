@@ -30,7 +30,13 @@ from fedsrv.relay.group import Group
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.uplink import CallFailed, Uplink, meaning_of
 from fedsrv.transport.server import start_server, stop_server
-from fedsrv.transport.sessions import NotReady, RunOver, UnknownSession, client_id_of
+from fedsrv.transport.sessions import (
+    NotReady,
+    RunOver,
+    Superseded,
+    UnknownSession,
+    client_id_of,
+)
 from fedsrv.transport.spool import Spool
 from fedsrv.transport.waiting import LOOK_EVERY_S
 
@@ -169,10 +175,11 @@ class Relaying:
                 return
             except CallFailed as error:
                 why = meaning_of(error)
-            if isinstance(why, UnknownSession):
-                self._forget()
-            elif not isinstance(why, NotReady):
+            if not isinstance(why, NotReady | UnknownSession):
                 log.error("interaction %d: the sum was refused: %s", order.interaction, why)
+            if isinstance(why, UnknownSession | Superseded):
+                self._forget()  # those whose results are still wanted get their orders again
+            elif not isinstance(why, NotReady):
                 return
             with self.cohort.changed:
                 self.cohort.changed.wait(wait_s)
@@ -195,7 +202,7 @@ class Relaying:
             try:
                 self._call = self.uplink.pull(request)
                 self._read(self._call)
-                time.sleep(PAUSE_S)  # the call ended without an error: another one took its place
+                self._pause(PAUSE_S)  # the call ended without an error: another took its place
                 wait_s = PAUSE_S
             except PayloadError as error:
                 self._end(LinkError(f"the coordinator above sent what does not fit: {error}"))
@@ -256,9 +263,14 @@ class Relaying:
         elif self._is_current():
             if wait_s == PAUSE_S:
                 log.warning("lost %s, trying again: %s", self.uplink.address, why)
-            time.sleep(wait_s)
+            self._pause(wait_s)
             return min(2 * wait_s, MOST_WAIT_S)
         return PAUSE_S
+
+    def _pause(self, seconds: float) -> None:
+        """Wait so long, or until the run is over."""
+        with self.cohort.changed:
+            self.cohort.changed.wait_for(lambda: self._ended is not None, seconds)
 
     def _is_current(self) -> bool:
         """Tell whether the Pull that ended was for those who are there now."""

@@ -115,6 +115,8 @@ class Inbox:
         if not header.summed:
             upload = trip.trip.restored(sent, self.cohort.spool.allocate)
         trip.trip.check_upload(client, upload)
+        if header.summed:
+            trip.check_promise(client, upload)
         num_bytes = sent.num_bytes()
         return Answer(upload, header.report, num_bytes, 0, push.wire, is_promise=header.summed)
 

@@ -81,6 +81,22 @@ class OpenTrip:
             raise PayloadError(f"the weights of client {client} come whole in this trip")
         return rest_spec(self.trip.spec)
 
+    def group_left(self, client: ClientId) -> list[int]:
+        """Return the clients of a client's group whose weights a sum can still bring."""
+        group = self.groups.get(client, ()) if isinstance(client, int) else ()
+        return [member for member in group if not self.answered(member)]
+
+    def check_promise(self, client: ClientId, upload: Bundle) -> None:
+        """Check that an upload without weights counts what an earlier one said.
+
+        Raises:
+            PayloadError: it counts something else, so that no sum can fit both.
+        """
+        assert self.trip.count is not None, "nothing is summed that has no count"
+        held = self.promised.get(client)
+        if held is not None and self.trip.count(held.upload) != self.trip.count(upload):
+            raise PayloadError("it counts otherwise than the same upload did before")
+
     def members(self, clients: Sequence[ClientId]) -> tuple[int, ...]:
         """Return the clients of a sum, ascending.
 

@@ -250,8 +250,8 @@ class Service:
         if client in trip.personal:
             parts["personal"] = trip.personal[client]
         header, sent = rpc.PullHeader(order=order), list[Encoded]()
-        if client in trip.groups and trip.issue not in grouped:
-            header.group.extend(trip.groups[client])
+        if trip.issue not in grouped and (group := trip.group_left(client)):
+            header.group.extend(group)
             grouped.add(trip.issue)
         for role, encoded in parts.items():
             part = header.parts.add(role=role, digest=encoded.digest, held=encoded.digest in held)

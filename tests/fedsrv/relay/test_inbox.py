@@ -268,12 +268,25 @@ def test_a_sum_is_sent_again_until_the_coordinator_is_back(world, monkeypatch):
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT])
 def test_a_sum_that_is_refused_is_not_sent_again(world, code, caplog):
+    """If nobody wants it as it is, clients join again: the coordinator says who is left."""
     for client in COUNTS:
         world.push(client)
     world.above.fails = [Failed(code, "not like this")]
     world.send()
     assert "the sum was refused: not like this" in caplog.text
     assert len(world.above.told) == 3
+    assert bool(world.cohort.live()) == (code != grpc.StatusCode.ABORTED)
+
+
+def test_a_client_brings_no_sum(world):
+    header = rpc.PushHeader(kind=rpc.ORDER_KIND_TRAIN, interaction=2)
+    header.members.add(client_id="3", token=world.tokens[3])
+    message = rpc.PushRequest(header=header).SerializeToString()
+    with pytest.raises(Refused, match="a relay takes no sums"):
+        world.service.push(iter([message]), Context())
+    for client in COUNTS:
+        world.push(client)
+    assert members(world.send()[0]) == [3, 4, 5]
 
 
 def test_the_weights_of_a_client_that_died_since_count(world):

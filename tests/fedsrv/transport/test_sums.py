@@ -244,6 +244,37 @@ def test_a_sum_of_others_is_refused(world, clients, line):
         world.sums(*clients)
 
 
+def test_a_client_that_fails_past_its_relay_is_left_out_of_the_sum_that_follows(world):
+    """It has its own token; the relay is told to redo its sum, and who is left of the group."""
+    world.open(needed=2)
+    world.promise(0)
+    world.promise(1)
+    world.push(world.header(1, failure="no memory"), Bundle())
+    with pytest.raises(Refused, match="have answered without it") as refused:
+        world.sums(0, 1)
+    assert refused.value.code == grpc.StatusCode.ABORTED
+    waiting = [rpc.Waiting(client_id="0", token=world.tokens[0])]
+    stream = world.service.pull(rpc.PullRequest(waiting=waiting), Context())
+    assert list(read_chunk(next(stream), rpc.PullHeader)[0].group) == [0]
+    world.sums(0)
+    world.whole(2)
+    assert list(world.done.result(10).by_client) == [0, 2]
+
+
+def test_a_client_that_counts_two_things_fails(world):
+    """A sum fits one of them alone, and the mean would be of another scale."""
+    world.open(needed=2)
+    world.promise(0)
+    world.promise(1)
+    world.promise(1)
+    with pytest.raises(Refused, match="counts otherwise than the same upload did before"):
+        world.promise(1, 60.0)
+    assert list(world.failures()) == ["1"]
+    world.sums(0)
+    world.whole(2)
+    assert list(world.done.result(10).by_client) == [0, 2]
+
+
 def test_a_sum_takes_the_token_of_each_client(world):
     world.open()
     world.promise(0)
