@@ -170,8 +170,6 @@ class RelayCohort(RemoteCohort):
                     self.group.failed.add(client)
             elif group is not None:
                 group.keep(client, result)
-            elif self.group is not None and trip in self._grouped:
-                self.group.failed.add(client)  # in no sum: it went up whole
             kept = result if isinstance(result, str) else Answer(Bundle(), result.report)
             self.end_result(client, trip, kept)
 

@@ -12,7 +12,8 @@ from fedpb import PROTOCOL
 from fedpb.codec import encode, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Trip
+from fedsrv.engine.cohort import Answer, Trip
+from fedsrv.engine.folding import mean_with_sums
 from fedsrv.events import EventLog
 from fedsrv.transport.relayed import groups_of
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -149,6 +150,15 @@ def test_a_member_may_bring_its_upload_whole_after_all(world):
     world.whole(1)
     world.whole(2)
     assert world.done.result(10).mean["w"].tolist()[1] == 4.0
+
+
+def test_groups_are_added_in_the_order_of_their_lowest_clients():
+    """1e16 + 1 rounds to 1e16, so that the order shows in float64: (1e16 - 1e16) + 1 is 1."""
+    dtypes = {"w": torch.float64}
+    sums = {(4, 5): [1.0], (0, 1): [1e16], (2, 3): [-1e16]}
+    held = {group: {"w": torch.tensor(x, dtype=torch.float64)} for group, x in sums.items()}
+    answers = {c: Answer(Bundle(scalars={"num_examples": 1.0}), rpc.Report()) for c in range(6)}
+    assert mean_with_sums(answers, held, count, dtypes)["w"].item() == 1.0 / 6
 
 
 def test_a_second_sum_of_the_same_clients_had_arrived_before(world):
