@@ -58,7 +58,10 @@ class Narrator:
     """Says events in plain lines; remembers who joined, and the run's pace."""
 
     def __init__(self) -> None:
-        self._expected = 0
+        self.expected = 0
+        """Clients of the run."""
+        self.here = 0
+        """How many of them have joined, the evaluator aside."""
         self._joined: set[str] = set()
         self.pace = Pace()
 
@@ -70,19 +73,19 @@ class Narrator:
 
     def _say_listening(self, event: Event) -> str:
         facts = event.detail
-        self._expected = int(facts["clients"])
-        enough = "" if facts["needed"] == self._expected else f" ({facts['needed']} suffice)"
-        whom = f"{_count(self._expected, 'client')} to join{enough}"
+        self.expected = int(facts["clients"])
+        enough = "" if facts["needed"] == self.expected else f" ({facts['needed']} suffice)"
+        whom = f"{_count(self.expected, 'client')} to join{enough}"
         return f"waiting for {whom} at {facts['address']}"
 
     def _say_joined(self, event: Event) -> str:
         if event.client in self._joined:
             return f"client {event.client} joined again"
         self._joined.add(event.client)
-        ids = sum(client.isdigit() for client in self._joined)
-        so_far = (
-            f" ({ids} of {self._expected})" if self._expected and event.client.isdigit() else ""
-        )
+        if not event.client.isdigit():
+            return f"client {event.client} joined"
+        self.here += 1
+        so_far = f" ({self.here} of {self.expected})" if self.expected else ""
         return f"client {event.client} joined{so_far}"
 
     def _say_commit(self, event: Event) -> str:

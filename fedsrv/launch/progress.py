@@ -46,12 +46,22 @@ class Lines:
 
     def take(self, event: Event) -> str:
         """Take in one event of the coordinator, say it where it matters enough; return the line."""
+        known = self.narrator.here
         line = self.narrator.line(event)
         if event.kind == "left" and event.detail.get("reason") == DONE:
             self.done.add(event.client)
-        elif level_of(event) >= self.level:
+        elif level_of(event) >= self.level and not self._is_one_of_many(known):
             self.say(line, level_of(event))
         return line
+
+    def _is_one_of_many(self, known: int) -> bool:
+        """Tell whether the event was a join that needs no line: a large run says each tenth part.
+
+        Args:
+            known: how many had joined before the event.
+        """
+        now, of = self.narrator.here, self.narrator.expected
+        return now > known and of > MOST_CLIENTS and 10 * now // of == 10 * known // of
 
     def say(self, line: str, level: int = logging.INFO) -> None:
         """Say a line, where it matters enough."""

@@ -61,6 +61,19 @@ def test_clients_that_leave_at_the_end_are_counted_and_others_named():
     ]
 
 
+def test_of_many_clients_that_join_each_tenth_part_has_a_line():
+    said = io.StringIO()
+    with Lines(Console(file=said, width=120)) as lines:
+        lines.take(Event("listening", detail={"address": "h:5", "clients": 50, "needed": 50}))
+        for client in (*range(50), "evaluator", 7):
+            lines.take(Event("joined", str(client)))
+    assert said.getvalue().splitlines()[1:] == [
+        *(f"client {n - 1} joined ({n} of 50)" for n in range(5, 51, 5)),
+        "client evaluator joined",
+        "client 7 joined again",
+    ]
+
+
 def test_objects_hold_every_client_that_leaves():
     said = io.StringIO()
     with Objects(Console(file=said)) as objects:
