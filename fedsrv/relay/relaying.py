@@ -81,7 +81,8 @@ def serve_relay(
         cohort = RelayCohort(clients, Spool(Path(scratch), MEMORY_MB << 20), events)
         uplink = Uplink(above.address, above.credentials)
         stack.callback(uplink.close)
-        uplink.check_trust()
+        if away := uplink.check():
+            log.warning("nobody at %s yet: clients that join here wait (%s)", above.address, away)
         service = RelayService(
             clients, cohort, events, uplink,
             requires_identity=listen.requires_identity, code=code,

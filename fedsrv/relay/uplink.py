@@ -12,10 +12,10 @@ from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
 from fedpb import AGAIN_AFTER
 from fedpb.codec import frames_of, messages
+from fedpb.handshakes import distrust
 from fedpb.headers import header_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
-from fedsrv.identity.tls import distrust_of
 from fedsrv.transport.service import SERVICE, NotYours, WrongRun
 from fedsrv.transport.sessions import (
     AlreadyConnected,
@@ -26,7 +26,7 @@ from fedsrv.transport.sessions import (
 )
 
 CallFailed: TypeAlias = grpc.RpcError
-JOIN_S, BEAT_S, LEAVE_S = 60.0, 5.0, 2.0
+CHECK_S, JOIN_S, BEAT_S, LEAVE_S = 1.0, 60.0, 5.0, 2.0
 PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
 """Time limits of calls; that of a Push grows with its bytes."""
 _MEANINGS: dict[grpc.StatusCode, type[Exception]] = {
@@ -133,14 +133,20 @@ class Uplink:
         reply: rpc.PushResponse = self._push(stream, timeout=limit)
         return reply
 
-    def check_trust(self) -> None:
-        """Check that the coordinator's certificate is trusted, if it can be reached.
+    def check(self) -> str:
+        """Return why the coordinator cannot be reached now; empty if it can.
 
         Raises:
-            LinkError: it is not, or names another host.
+            LinkError: its certificate is not trusted, or names another host.
         """
-        if why := distrust_of(self._channel, self.address):
-            raise LinkError(why.replace("--tls-ca", "--up-ca"))
+        try:
+            self._channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=CHECK_S)
+        except CallFailed as error:
+            if why := distrust(error.details() or "", self.address):
+                raise LinkError(why.replace("--tls-ca", "--up-ca")) from None
+            meaning = meaning_of(error)
+            return str(meaning) if isinstance(meaning, Away) else ""
+        return ""
 
     def close(self) -> None:
         """End all calls."""
