@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, reason_of
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 
 AUTHORITY_DAYS = 3650
@@ -187,7 +187,9 @@ def _load_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurve
             "create one with `fedsrv certs init`"
         ) from None
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"the authority in {directory} cannot be used: {error}") from None
+        raise ConfigError(
+            f"the authority in {directory} cannot be used: {reason_of(error)}"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{directory / 'ca.key'} is not an elliptic-curve key")
     if certificate.public_key() != key.public_key():

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed
+from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed, reason_of
 
 LOCK = ".lock"
 """The file by which the process that writes a run locks its directory."""
@@ -104,8 +104,7 @@ def writing(path: Path) -> Iterator[None]:
     except ArchiveNotWritten as error:
         raise RunFailed(f"{error}; {GO_ON}") from None
     except (OSError, sqlite3.OperationalError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RunFailed(f"{path} cannot be written: {reason}; {GO_ON}") from None
+        raise RunFailed(f"{path} cannot be written: {reason_of(error)}; {GO_ON}") from None
 
 
 def state_numbers(states: Path) -> set[int]:

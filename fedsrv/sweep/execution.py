@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
-from fedmodels.errors import Interrupted
+from fedmodels.errors import Interrupted, reason_of
 from fedsrv.sweep.places import Each, Say
 from fedsrv.sweep.plan import PlannedRun
 
@@ -80,7 +80,7 @@ def to_its_end(further: Sequence[str], directory: str, run: PlannedRun, say: Say
                 preexec_fn=_end_with_parent,
             )
     except OSError as error:
-        return f"{out.name} could not be started: {error}"
+        return f"{out.name} could not be started: {reason_of(error)}"
     if done.returncode == Interrupted.exit_code:
         return f"{out.name} was stopped"
     if done.returncode:
@@ -89,7 +89,8 @@ def to_its_end(further: Sequence[str], directory: str, run: PlannedRun, say: Say
         try:
             _share(out / "data", data)
         except OSError as error:
-            say(f"{data} cannot be written, so that other runs deal out their own data: {error}")
+            why = reason_of(error)
+            say(f"{data} cannot be written, so that other runs deal out their own data: {why}")
     return ""
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.sets.dataset import Source
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, reason_of
 from fedmodels.files import replacing
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def _pair(kind: str, root: Path) -> tuple[Examples, Examples] | None:
     except RuntimeError:  # torchvision's "Dataset not found"
         return None
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{kind} in {root} cannot be read: {error}") from None
+        raise DataError(f"{kind} in {root} cannot be read: {reason_of(error)}") from None
 
 
 def _examples(made: Any) -> Examples:

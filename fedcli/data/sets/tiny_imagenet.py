@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.sets.dataset import Dataset, Source
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, reason_of
 
 NAME = "tiny-imagenet-200"
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -36,7 +36,7 @@ def tiny_imagenet(source: Source) -> Dataset:
         with zipfile.ZipFile(found) as archive:
             return _load(zipfile.Path(archive, f"{NAME}/"))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(f"{found} cannot be read: {error}") from None
+        raise DataError(f"{found} cannot be read: {reason_of(error)}") from None
 
 
 def _load(root: Place) -> Dataset:
