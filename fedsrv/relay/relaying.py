@@ -96,7 +96,9 @@ def serve_relay(
         count = len(clients)
         events.tell("listening", address=address, clients=count, needed=count)
         telling.begin(address, events)
-        Relaying(cohort, uplink).run()
+        relaying = Relaying(cohort, uplink)
+        stack.callback(relaying.stop)
+        relaying.run()
 
 
 class Relaying:
@@ -132,9 +134,13 @@ class Relaying:
             raise LinkError(failure)
         log.info("the run is over")
 
+    def stop(self) -> None:
+        """End the thread that pulls; a Pull that is cancelled from now on is no loss."""
+        self._end(LinkError("the relay stops"))
+
     def _end(self, why: Exception) -> None:
         with self.cohort.changed:
-            self._ended = why
+            self._ended = self._ended or why
             self.cohort.changed.notify_all()
 
     # --- sums -------------------------------------------------------------------------------------
@@ -256,6 +262,8 @@ class Relaying:
     def _judge(self, error: CallFailed, joins: int, wait_s: float) -> float:
         """Act on the end of a Pull, and wait before the next one; return how long to wait then."""
         why = meaning_of(error)
+        if self._ended is not None:
+            return wait_s
         if isinstance(why, UnknownSession):
             if joins == self.cohort.joins:  # else a client's new session ended the Pull
                 self._forget()
