@@ -80,8 +80,8 @@ ROOMS = {
         "training", "techniques", "methods", "resolution",
     ),
     "fedpb": (
-        "", "v1", "pem", "handshakes", "tables", "descriptions", "zstd", "frames", "headers",
-        "plans", "codec", "orders",
+        "", "v1", "pem", "handshakes", "channels", "tables", "descriptions", "zstd", "frames",
+        "headers", "plans", "codec", "orders",
     ),
     "fedsrv": (
         "presets", "events", "availability", "options", "ray_cluster", "identity", "state",

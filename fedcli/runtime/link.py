@@ -24,6 +24,7 @@ from fedmodels.errors import ConfigError, LinkError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL
+from fedpb.channels import channel_options
 from fedpb.codec import frames_of, merged, messages
 from fedpb.handshakes import distrust
 from fedpb.headers import header_of
@@ -36,8 +37,6 @@ _RETRIED = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 )
-KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
-"""After so long without a byte a server is asked whether it is there, and has so long to answer."""
 _CROWDED = "Concurrent RPC limit exceeded!"
 """What gRPC's server says where more calls wait than it bears."""
 log = logging.getLogger(__name__)
@@ -82,21 +81,12 @@ class Link:
         credentials: grpc.ChannelCredentials | None = None,
         give_up_after_s: float | None = None,
     ) -> None:
-        options = [
-            ("grpc.max_receive_message_length", 4 << 20),
-            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-            ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # of pings that measure, too
-            ("grpc.http2.max_pings_without_data", 0),  # else once a minute, after two without data
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 2_000),
-            ("grpc.enable_retries", 0),
-            (ChannelOptions.SingleThreadedUnaryStream, 1),  # a Pull needs no thread of its own
-        ]
         self.address, self.zstd = address, False
         self._give_up_after_s = give_up_after_s
         self._over_tls = credentials is not None
         self._closed = threading.Event()
+        alone = ChannelOptions.SingleThreadedUnaryStream  # a Pull needs no thread of its own
+        options = [*channel_options(), (alone, 1)]
         self._channel = (
             grpc.secure_channel(address, credentials, options)
             if credentials

@@ -11,6 +11,7 @@ from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
 from fedpb import AGAIN_AFTER
+from fedpb.channels import channel_options
 from fedpb.codec import frames_of, messages
 from fedpb.handshakes import distrust
 from fedpb.headers import header_of
@@ -62,17 +63,8 @@ class Uplink:
     """One channel to the coordinator above."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
-        options = [
-            ("grpc.max_receive_message_length", 4 << 20),
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.ping_timeout_ms", 10_000),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 2_000),
-            ("grpc.enable_retries", 0),
-        ]
         self.address, self.zstd = address, False
+        options = channel_options()
         self._channel = (
             grpc.secure_channel(address, credentials, options)
             if credentials

@@ -14,7 +14,7 @@ import pytest
 from fedcli.runtime import link as link_module
 from fedcli.runtime.link import Link, Membership
 from fedmodels.errors import LinkError
-from fedpb import PROTOCOL
+from fedpb import PROTOCOL, channels
 from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
@@ -113,8 +113,8 @@ def test_a_link_that_fell_silent_is_noticed_and_made_anew(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """No end, no reset: nothing arrives any more, as behind a router that lost its table."""
-    monkeypatch.setattr(link_module, "KEEPALIVE_MS", 1000)
-    monkeypatch.setattr(link_module, "KEEPALIVE_TIMEOUT_MS", 1000)
+    monkeypatch.setattr(channels, "KEEPALIVE_MS", 1000)
+    monkeypatch.setattr(channels, "KEEPALIVE_TIMEOUT_MS", 1000)
     told = threading.Event()
     monkeypatch.setattr(link_module.log, "warning", lambda *_: told.set())
     caplog.set_level(logging.WARNING)
