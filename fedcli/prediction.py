@@ -57,12 +57,14 @@ def predictions(model: TrainedModel, inputs: list[Path], top: int = 3) -> list[P
         top: how many classes to name.
 
     Raises:
-        DataError: a file cannot be read or does not fit the model; names it.
+        DataError: a file cannot be read, does not fit the model or is beyond it; names it.
     """
     found = list[Prediction]()
     for path in inputs:
         x = read_input(path, model.facts)
         for place, shares in enumerate(model.probabilities(x)):
+            if not np.isfinite(shares).all():
+                raise DataError(f"{path} holds values so large that the model's outputs are none")
             order = np.argsort(-shares, kind="stable")[:top]
             classes = tuple((model.class_names[k], float(shares[k])) for k in order)
             found.append(Prediction(str(path) if len(x) == 1 else f"{path}[{place}]", classes))
@@ -87,11 +89,13 @@ def read_input(path: Path, facts: ModelFacts) -> NDArray[np.float32]:
     x = x[None] if x.shape == shape else x
     if x.shape[1:] != shape:
         raise DataError(f"{path} is {list(x.shape)}; the model takes {list(shape)}, or several")
-    if not np.isfinite(x).all():
-        raise DataError(f"{path} holds values that are not finite")
     if facts.scale > 1 and len(x) and x.max() > facts.scale:
         raise DataError(
             f"{path} goes up to {x.max():g}; the model was trained on values up to "
             f"{facts.scale:g}: scale it likewise"
         )
-    return x.astype(np.float32)
+    with np.errstate(over="ignore"):
+        found = x.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise DataError(f"{path} holds values that are not finite in float32")
+    return found

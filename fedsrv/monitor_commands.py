@@ -18,7 +18,19 @@ if TYPE_CHECKING:
     from fedsrv.identity.tls import ChannelCredentials
 
 monitor_app = typer.Typer()
-Coordinator = Annotated[str, typer.Argument(metavar="HOST:PORT", help="The coordinator.")]
+
+
+def _checked(address: str) -> str:
+    """Return an address that is one; else a malformed one would look like a dead server."""
+    from fedmodels.config.places import check_address
+
+    check_address(address, "the coordinator's address")
+    return address
+
+
+Coordinator = Annotated[
+    str, typer.Argument(metavar="HOST:PORT", help="The coordinator.", callback=_checked)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Objects instead of lines.")]
 Authority = Annotated[Path | None, typer.Option("--tls-ca", help="Authority of the server.")]
 Cert = Annotated[Path | None, typer.Option("--tls-cert", help="The monitor's certificate.")]

@@ -6,6 +6,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from fedmodels.data_description import ClientFile
 from fedmodels.errors import ArchiveError, DataError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel
@@ -61,8 +63,15 @@ def global_model(run: Path) -> TrainedModel:
 
 def _description(run: Path) -> ClientFile:
     """Return what client 0 said of its data."""
-    with closing(sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)) as db:
-        row = db.execute("SELECT client_json FROM clients ORDER BY id LIMIT 1").fetchone()
-    if row is None:
+    path = run / "run.db"
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            row = db.execute("SELECT client_json FROM clients ORDER BY id LIMIT 1").fetchone()
+        found = None if row is None else ClientFile.model_validate_json(row[0])
+    except sqlite3.DatabaseError as error:
+        raise ArchiveError(f"{path} cannot be read: {error}") from None
+    except ValidationError:
+        raise ArchiveError(f"{path} is damaged: client 0's description is none") from None
+    if found is None:
         raise RunFailed(f"{run}: no client has joined this run yet")
-    return ClientFile.model_validate_json(row[0])
+    return found

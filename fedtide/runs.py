@@ -232,7 +232,7 @@ def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
             tables = tomllib.loads(path.read_text("utf-8-sig"))
         except OSError as error:
             raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for key, value in overrides.items():
         put(tables, key, value)

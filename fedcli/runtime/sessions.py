@@ -52,7 +52,7 @@ class SessionFile:
             found = Session(facts["run_id"], bytes.fromhex(facts["token"]))
         except (FileNotFoundError, NotADirectoryError):
             return Session()
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, RecursionError, KeyError, TypeError):
             found = Session()
         if not found.token:  # tokens derived from none could be guessed
             raise ArchiveError(f"{self.path} is damaged; delete it to join afresh")

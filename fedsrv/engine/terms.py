@@ -46,7 +46,8 @@ class Terms:
     def announced(self, client: int, step: Step) -> Announced:
         """Return the announced examples behind a client's upload."""
         train = self.profiles[client].train
-        ordered = [s.task for s in self.steps[: step.interaction + 1] if client in s.cohort]
+        steps = self.steps[: step.interaction + 1]
+        ordered = [s.task for s in steps if client in s.cohort and s.task < len(train)]
         counts = train[step.task], train[: step.task + 1].sum(0), train[ordered].sum(0)
         return Announced(client, *(torch.from_numpy(each.copy()) for each in counts))
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedmodels.errors import PayloadError
 from fedmodels.tensors.announced import check_numbers
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
 from fedmodels.training.compression import Compression
@@ -59,8 +60,9 @@ class RelayCohort(RemoteCohort):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(clients.stop, spool, events, admission=_Admitted({}), clock=clock)
-        self.run: RelayedRun | None = None
-        """Known once the first client has joined."""
+        self._runs: dict[ClientId, RelayedRun] = {}
+        """What travels to and from each client that has joined, by the problem that it stated: the
+        coordinator above turns those away later whose problem is not the run's."""
         self.group: Group | None = None
         self.joins = 0
         """How many times clients have begun to join."""
@@ -71,12 +73,22 @@ class RelayCohort(RemoteCohort):
         self._grouped: set[OpenTrip] = set()
         """The trips of the group: several, where clients came late to the relay."""
 
-    def learn(self, make: Callable[[], RelayedRun]) -> None:
-        """Remember the facts of the run, unless they are known."""
+    def learn(self, client: ClientId, run: RelayedRun) -> None:
+        """Remember what travels to and from a client that joins."""
         with self.changed:
-            if self.run is None:
-                self.run = make()
-                self._most_ahead = max(self.MOST_AHEAD, 2 * self.run.together)
+            self._runs[client] = run
+            self._most_ahead = max(self.MOST_AHEAD, 2 * run.together)
+
+    def run_of(self, client: ClientId) -> RelayedRun:
+        """Return what travels to and from a client.
+
+        Raises:
+            PayloadError: it has not joined here.
+        """
+        found = self._runs.get(client)
+        if found is None:
+            raise PayloadError(f"an order is for client {client}, who has not joined here")
+        return found
 
     def live(self) -> dict[ClientId, ClientSession]:
         """Return the sessions of clients that are connected; the caller holds the lock."""
@@ -115,25 +127,24 @@ class RelayCohort(RemoteCohort):
 
     def begin(self, batch: Batch) -> None:
         """Give a batch of orders to the clients; those of an earlier issue end."""
-        assert self.run is not None, "orders come to those who joined"
-        open_trip = OpenTrip.of(_trip_of(batch, self.run))
+        run = self.run_of(next(iter(batch.orders)))
+        open_trip = OpenTrip.of(_trip_of(batch, run))
         sample = open_trip.trip.sample
         with self.changed:
             if batch.issue != self._issue:
                 self._recall()
                 self._issue = batch.issue
             if batch.group and self.group is None:
-                self.group = self._group_of(batch.group, sample)
+                self.group = self._group_of(batch.group, sample, run)
             if self.group is not None:
                 self._grouped.add(open_trip)
             self.commit(sample.committed, sample.durable)
             self._trips.add_lasting([open_trip])
             self.wake()
 
-    def _group_of(self, clients: tuple[int, ...], sample: rpc.Order) -> Group:
-        assert self.run is not None, "orders come to those who joined"
-        folding = Folding(clients, self.run.method.count, self.spool.budget)
-        wait_s = float("inf") if self.run.deadline_s is None else SUMS_BY * self.run.deadline_s
+    def _group_of(self, clients: tuple[int, ...], sample: rpc.Order, run: RelayedRun) -> Group:
+        folding = Folding(clients, run.method.count, self.spool.budget)
+        wait_s = float("inf") if run.deadline_s is None else SUMS_BY * run.deadline_s
         now = self._clock()
         return Group(sample, clients, folding, now + self.LEASE_S, now + wait_s)
 

@@ -17,8 +17,9 @@ from fedmodels.training.method import Method, RunFacts
 
 @dataclass(frozen=True)
 class RelayedRun:
-    """The parts of a run that say what travels."""
+    """The parts of a run that say what travels to and from clients of one problem."""
 
+    problem: Problem
     method: Method
     upload_spec: BundleSpec
     payload_spec: Mapping[str, BundleSpec]
@@ -50,6 +51,7 @@ class RelayedRun:
         how = Compression.of(method, run)
         common, personal = method.payload_spec(run)
         return cls(
+            problem,
             method,
             how.upload_spec(method.upload_spec(run)),
             {"common": how.payload_spec(common), "personal": personal},

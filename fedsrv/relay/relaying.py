@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedmodels.errors import LinkError, PayloadError
-from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
 from fedpb.orders import read_order
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen
@@ -239,9 +239,7 @@ class Relaying:
 
     def _read(self, call: Any) -> None:
         """Give out orders as they come, those that came together at a time."""
-        run = self.cohort.run
-        assert run is not None, "orders come to those who joined"
-        while found := read_order(call, lambda client: run.payload_spec, self._held):
+        while found := read_order(call, self._parts_of, self._held):
             header, parts = found
             order, batch = header.order, self._batch
             if "common" not in parts:
@@ -258,6 +256,10 @@ class Relaying:
                 self._issues |= dict.fromkeys(batch.orders, batch.issue)
                 self.cohort.begin(batch)
                 self._batch = Batch()
+
+    def _parts_of(self, client: str) -> Mapping[str, BundleSpec]:
+        """Return what the parts of a client's payload must hold, by role."""
+        return self.cohort.run_of(client_id_of(client, self.cohort.num_clients)).payload_spec
 
     def _judge(self, error: CallFailed, joins: int, wait_s: float) -> float:
         """Act on the end of a Pull, and wait before the next one; return how long to wait then."""

@@ -51,6 +51,8 @@ class RelayService(Service):
         self.clients, self.relay_cohort, self.uplink, self.code = clients, cohort, uplink, code
         self._ids = {str(client) for client in clients}
         self.inbox = RelayInbox(cohort, self.gate, uplink)
+        self._last: RelayedRun | None = None
+        """Of the client that joined last; most clients have the same problem."""
 
     @property
     def name(self) -> str:
@@ -76,7 +78,7 @@ class RelayService(Service):
         client = self._client(request.client_id, context)
         self._begin_join(request)
         reply = _answer(lambda: self.uplink.join(request))
-        self._learn(reply, request.description)
+        self._learn(client, reply, request.description)
         token = request.token or reply.token
         self.cohort.join(client, "", token, request.versions, request.start_over)
         return reply
@@ -89,8 +91,8 @@ class RelayService(Service):
         clients = [self._client(one.client_id, context) for one in request.clients]
         self._begin_join(request)
         reply = _answer(lambda: self.uplink.join_several(request))
-        self._learn(reply.joined, request.descriptions[0])
         for client, one in zip(clients, request.clients, strict=True):
+            self._learn(client, reply.joined, request.descriptions[one.description])
             self.cohort.join(client, "", one.token, one.versions, request.start_over)
         return reply
 
@@ -102,18 +104,19 @@ class RelayService(Service):
         request.relay = self.name
         self.relay_cohort.joins += 1
 
-    def _learn(self, reply: rpc.JoinResponse, description: pb.ClientDescription) -> None:
+    def _learn(
+        self, client: ClientId, reply: rpc.JoinResponse, description: pb.ClientDescription
+    ) -> None:
+        """Remember what travels to and from a client, by the problem that it states."""
         problem = Problem(tuple(description.input_shape), description.num_classes)
-
-        def make() -> RelayedRun:
+        run = self._last
+        if run is None or run.problem != problem:
             try:
-                return RelayedRun.of(values_of(reply.experiment), problem, self.code)
+                run = RelayedRun.of(values_of(reply.experiment), problem, self.code)
             except ConfigError as error:
                 raise WrongRun(str(error)) from None
-
-        self.relay_cohort.learn(make)
-        assert self.relay_cohort.run is not None, "it has just been learned"
-        self.uplink.zstd = self.relay_cohort.run.zstd
+            self._last, self.uplink.zstd = run, run.zstd
+        self.relay_cohort.learn(client, run)
 
     @coded
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:

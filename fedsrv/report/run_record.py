@@ -8,7 +8,7 @@ merge in one way, :func:`merged`.
 from __future__ import annotations
 
 import json
-import math
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +23,8 @@ from fedsrv.state.record import Record
 
 K = TypeVar("K", bound=Hashable)
 
+MOST = sys.float_info.max
+"""Largest finite float; a file may hold larger integers."""
 _NOT_COMPARED = {
     *("seed", "evaluate.reference", "data.root"),
     *("tracking.tensorboard", "tracking.mlflow", "tracking.wandb"),
@@ -147,7 +149,7 @@ def read_run(path: Path) -> RunRecord:
         raise ArchiveError(f"{path} is not a run directory: it holds none of {', '.join(names)}")
     try:
         config = tomllib.loads(texts["config.toml"] or "")
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ArchiveError(f"{path / 'config.toml'} is damaged: {error}") from None
     summary = texts["summary.json"]
     return RunRecord(
@@ -177,7 +179,7 @@ def _text(path: Path) -> str | None:
 def _object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArchiveError(f"{where} is damaged: {error}") from None
     if not isinstance(value, dict):
         raise ArchiveError(f"{where} is damaged: it holds no object")
@@ -199,7 +201,7 @@ def table(value: object) -> Mapping[str, Any]:
 
 def number(value: object, default: Any = None) -> Any:
     """Return a finite number as a float, and anything else as ``default``."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST:
         return float(value)
     return default
 

@@ -104,7 +104,7 @@ def _records(path: Path) -> list[Record]:
     for line in path.read_text(errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if not isinstance(record, dict) or record.get("interaction") != len(found):
             break

@@ -84,7 +84,7 @@ class Sweep(BaseModel):
         """
         try:
             table = tomllib.loads(path.read_text("utf-8-sig"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"cannot read the sweep {path}: {reason_of(error)}") from None
         for key in sorted(table.keys() - cls.model_fields.keys()):
             raise ConfigError(f"{path}: unknown key {key!r}.{suggestion(key, cls.model_fields)}")

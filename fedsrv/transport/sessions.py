@@ -42,6 +42,10 @@ class NotReady(Exception):
     """The server cannot answer yet; the caller should try again in a moment."""
 
 
+MOST_VERSIONS = 10_000
+"""Private states of a client that a session remembers, the newest ones."""
+
+
 @dataclass(slots=True)
 class ClientSession:
     """A client that has joined."""
@@ -65,6 +69,9 @@ class ClientSession:
     """The relay through which the client joined; empty without one."""
     caller: Caller | None = None
     """The newest Pull that waits for the client; earlier ones get no more orders."""
+
+    def __post_init__(self) -> None:
+        self.versions = self.versions[-MOST_VERSIONS:]
 
     @property
     def is_waiting(self) -> bool:
@@ -91,7 +98,7 @@ class ClientSession:
     def add_version(self, interaction: int) -> None:
         """Note that the client has trained in an interaction, and holds its private state."""
         self.trained = interaction
-        self.versions = (*self.versions, interaction)
+        self.versions = (*self.versions, interaction)[-MOST_VERSIONS:]
 
 
 Sessions = Mapping[ClientId, ClientSession]

@@ -47,7 +47,7 @@ def parse_experiment(
     """
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
     _drop_former_keys(tables, overrides)
     for item in overrides:
@@ -158,7 +158,7 @@ def override(tables: dict[str, Any], item: str) -> None:
         raise ConfigError(f"--set {item!r} is not key=value, such as --set method.lam=0.3")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text
     put(tables, path.strip(), value)
 

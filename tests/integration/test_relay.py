@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from fedmodels.resolution import experiment_of
+from fedpb import PROTOCOL
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1 import description_pb2 as pb
+from fedpb.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedsrv.cli import main
 from fedsrv.engine.schedule import steps
 from fedsrv.identity.certificates import init_authority, issue
@@ -73,6 +78,23 @@ def test_a_relay_and_a_client_without_one(loopback: Sites, flat: dict[str, Any])
     weights = uploaded(flat) - 18 * 8
     assert uploaded(found) == 18 * 8 + weights, "one sum in float64 for two uploads"
     assert found["bytes"]["wire_down"] < flat["bytes"]["down"]
+
+
+def test_the_first_client_of_a_relay_lies_about_its_problem(
+    loopback: Sites, flat: dict[str, Any]
+) -> None:
+    """The coordinator turns it away; the relay goes on with what the others state."""
+    run = loopback(EXPERIMENT)
+    server, relay = run.serve(), run.relay("0-2")
+    tasks = [pb.TaskCounts(train=[1] * 10, test=[1] * 10)]
+    lie = pb.ClientDescription(format=1, input_shape=[3, 8, 8], num_classes=10, tasks=tasks)
+    request = rpc.JoinRequest(client_id="0", token=b"x" * 16, protocol=PROTOCOL, description=lie)
+    with grpc.insecure_channel(f"127.0.0.1:{relay.port}") as channel:
+        CoordinatorServiceStub(channel).Join(request, timeout=30)
+    clients = [run.join("1-2", port=relay.port)]
+    server.wait_kind("failed", client="0")
+    clients.append(run.join("0", port=relay.port))
+    assert_same(finish(run, *clients), flat)
 
 
 @pytest.mark.parametrize("victim", ["relay", "client", "coordinator", "everybody"])

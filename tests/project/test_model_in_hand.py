@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -89,6 +90,7 @@ def test_predict_says_what_the_model_says(
         ("text.npy", np.array(["a"]), "expected numbers"),
         ("nan.npy", np.full((1, 8, 8), np.nan), "not finite"),
         ("large.npy", np.full((1, 8, 8), 255), "goes up to 255; the model was trained on values"),
+        ("deep.npy", np.full((1, 8, 8), -1e300), "not finite in float32"),
         ("no.npy", None, "no.npy"),
         ("no.png", None, "no.png cannot be read"),
     ],
@@ -111,6 +113,22 @@ def test_what_cannot_be_asked(
     assert line in errors[0]
 
 
+def test_probabilities_that_are_none(
+    done: fedtide.Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Inputs that float32 just holds may overflow inside a net."""
+    np.save(tmp_path / "far.npy", np.full((1, 8, 8), -3e38))
+    nothing = np.full((1, 10), np.nan, np.float32)
+    monkeypatch.setattr(fedtide.TrainedModel, "probabilities", lambda model, x: nothing)
+    words = ["predict", "--run", done.path, "--client", 0, tmp_path / "far.npy"]
+    status, out, errors = typed(monkeypatch, capsys, fedcli.cli, *words)
+    assert (status, out) == (1, [])
+    assert "far.npy holds values so large that the model's outputs are none" in errors[0]
+
+
 def test_a_model_that_is_not_there(
     done: fedtide.Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +146,24 @@ def test_a_model_that_is_not_there(
     words = ["predict", "--run", done.path / "clients", "--client", 0, "x.npy"]
     _, _, errors = typed(monkeypatch, capsys, fedcli.cli, *words)
     assert "x.npy" in errors[0]  # a client's own --state-dir serves as well
+
+
+@pytest.mark.parametrize("content", [None, b"", b"garbage" * 1000])
+def test_the_model_of_a_run_whose_ledger_is_damaged(
+    content: bytes | None,
+    done: fedtide.Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(done.path, run, ignore=shutil.ignore_patterns("run.db*"))
+    if content is not None:
+        (run / "run.db").write_bytes(content)
+    words = ["export", "--run", run, "--to", "safetensors", "--out", tmp_path / "m.safetensors"]
+    status, _, errors = typed(monkeypatch, capsys, fedsrv.cli, *words)
+    assert (status, len(errors)) == (1, 1)
+    assert errors[0].startswith(f"error: {run / 'run.db'} cannot be read: ")
 
 
 @pytest.mark.parametrize("client", [None, 1])

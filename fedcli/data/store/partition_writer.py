@@ -72,7 +72,7 @@ def same_partition(out: Path, config: Mapping[str, Any]) -> bool:
     try:
         table = json.loads((out / TABLE).read_bytes())
         found = table["digest"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         raise DataError(f"{out} exists and is not a partition: choose another directory") from None
     if found != digest_of(config):
         raise DataError(

@@ -59,9 +59,9 @@ class MethodTable(BaseModel):
 class Schedule(StrictTable):
     """``[schedule]``: how many rounds, over whom, in which order."""
 
-    rounds: Annotated[int, Field(ge=1)] = 10
+    rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Rounds in all; with ``tasks_outer`` and ``asynchronous``, rounds on each task."""
-    clients: Annotated[int, Field(ge=1)] = 3
+    clients: Annotated[int, Field(ge=1, le=10_000_000)] = 3
     """Clients of the run."""
     per_round: Annotated[int, Field(ge=1)] | None = None
     """Clients in a cohort, with ``asynchronous`` those that train at once; all unless given."""

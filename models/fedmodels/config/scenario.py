@@ -26,13 +26,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedmodels.errors import ConfigError
 
 Positive = Annotated[int, Field(ge=1)]
+Tasks = Annotated[int, Field(ge=1, le=10_000)]
 Concentration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class StrictTable(BaseModel):
     """A TOML table that knows all its keys; values are of their type, and never converted."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Columns(StrictTable):
@@ -114,7 +115,7 @@ class ScenarioTable(StrictTable):
     has_long_tail: ClassVar[bool] = True
     """A long tail can be cut into the training set before it is dealt out."""
 
-    tasks: Positive | Annotated[list[Positive], Field(min_length=1)] = 1
+    tasks: Tasks | Annotated[list[Tasks], Field(min_length=1)] = 1
     """Tasks of every client, or a list with one number for each client."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Long tail: examples of the rarest class over those of the most frequent one."""

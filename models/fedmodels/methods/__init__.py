@@ -165,10 +165,11 @@ def _checked(cls: type[Any], table: Mapping[str, Any], where: str, name: str) ->
 
 def _value(hint: Any, value: Any, where: str) -> Any:
     """Return a value of the type that a field has."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(hint).validate_python(value, strict=not _is_number(value))
+        adapter = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
+        return adapter.validate_python(value, strict=not _is_number(value))
     except ValidationError as error:
         what = error.errors()[0]["msg"]
         raise ConfigError(f"{where}: {what} (given: {value!r})") from None

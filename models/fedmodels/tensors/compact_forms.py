@@ -33,6 +33,11 @@ class Form(Protocol):
     """One way to write float32 tensors."""
 
     @property
+    def most(self) -> float:
+        """Return the largest size of an element that it can write."""
+        ...
+
+    @property
     def is_coarse(self) -> bool:
         """Tell whether a sender should remember what the form left out, and send it later."""
         ...
@@ -65,6 +70,10 @@ class Floats:
     dtype: torch.dtype
     is_coarse: bool = False
 
+    @property
+    def most(self) -> float:
+        return torch.finfo(self.dtype).max
+
     def specs(self, shapes: Shapes) -> dict[str, TensorSpec]:
         return {name: TensorSpec(self.dtype, shape) for name, shape in shapes.items()}
 
@@ -86,6 +95,7 @@ class Floats:
 class Int8:
     """Every element as one of 255 steps between -a and a, where a is its tensor's largest size."""
 
+    most: float = MOST
     is_coarse: bool = True
 
     def specs(self, shapes: Shapes) -> dict[str, TensorSpec]:
@@ -123,6 +133,7 @@ class TopK:
 
     share: float
     """Part of the elements that travels, in (0, 1]."""
+    most: float = MOST
     is_coarse: bool = True
 
     def count(self, shapes: Shapes) -> int:

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.tensors.announced import MOST
 from fedmodels.tensors.block_layout import layout_of
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights
 from fedmodels.tensors.compact_forms import Floats, Form, Shapes, form_of
@@ -161,7 +162,7 @@ class Compression:
             allocate: gives memory for the upload's weights.
 
         Raises:
-            PayloadError: the upload holds impossible values.
+            PayloadError: the upload holds impossible values, or some that cannot travel down.
         """
         if not self.returned:
             return sent
@@ -176,9 +177,21 @@ class Compression:
         for name, place in zip(names, layout.views(layout.clear(block)), strict=True):
             if name in changed:
                 torch.add(common.weights[name], changed[name], out=place)
+                self._check_fits_down(name, place)
             else:
                 place.copy_(whole[name])
         return replace(sent, weights=PackedWeights(names, layout, block))
+
+    def _check_fits_down(self, name: str, parameter: Tensor) -> None:
+        """Check that clients can get a parameter back: means of what fits do fit."""
+        if self.down.most >= MOST or not parameter.numel():
+            return
+        largest = float(parameter.abs().max())
+        if not largest <= self.down.most:  # a NaN is wrong as well
+            raise PayloadError(
+                f"tensor 'weights/{name}' holds {largest:g} after the client's change, beyond "
+                f"{self.down.most:g}: [compression] down carries no more"
+            )
 
     # --- the residual at rest --------------------------------------------------------------------
 

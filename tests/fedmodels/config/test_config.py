@@ -150,6 +150,13 @@ def test_there_are_examples():
         (["schedule.rounds=many"], "schedule.rounds: "),
         (["schedule.rounds=many"], "(given: 'many')"),
         (["schedule.rounds=0"], "schedule.rounds: Input should be greater than or equal to 1"),
+        (["schedule.rounds=1000000000"], "should be less than or equal to 1000000"),
+        (["schedule.clients=1000000000"], "should be less than or equal to 10000000"),
+        (["scenario.tasks=1000000000"], "should be less than or equal to 10000"),
+        (["training.lr=inf"], "training.lr: Input should be a finite number"),
+        (["method.mu=nan"], "method.mu: Input should be a finite number (given: nan)"),
+        ([f"seed={'9' * 5000}"], "seed: Input should be a valid integer"),
+        ([f"seed={'[' * 5000}"], "seed: Input should be a valid integer"),
         (["schedule.per_round=4"], "schedule: per_round = 4 exceeds clients = 3"),
         (["method.mu=much"], "method.mu: "),
         (["method.weighting=equal"], "method.weighting: "),
@@ -211,6 +218,12 @@ def test_invalid_toml():
     with pytest.raises(tomllib.TOMLDecodeError):
         tomllib.loads("seed = ")
     assert line_of("seed = ").startswith("run.toml is not valid TOML: ")
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000, "{a=" * 5000])
+def test_toml_that_python_cannot_hold(value):
+    """Integers of over 4,300 digits and deeply nested tables are errors of other kinds."""
+    assert line_of(f"seed = {value}").startswith("run.toml is not valid TOML: ")
 
 
 def test_numbers_of_toml_are_taken_as_they_are_meant():

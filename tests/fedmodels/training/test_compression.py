@@ -75,6 +75,18 @@ def test_a_lie_in_an_upload_is_refused() -> None:
         how.restored(lie, of(0, 0))
 
 
+def test_an_upload_that_could_not_travel_down_again_is_refused() -> None:
+    """65,504 is the largest float16; clients would never get a mean beyond it."""
+    how = Compression(Floats(torch.float16), fetched=SHAPES, returned=SHAPES)
+    for largest in (65504.0, -65504.0):
+        sent, _ = how.returned_by(of(largest, 0), of(4, 0), Bundle())
+        assert how.sent(how.restored(sent, of(4, 0)))
+    for lie in (65600.0, -9e5, float("nan")):
+        sent, _ = how.returned_by(of(lie, 0), of(4, 0), Bundle())
+        with pytest.raises(PayloadError, match="down carries no more"):
+            how.restored(sent, of(4, 0))
+
+
 def test_only_parameters_of_the_net_change_their_form(
     experiment: Callable[..., Experiment],
 ) -> None:

@@ -94,6 +94,19 @@ def test_the_methods_own_rules_and_numbers():
     )
 
 
+def test_a_client_that_came_late_may_have_fewer_tasks_than_the_schedule_gave_it():
+    """Nobody knew client 2 at the start, so it counted as one with two tasks; it has one."""
+    terms = terms_of()
+    tasks = [{"train": TRAIN[0], "test": TEST[0]}]
+    text = json.dumps({"format": 1, "input_shape": [4], "num_classes": 2, "tasks": tasks})
+    terms.profiles[2] = Profile.parse(2, text)
+    again = terms.steps[2]
+    assert (again.task, 2 in terms.steps[1].cohort) == (0, True)
+    told = order(interaction=again.interaction, tasks_seen=1)
+    terms.check_report(2, told, report(counts(), num_examples=8))
+    assert terms.announced(2, again).trained.tolist() == [10, 6], "twice task 0, never task 1"
+
+
 LIES = {
     "no-number": (order(), report(counts("task/x")), "unknown test set 'task/x'"),
     "far-away": (order(), report(counts("task/30000000")), "unknown test set"),

@@ -75,6 +75,16 @@ def typed(
     return status, said.out.splitlines(), said.err.splitlines()
 
 
+@pytest.mark.parametrize("command", ["status", "watch", "health"])
+def test_an_address_that_is_none(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for address in ("nope", "127.0.0.1:99999", "a b:1"):
+        status, out, err = typed(monkeypatch, capsys, command, address)
+        assert (status, out) == (2, [])
+        assert err[0].startswith(f"error: the coordinator's address {address!r} is not HOST:PORT")
+
+
 def test_status_says_where_a_run_stands(
     address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

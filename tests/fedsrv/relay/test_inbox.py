@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedmodels.methods import make
-from fedmodels.tensors.bundle import Bundle, BundleSpec, scalar_spec
+from fedmodels.tensors.bundle import Bundle, BundleSpec, Problem, scalar_spec
 from fedpb import AGAIN_AFTER
 from fedpb.codec import encode
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -19,6 +19,7 @@ from fedsrv.transport.sessions import NotReady, RunOver, Superseded, UnknownSess
 from fedsrv.transport.spool import Spool
 from tests.fedsrv.transport.test_results_of_pushes import Context, Refused
 
+PROBLEM = Problem((1, 8, 8), 10)
 SPEC = BundleSpec.of(Bundle({"w": torch.ones(2)})) | scalar_spec("num_examples")
 COUNTS = {3: 2.0, 4: 6.0, 5: 1.0}
 WEIGHTS = {3: [1.0, -2.0], 4: [0.5, 8.0], 5: [0.0, 0.0]}
@@ -68,7 +69,9 @@ class World:
         self.cohort = RelayCohort(range(3, 6), spool, self.events, clock=lambda: self.now)
         self.above = Above()
         self.service = RelayService(range(3, 6), self.cohort, self.events, self.above)
-        self.cohort.run = RelayedRun(make("fedavg"), SPEC, {}, deadline_s, 1, zstd=False)
+        run = RelayedRun(PROBLEM, make("fedavg"), SPEC, {}, deadline_s, 1, zstd=False)
+        for client in COUNTS:
+            self.cohort.learn(client, run)
         self.tokens = {c: self.cohort.join(c, "", bytes([c]), ()) for c in COUNTS}
         self.relaying = Relaying(self.cohort, self.above)
 

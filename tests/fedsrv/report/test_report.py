@@ -424,6 +424,7 @@ def test_odd_values_are_left_out(tmp_path: Path) -> None:
             "metrics": {"a_glo": None, "loss": float("nan"), "afm": "x"},
             "clients": [],
         },
+        {"metrics": {"a_loc": 10**400}, "round": 10**400, "bytes": {"up": 10**400}},
         {"metrics": 3, "bytes": {"per_client": {"x": 1, "3": None}}, "cohort": None},
         {"clients": {"1": {"views": {"global": {"accuracy": None, "tasks": None}}}, "2": None}},
         {"series": {"aggregation_weights": [[], 1, None]}},
@@ -442,7 +443,10 @@ def test_odd_values_are_left_out(tmp_path: Path) -> None:
     [
         ("summary.json", "{", "summary.json is damaged"),
         ("summary.json", "[]", "it holds no object"),
+        ("summary.json", "[" * 100_000, "summary.json is damaged"),
         ("config.toml", "seed = ", "config.toml is damaged"),
+        ("config.toml", f"seed = {'9' * 5000}", "config.toml is damaged"),
+        ("config.toml", f"seed = {'[' * 5000}", "config.toml is damaged"),
         ("rounds.jsonl", '{}\n{"round"\n{}\n', "rounds.jsonl line 2 is damaged"),
         ("rounds.jsonl", b"\xff\n", "rounds.jsonl cannot be read: it is not text"),
     ],

@@ -174,11 +174,12 @@ def test_a_recovered_run_ends_as_the_whole_one(half_way, digits, harm):
     assert again["metrics"] == whole["metrics"]
 
 
-def test_what_cannot_be_recovered_is_said_and_set_aside(half_way, digits):
+@pytest.mark.parametrize("damage", ["damaged", "[" * 100_000])
+def test_what_cannot_be_recovered_is_said_and_set_aside(half_way, digits, damage):
     """A line of rounds.jsonl is damaged: the state behind it has no record."""
     path, whole = half_way
     text = (path / "rounds.jsonl").read_text().splitlines()
-    (path / "rounds.jsonl").write_text("\n".join([*text[:3], "damaged"]) + "\n")
+    (path / "rounds.jsonl").write_text("\n".join([*text[:3], damage]) + "\n")
     (path / "run.db").unlink()
     state = path / "server" / "state-00000002.safetensors"
     told = []

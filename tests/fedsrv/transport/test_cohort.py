@@ -231,6 +231,15 @@ def test_more_clients_than_anything_wait_together(tmp_path):
     assert values(results) == {c: float(c) for c in range(40)}
 
 
+def test_a_session_remembers_so_many_states_and_no_more(world):
+    """A Join of 4 MiB may list a million; kept as they are, they would take 55 MiB a client."""
+    world.join(0, world.tokens[0], range(1_000_000))
+    assert world.cohort.versions()[0] == tuple(range(990_000, 1_000_000))
+    session = world.cohort.session(0, world.tokens[0])
+    session.add_version(1_000_000)
+    assert (session.versions[0], session.versions[-1]) == (990_001, 1_000_000)
+
+
 def test_an_order_is_issued_anew_after_a_new_trip(world):
     """A new trip for the same interaction, as after a roll-back, has another issue."""
     world.cohort.require(lambda client, versions: client != 2, {}, -1)
