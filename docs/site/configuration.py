@@ -114,12 +114,10 @@ def _values(table: type[BaseModel], key: str, form: dict[str, Any]) -> str:
     if form.get("type") == "array":
         return "list of " + _values(table, key, form.get("items", {})).removeprefix("a ")
     name = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}
-    words = [name.get(form.get("type", ""), "value")]
-    for limit, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"),
-                        ("exclusiveMaximum", "<")):  # fmt: skip
-        if limit in form:
-            words.append(f"{sign} {form[limit]}")
-    return " ".join(words)
+    kind = name.get(form.get("type", ""), "value")
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {form[limit]:,}" for limit, sign in signs.items() if limit in form]
+    return f"{kind} {' and '.join(limits)}".rstrip()
 
 
 def _default(form: dict[str, Any]) -> str:
