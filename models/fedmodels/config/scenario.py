@@ -23,9 +23,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedmodels.config.bounds import PositiveCount
 from fedmodels.errors import ConfigError
 
-Positive = Annotated[int, Field(ge=1)]
 Tasks = Annotated[int, Field(ge=1, le=10_000)]
 Concentration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -51,9 +51,9 @@ class Columns(StrictTable):
     """Column that says ``train`` or ``test``; ``test_share`` decides unless given."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Part of each client's examples of each class, the last ones, that are for testing."""
-    window: Positive | None = None
+    window: PositiveCount | None = None
     """Rows of a window; each row is an example unless given."""
-    hop: Positive | None = None
+    hop: PositiveCount | None = None
     """Rows from the start of a window to that of the next; ``window`` unless given."""
 
     @model_validator(mode="after")
@@ -70,17 +70,17 @@ class Data(StrictTable):
     """One of ``fedcli data``, or ``file.py:function``."""
     root: str | None = None
     """Directory to look in first; then ``$FEDTIDE_DATA``, then the cache."""
-    max_per_class: Positive | None = None
+    max_per_class: PositiveCount | None = None
     """Keep at most this many training examples of each class, drawn with the run's seed."""
-    max_test_per_class: Positive | None = None
+    max_test_per_class: PositiveCount | None = None
     """And at most so many test examples, where scoring would cost more than training."""
-    server_examples: Positive | None = None
+    server_examples: PositiveCount | None = None
     """Set apart so many training examples of each class for the server; no client holds them."""
-    server_unlabelled: Positive | None = None
+    server_unlabelled: PositiveCount | None = None
     """And so many more of each class without their labels; as many unless given."""
-    input_shape: Annotated[tuple[Positive, ...] | None, Field(strict=False)] = None
+    input_shape: Annotated[tuple[PositiveCount, ...] | None, Field(strict=False)] = None
     """Shape of one input, if clients are not to be believed: more than half of them decide else."""
-    num_classes: Positive | None = None
+    num_classes: PositiveCount | None = None
     """And the number of classes."""
     labels: Literal["fine", "coarse"] = "fine"
     """CIFAR-100 alone has coarse labels: its 20 superclasses."""
@@ -202,7 +202,7 @@ class LabelShards(ScenarioTable):
     """The training set sorted by label is cut in equal shards; each pair gets some (FedMLP)."""
 
     kind: Literal["label_shards"]
-    shards: Positive
+    shards: PositiveCount
     """Shards of each pair (client, task); a shard may straddle two classes."""
 
 
@@ -210,7 +210,7 @@ class PerClassShards(ScenarioTable):
     """GLDP's [N, S, M]: every class is cut in equally many shards; each pair gets S of them."""
 
     kind: Literal["per_class_shards"]
-    shards: Positive
+    shards: PositiveCount
     """S, label shards of each pair (client, task)."""
     distinct_labels: bool = False
     """No pair gets two shards of one class; otherwise S is an upper bound on its classes."""
@@ -246,9 +246,9 @@ class ReplayTable(ScenarioTable):
     """What pFedGRP's three streams share: each client pairs up the classes by its own seed."""
 
     fixes_tasks: ClassVar[bool] = True
-    parts: Positive = 30
+    parts: PositiveCount = 30
     """P, parts each class is cut in; a client uses a part in one task only."""
-    images_per_part: Positive = 200
+    images_per_part: PositiveCount = 200
     """Training images in a part, at most."""
 
     def pairs_of(self, num_classes: int) -> int:
@@ -270,7 +270,7 @@ class ReplayGradual(ReplayTable):
     """Classes change gradually: one type of ``2 * width`` classes leaves per segment (§4.2)."""
 
     kind: Literal["replay_gradual"]
-    width: Positive = 1
+    width: PositiveCount = 1
     """w, class pairs in a type; adjacent types share ``2 * (w - 1)`` classes."""
 
     def num_tasks(self, num_classes: int) -> int:
@@ -300,7 +300,7 @@ class ReplayHeterogeneous(ReplayTable):
 
     kind: Literal["replay_heterogeneous"]
     parts: Literal[1] = 1
-    test_images: Positive = 100
+    test_images: PositiveCount = 100
     """At most so many test images of a class."""
 
     def num_tasks(self, num_classes: int) -> int:
@@ -337,11 +337,11 @@ class Drawn(ScenarioTable):
     """Every pair draws its examples; one comes again only after all of its class were dealt."""
 
     kind: Literal["drawn"]
-    examples: Positive = 20
+    examples: PositiveCount = 20
     """Training examples of each pair (client, task)."""
     test_examples: Annotated[int, Field(ge=0)] = 10
     """Test examples of each pair, of the same classes."""
-    classes: Positive | None = None
+    classes: PositiveCount | None = None
     """Classes of each pair; as many as there are, and no more than ``examples``, unless given."""
 
     @model_validator(mode="after")

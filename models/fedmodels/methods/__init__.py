@@ -145,7 +145,7 @@ def _with_readings_apart(cls: type[Method], table: dict[str, Any]) -> dict[str, 
 def _checked(cls: type[Any], table: Mapping[str, Any], where: str, name: str) -> dict[str, Any]:
     """Return a table's values as the fields of a dataclass, a table in it as one of its own."""
     fields = {f.name for f in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in fields:

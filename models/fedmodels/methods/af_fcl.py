@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
+from fedmodels.config.bounds import Count, NonNegative, PositiveCount
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.bases.accompanied import Accompanied
@@ -81,7 +82,7 @@ class AfFclReferences:
     draw: torch.Generator
     adams: Mapping[str, torch.optim.Optimizer]
     """By role: ``net``, ``head``, ``flow``; there while it trains."""
-    flow_steps: int = 0
+    flow_steps: Count = 0
 
 
 def credibility(
@@ -126,23 +127,23 @@ class AFFCL(Accompanied):
     preset: Literal["paper", "released"] = "paper"
     """Where Gaussians judge drawn embeddings: both in latent space, or fitted there and evaluated
     at the embeddings themselves, as in the released code."""
-    k_flow: float = 0.5
+    k_flow: NonNegative = 0.5
     """Weight of learning from drawn embeddings (EMNIST: 0.5)."""
-    k_last: float = 0.1
+    k_last: NonNegative = 0.1
     """Weight of the flow's rehearsal (EMNIST: 0.4)."""
-    theta: float = 0.1
+    theta: NonNegative = 0.1
     """Lower bound of the weight of drawn embeddings (EMNIST: 0)."""
-    k_kd: float = 0.2
+    k_kd: NonNegative = 0.2
     """Weight of the distillation from the predecessor; 0 with k_flow = 0 is FedAvg."""
-    kd_features: float = 0.5
+    kd_features: NonNegative = 0.5
     """Within it, of the embeddings."""
-    kd_logits: float = 0.1
+    kd_logits: NonNegative = 0.1
     """Within it, of the logits."""
-    flow_lr: float = 5e-3
+    flow_lr: NonNegative = 5e-3
     """The flow's learning rate, with Adam (EMNIST: 1e-4)."""
-    flow_steps: int = 0
+    flow_steps: Count = 0
     """The flow trains in this many first batches of an interaction; 0 is all (pFedGRP: 100)."""
-    flow_hidden: int = 512
+    flow_hidden: PositiveCount = 512
     """Width of the flow's conditioners."""
     last: Literal["local", "global"] = "local"
     """The predecessor: this client's model at the end of its previous task, or everyone's."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from fedmodels.config.bounds import Share
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
@@ -61,7 +62,7 @@ class Apfl(FedAvg):
     citation: ClassVar[str] = "Deng et al., 2020"
 
     weighting: Literal["examples", "uniform"] = "uniform"
-    alpha: float = 0.5
+    alpha: Share = 0.5
     """Weight of the own model; the first one if adaptive."""
     adaptive: bool = True
     """Whether alpha follows its gradient."""

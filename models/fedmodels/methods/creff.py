@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, linear
 
+from fedmodels.config.bounds import Count, NonNegative, PositiveCount
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
@@ -71,21 +72,21 @@ class CReFF(FedAvg):
     reduction: ClassVar[Reduction] = "each"
     trains_together: ClassVar[bool] = False  # references differ by a client's classes
 
-    num_features: int = 100
+    num_features: PositiveCount = 100
     """m, federated features of each class."""
-    match_steps: int = 100
+    match_steps: Count = 100
     """Steps on the features in each interaction."""
-    crt_epochs: int = 300
+    crt_epochs: Count = 300
     """Epochs of re-training the head; 0 leaves it as it is."""
-    crt_batch_size: int = 32
+    crt_batch_size: PositiveCount = 32
     """Batch of re-training; larger ones are faster with many classes."""
-    lr_feature: float = 0.1
+    lr_feature: NonNegative = 0.1
     """Learning rate of the features."""
-    lr_net: float = 0.01
+    lr_net: NonNegative = 0.01
     """Learning rate of re-training."""
-    gradient_batch: int = 32
+    gradient_batch: PositiveCount = 32
     """Examples of a class behind one gradient, at most."""
-    gradient_draws: int = 10
+    gradient_draws: PositiveCount = 10
     """Gradients averaged for a class."""
     mask_unknown: bool = True
     """Whether re-training leaves out the features of unreported classes."""

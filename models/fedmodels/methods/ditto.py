@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
@@ -44,7 +45,7 @@ class Ditto(FedAvg):
 
     citation: ClassVar[str] = "Li et al., ICML 2021"
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
     """Pull of the personal model towards the broadcast; lr * lam has to stay below 2."""
 
     @property

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedmodels.config.bounds import PositiveCount
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
@@ -64,9 +65,9 @@ class FedAli(FedAvg):
     kmeans_solver: Literal["lloyd", "neighbours", "torch"] = "lloyd"
     """scikit-learn's; ``torch``: the same, on a GPU where there is one; ``neighbours``: points are
     compared with the nearest centres only, for many prototypes."""
-    kmeans_neighbours: int = 16
+    kmeans_neighbours: PositiveCount = 16
     """Centres a point is compared with by ``neighbours``."""
-    kmeans_max_iter: int = 300
+    kmeans_max_iter: PositiveCount = 300
     """Most iterations of a clustering."""
 
     @property

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
+from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.bases.accompanied import Accompanied
@@ -92,33 +93,33 @@ class FedCIL(Accompanied):
 
     preset: Literal["paper", "released"] = "paper"
     """``released``: the consistency terms count nothing, as in the released code."""
-    iterations: int = 400
+    iterations: PositiveCount = 400
     """Local iterations of an interaction, one mini-batch each; local_epochs counts nothing here."""
-    replay_batch: int = 32
+    replay_batch: PositiveCount = 32
     """Replayed images of an iteration; real ones are [training] batch_size (FedCIL: 32)."""
-    importance: float = 0.5
+    importance: Share = 0.5
     """Weight of the new task in the loss; replay has the rest to 1."""
-    consistency: float = 1.0
+    consistency: NonNegative = 1.0
     """Weight of each of the three consistency terms."""
     consistency_on: Literal["before", "seen"] = "before"
     """Classes of the consistency terms: those trained on before, or all announced ones."""
     teacher: Literal["own", "received"] = "own"
     """Critic that judges received images for the consistency terms."""
-    lr: float = 1e-4
+    lr: NonNegative = 1e-4
     """Adam's learning rate (CIFAR: 2e-4)."""
-    beta1: float = 0.5
+    beta1: Share = 0.5
     """Adam's first decay."""
-    beta2: float = 0.99
+    beta2: Share = 0.99
     """Adam's second decay (CIFAR: 0.999)."""
-    weight_decay: float = 1e-5
+    weight_decay: NonNegative = 1e-5
     """Adam's."""
-    latent: int = 110
+    latent: PositiveCount = 110
     """Coordinates of z, K of them for the class."""
-    generator_width: int = 16
+    generator_width: PositiveCount = 16
     """Channels of the generator's widest resolution (CIFAR: 64)."""
-    md_iter: int = 100
+    md_iter: Count = 100
     """Iterations of consolidation; 0 leaves the mean as it is."""
-    md_batch: int = 32
+    md_batch: PositiveCount = 32
     """Images of current classes, and as many of past ones, in one iteration."""
     device: Literal["cpu", "auto"] = "cpu"
     """Where consolidation runs: on the coordinator's cores, or on its GPU if it has one."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from fedmodels.config.bounds import PositiveCount
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
@@ -47,7 +48,7 @@ class FedEM(FedAvg):
 
     citation: ClassVar[str] = "Marfoq et al., NeurIPS 2021"
 
-    learners: int = 3
+    learners: PositiveCount = 3
     """M, the components."""
     mixture: Literal["trained", "received"] = "trained"
     """The pi that predicts: that of the last training, as Algorithm 1 leaves it; or one estimated

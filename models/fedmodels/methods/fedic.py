@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, logsigmoid
 
+from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount, Share
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
@@ -91,23 +92,23 @@ class FEDIC(FedAvg):
     reduction: ClassVar[Reduction] = "each"
     needs_server_data: ClassVar[bool] = True
 
-    fine_tuning_steps: int = 100
+    fine_tuning_steps: Count = 100
     """Steps on a copy of the mean, which helps the teacher; the copy is dropped."""
-    calibration_steps: int = 100
+    calibration_steps: Count = 100
     """Steps on the calibrator, which lives from interaction to interaction."""
-    distillation_steps: int = 100
+    distillation_steps: Count = 100
     """Steps on the student, which begins as the mean; 0 is FedAvg."""
-    lr_server: float = 1e-3
+    lr_server: NonNegative = 1e-3
     """Learning rate of all three, with Adam."""
-    weight_decay: float = 2e-4
+    weight_decay: NonNegative = 2e-4
     """Of the copy and of the student."""
-    ld: float = 0.5
+    ld: Share = 0.5
     """Weight of the distillation; 1 - ld is that of the labels."""
-    temperature: float = 2.0
+    temperature: Positive = 2.0
     """Of teacher and student; the loss is not multiplied by its square, as in the released code."""
-    labelled_batch: int = 20
+    labelled_batch: PositiveCount = 20
     """Labelled examples of a step."""
-    unlabelled_batch: int = 128
+    unlabelled_batch: PositiveCount = 128
     """Unlabelled examples of a step."""
 
     @property

@@ -25,7 +25,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedmodels.errors import ConfigError
+from fedmodels.config.bounds import Count, NonNegative, Positive
 from fedmodels.methods import register
 from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.methods.bases.round_heads import RoundHeads, is_head
@@ -67,13 +67,13 @@ class FedMLP(RoundHeads, ReleasedPrototypes):
     citation: ClassVar[str] = "Guo et al., Pattern Recognition 2024"
     reduction: ClassVar[Reduction] = "each"
 
-    alpha: float = 1.0
+    alpha: NonNegative = 1.0
     """Weight of L_S."""
-    tau: float = 1.0
+    tau: Positive = 1.0
     """Temperature of L_I."""
-    u: int = 0
+    u: Count = 0
     """Local semantic prototypes; 0 is the root of the number of prototypes, rounded up."""
-    v: int = 0
+    v: Count = 0
     """Global semantic prototypes; 0 is the root of the number of classes, rounded up."""
     loss_p: bool = True
     """Whether embeddings are drawn to global prototypes, L_P."""
@@ -86,11 +86,6 @@ class FedMLP(RoundHeads, ReleasedPrototypes):
     """Aggregation weights: 1 / the number of participants, as the paper's; or n_k / n."""
     reading: FedMLPReading = field(default_factory=FedMLPReading)
     """How the paper is read where it leaves something open."""
-
-    def __post_init__(self) -> None:
-        """Check what types leave open."""
-        if min(self.u, self.v) < 0 or self.tau <= 0:
-            raise ConfigError("method.u and method.v must be 0 or more, method.tau above 0")
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
+from fedmodels.config.bounds import NonNegative, Positive
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet
@@ -55,9 +56,9 @@ class FedNTD(FedAvg):
 
     citation: ClassVar[str] = "Lee et al., NeurIPS 2022"
 
-    beta: float = 1.0
+    beta: NonNegative = 1.0
     """Weight of the not-true distillation; 0 is FedAvg."""
-    tau: float = 1.0
+    tau: Positive = 1.0
     """Temperature of both softmaxes."""
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> SplitNet:

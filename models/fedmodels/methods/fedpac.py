@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from fedmodels.config.bounds import Count, NonNegative, Share
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
@@ -81,15 +82,15 @@ class FedPAC(FedAvg):
     citation: ClassVar[str] = "Xu et al., ICLR 2023"
     reduction: ClassVar[Reduction] = "each"
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
     """Weight of the alignment to prototypes."""
-    head_epochs: int = 1
+    head_epochs: Count = 1
     """Epochs on the head alone, before the base's."""
-    head_lr_factor: float = 10.0
+    head_lr_factor: NonNegative = 10.0
     """The head's learning rate over the run's."""
     statistics: Literal["before", "after"] = "before"
     """Whether h and V describe the received model, as in the paper, or the trained one."""
-    min_weight: float = 1e-3
+    min_weight: Share = 1e-3
     """Aggregation weights below it become 0."""
 
     @property

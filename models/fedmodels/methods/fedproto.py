@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
 from fedmodels.nets.embedding import embeddings
@@ -61,7 +62,7 @@ class FedProto(ReleasedPrototypes):
     citation: ClassVar[str] = "Tan et al., AAAI 2022"
     trains_together: ClassVar[bool] = True
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
     """Weight of the pull; 0 is Local-only."""
     inference: Literal["nearest", "classifier"] = "nearest"
     """The rule the method is scored by: nearest global prototype, or the logits; both are taken."""

@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle
@@ -31,7 +32,7 @@ class FedProx(FedAvg):
     citation: ClassVar[str] = "Li et al., MLSys 2020"
     trains_together: ClassVar[bool] = True
 
-    mu: float = 0.01
+    mu: NonNegative = 0.01
     """Weight of the proximal term; 0 is FedAvg."""
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> list[Tensor]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.bases.private_parts import PrivatePrefixes
 from fedmodels.methods.bases.round_heads import RoundHeads
@@ -36,7 +37,7 @@ class FedRep(PrivatePrefixes, RoundHeads):
     """Epochs of the head; -1 is a sixth of ``local_epochs``, but at least one."""
     base_epochs: int = -1
     """Epochs of the base; -1 is the rest of ``local_epochs``, but at least one."""
-    wd_head: float = 0.0
+    wd_head: NonNegative = 0.0
     """Weight decay of the head, in place of the run's."""
     bn_of_frozen: Literal["train", "eval"] = "train"
     """Whether running statistics of the base move while the head trains; as released, they do."""

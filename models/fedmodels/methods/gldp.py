@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, one_hot
 
+from fedmodels.config.bounds import Count, Positive, Share
 from fedmodels.methods import register
 from fedmodels.methods.bases.private_parts import PRIVATE_VIEWS
 from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
@@ -70,15 +71,15 @@ class Gldp(RoundMemory, ReleasedPrototypes):
         "reading.own_moves": "epoch",
     }
 
-    lam: float = 0.5
+    lam: Share = 0.5
     """Weight of the local prototype loss; the global one has 1 - lam."""
-    beta: float = 0.5
+    beta: Share = 0.5
     """Share of the old prototype in both moving averages."""
-    tau: float = 1.0
+    tau: Positive = 1.0
     """Temperature of the local prototype loss."""
-    t: int = 10
+    t: Count = 10
     """Epochs of the representation; ``training.local_epochs`` is not used."""
-    s: int = 20
+    s: Count = 20
     """Epochs of the head."""
     use_lp: bool = True
     """Whether the local prototype relation (eq. 8) is part of the loss."""

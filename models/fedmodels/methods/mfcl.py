@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, cross_entropy, mse_loss, pad
 
+from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount
 from fedmodels.methods import register
 from fedmodels.methods.bases.remembering import Remembering, RememberingReferences, sent_generator
 from fedmodels.nets.generative.upsampling import Upsampling
@@ -90,29 +91,29 @@ class MFCL(Remembering):
 
     citation: ClassVar[str] = "Babakniya et al., NeurIPS 2023"
 
-    w_ft: float = 1.0
+    w_ft: NonNegative = 1.0
     """Weight of the cross-entropy of the head alone, on real and generated examples."""
-    w_kd: float = 0.1
+    w_kd: NonNegative = 0.1
     """Weight of the distance between old and new features, seen through the old head."""
-    synthetic_batch: int = 128
+    synthetic_batch: Count = 128
     """Generated examples in each batch; 0 goes without."""
-    generator_steps: int = 100
+    generator_steps: Count = 100
     """Steps of one training of the generator."""
-    generator_batch: int = 128
+    generator_batch: PositiveCount = 128
     """Images in one step."""
-    generator_lr: float = 1e-3
+    generator_lr: NonNegative = 1e-3
     """Adam's learning rate; its moments begin afresh, the generator goes on."""
-    t_c: float = 1e3
+    t_c: Positive = 1e3
     """Temperature of L_CE; a high one makes its gradient small."""
-    w_ie: float = 1.0
+    w_ie: NonNegative = 1.0
     """Weight of L_IE, which spreads images over the known classes."""
-    w_bn: float = 50.0
+    w_bn: NonNegative = 50.0
     """Weight of L_BN."""
-    w_noise: float = 1e-3
+    w_noise: NonNegative = 1e-3
     """Weight of L_noise."""
-    latent: int = 1000
+    latent: PositiveCount = 1000
     """Coordinates of the generator's noise."""
-    generator_width: int = 64
+    generator_width: PositiveCount = 64
     """Channels of the generator's last layers."""
 
     # --- server half ---------------------------------------------------------------------------

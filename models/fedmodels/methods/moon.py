@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from fedmodels.config.bounds import NonNegative, Positive
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.embedding import embeddings
@@ -55,9 +56,9 @@ class Moon(FedAvg):
 
     citation: ClassVar[str] = "Li et al., CVPR 2021"
 
-    mu: float = 1.0
+    mu: NonNegative = 1.0
     """Weight of the contrastive term; 0 is FedAvg."""
-    temperature: float = 0.5
+    temperature: Positive = 0.5
     """tau of the contrastive term."""
     prev_init: Literal["initial", "received", "none"] = "initial"
     """A client's first previous model: the run's initial weights, what it received, or no term."""

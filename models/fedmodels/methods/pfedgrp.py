@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedmodels.config.bounds import NonNegative, PositiveCount
 from fedmodels.methods import register
 from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.readings.pfedgrp import PFedGRPReading
@@ -55,13 +56,13 @@ class PFedGRP(GenerativeReplay):
     citation: ClassVar[str] = "Tan and Liu, arXiv 2410.01502v2"
     reduction: ClassVar[Reduction] = "each"
 
-    lam: float = 0.3
+    lam: NonNegative = 0.3
     """lambda: how much replayed outputs are held to the personal model's; 0 is ablation ASG."""
-    server_volume: int = 200
+    server_volume: PositiveCount = 200
     """V: generated examples of the client's most frequent class on the server."""
     aggregate_by: Literal["learned", "fedavg", "pfedgraph"] = "learned"
     """Personal aggregation weights: eq. 8, training set sizes, or the collaboration graph."""
-    graph_alpha: float = 0.8
+    graph_alpha: NonNegative = 0.8
     """pFedGraph's alpha."""
     init_from: Literal["global", "personal"] = "global"
     """Where local training starts; ``personal`` with lam = 0 is ablation ASP."""
@@ -69,7 +70,7 @@ class PFedGRP(GenerativeReplay):
     """A replayed example's class, or the classifier's probabilities."""
     generator_decouple: bool = True
     """One generator for each class, or one for all, trained every round (ablation AS3)."""
-    generator_width_mult: int = 1
+    generator_width_mult: PositiveCount = 1
     """Factor of the generators' width; 2 in ablation AS3."""
 
     weighting: Literal["examples", "uniform"] = "uniform"

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
+from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount, Share
 from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.bases.remembering import (
@@ -124,41 +125,41 @@ class TARGET(Remembering):
     preset: Literal["paper", "released"] = "paper"
     """``released``: a warm-up of 20 batches, of which there are 10, so that the student and L_KL
     never take part, as in the released settings for CIFAR-100."""
-    kd: float = 25.0
+    kd: NonNegative = 25.0
     """Weight of the distillation on clients."""
-    kd_temperature: float = 2.0
+    kd_temperature: Positive = 2.0
     """Temperature of the distillation."""
     sends: Literal["images", "generator"] = "images"
     """What clients get: the synthetic images, or the generator, to draw as many themselves."""
-    num_images: int = 8000
+    num_images: PositiveCount = 8000
     """Images a client distils on at most."""
-    batches: int = 10
+    batches: PositiveCount = 10
     """Batches that are synthesised after a task."""
-    synthesis_batch: int = 256
+    synthesis_batch: PositiveCount = 256
     """Images of each batch."""
-    g_steps: int = 10
+    g_steps: PositiveCount = 10
     """Steps on the noise and the generator's copy for each."""
-    lr_g: float = 2e-3
+    lr_g: NonNegative = 2e-3
     """Learning rate of generator and copy, with Adam."""
-    lr_z: float = 0.01
+    lr_z: NonNegative = 0.01
     """Learning rate of the noise."""
-    bn: float = 10.0
+    bn: NonNegative = 10.0
     """Weight of L_BN."""
-    bn_momentum: float = 0.9
+    bn_momentum: Share = 0.9
     """Momentum of the moving averages that L_BN compares."""
-    oh: float = 0.5
+    oh: NonNegative = 0.5
     """Weight of the cross-entropy with the wanted classes."""
-    adv: float = 1.0
+    adv: NonNegative = 1.0
     """Weight of L_KL, which looks for images on which the student differs."""
-    kd_steps: int = 400
+    kd_steps: Count = 400
     """Steps of the student after each batch, on all images up to then."""
-    student_temperature: float = 20.0
+    student_temperature: Positive = 20.0
     """Of its distillation."""
-    student_lr: float = 0.1
+    student_lr: NonNegative = 0.1
     """Learning rate of the student, with momentum 0.9."""
-    latent: int = 256
+    latent: PositiveCount = 256
     """Coordinates of the noise."""
-    generator_width: int = 64
+    generator_width: PositiveCount = 64
     """Channels of the generator's last layers."""
 
     @property

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from fedmodels.config.bounds import NonNegative
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.techniques.collaboration import (
@@ -33,9 +34,9 @@ class Collaborating(FedAvg):
 
     reduction: ClassVar[Reduction] = "each"
 
-    alpha: float = 0.8
+    alpha: NonNegative = 0.8
     """How much the data shares count against likeness; 0 is likeness alone."""
-    lam: float = 0.01
+    lam: NonNegative = 0.01
     """Weight of the likeness to the neighbours in the local loss."""
     similarity: Literal["all", "head"] = "all"
     """Parameters that are compared."""

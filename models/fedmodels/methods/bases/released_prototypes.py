@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedmodels.config.bounds import Count, NonNegative
 from fedmodels.errors import TrainingFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.embedding import embeddings
@@ -30,11 +31,11 @@ from fedmodels.training.method import ClientContext, RunFacts
 class ReleasedPrototypes(FedAvg):
     """FedAvg with the switches for what leaves a client of its prototypes."""
 
-    clip_norm: float = 0.0
+    clip_norm: NonNegative = 0.0
     """Longer prototypes are scaled to this norm before they leave a client; 0 is off."""
-    noise_std: float = 0.0
+    noise_std: NonNegative = 0.0
     """Standard deviation of Gaussian noise on prototypes that leave a client."""
-    min_count: int = 1
+    min_count: Count = 1
     """Prototypes and counts of classes of fewer examples do not leave a client."""
 
     def prototype_spec(self, run: RunFacts, *, counted: bool = True) -> BundleSpec:

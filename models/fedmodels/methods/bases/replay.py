@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedmodels.config.bounds import Count, NonNegative, PositiveCount
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.techniques.class_replay import METRICS, ClassReplay, Rehearsal
 from fedmodels.techniques.generators import Arch, Family
@@ -33,30 +34,30 @@ class GenerativeReplay(FedAvg):
     replayed ones alone."""
     replay_filter: bool = True
     """Keep only images that the received model takes for their class (false: ablation AS1)."""
-    replay_attempts: int = 10
+    replay_attempts: PositiveCount = 10
     """Limit of images drawn for each one that is wanted."""
     shortage: Literal["truncate", "fill_top"] = "truncate"
     """Go without what the filter rejects, or take the rejected images nearest to the class."""
-    th_g: float = 0.25
+    th_g: NonNegative = 0.25
     """TH_G: a generator is trained again when the net recognises a smaller share of its images."""
     th_g_of: Literal["all", "fresh"] = "all"
     """``all``: th_g is the threshold. ``fresh``: the threshold is th_g times the share that was
     recognised right after the generator's last training, so data calibrate it."""
-    n_check: int = 200
+    n_check: PositiveCount = 200
     """Images drawn to measure the share."""
     generator_update: Literal["drift", "always"] = "drift"
     """Train a generator that fell below the threshold, or whenever its class is met (pFedGRP's
     ablation AS2)."""
     generator_arch: Arch = "wgan"
     """WGAN-GP, its DCGAN form, or a diffusion model sampled by DPM-Solver."""
-    generator_width: int = 0
+    generator_width: Count = 0
     """Channels; 0 stands for 16 for GANs (64 where images are in colour), 32 for diffusion."""
-    generator_epochs: int = 0
+    generator_epochs: Count = 0
     """Epochs of one training; 0 stands for 200 for GANs (1000 where images are in colour), 6000
     for diffusion."""
-    generator_batch: int = 64
+    generator_batch: PositiveCount = 64
     """Batch size of training and of drawing."""
-    generator_lr: float = 0.0
+    generator_lr: NonNegative = 0.0
     """Adam's learning rate; 0 stands for 1e-4 for GANs, 2e-4 for diffusion."""
     generator_restart: bool = False
     """Train from scratch each time, and not from the weights of before."""

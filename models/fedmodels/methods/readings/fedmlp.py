@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedmodels.config.bounds import Positive
 from fedmodels.errors import ConfigError
 from fedmodels.methods.readings.heads import HeadsReading
 from fedmodels.techniques.shallow import check_share
@@ -18,7 +19,7 @@ class FedMLPReading(HeadsReading):
     """What travels: ``extractor``, ``all``, or ``shallow(n)``: the first n layers with weights."""
     clustering: Literal["kmeans", "finch"] = "kmeans"
     """How semantic prototypes are found; ``finch`` finds their number itself."""
-    smooth_l1_threshold: float = 1.0
+    smooth_l1_threshold: Positive = 1.0
     """Distance at which smooth-L1 turns from a square into a line."""
     sl1_reduction: Literal["mean", "sum"] = "mean"
     """Mean or sum over the coordinates of an embedding."""
@@ -47,8 +48,6 @@ class FedMLPReading(HeadsReading):
     def __post_init__(self) -> None:
         """Check what types leave open."""
         check_share(self.share)
-        if self.smooth_l1_threshold <= 0:
-            raise ConfigError("method.reading.smooth_l1_threshold must be above 0")
         if self.share == "all" and self.heads == "round":
             raise ConfigError(
                 "method.reading.share = 'all' shares heads for good: heads = 'round' has none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedmodels.config.bounds import NonNegative
 from fedmodels.methods.readings.heads import HeadsReading
 
 
@@ -14,7 +15,7 @@ class GldpReading(HeadsReading):
 
     order: Literal["base_first", "head_first"] = "base_first"
     """Which phase comes first."""
-    wd_head: float = 0.0
+    wd_head: NonNegative = 0.0
     """Weight decay of the head, in place of the run's."""
     kl_space: Literal["embedding", "head"] = "embedding"
     """Where eq. 8 compares: softmax over the embedding's coordinates, or over the head's logits."""

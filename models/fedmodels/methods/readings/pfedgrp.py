@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
 from fedmodels.techniques.mixing import Search
 
 
@@ -24,15 +25,15 @@ class PFedGRPReading:
     """Weights that the search of eq. 8 begins with."""
     w_optimizer: Literal["adam", "sgd"] = "adam"
     """Optimiser of eq. 8."""
-    w_lr: float = 0.01
+    w_lr: NonNegative = 0.01
     """Learning rate of eq. 8: FedLAW's, as the paper gives none. Ten times that is level in AA on
     the small Fashion-MNIST stream, ends 7.7 points of IAA lower and forgets 19.5 points more
     (docs/results/continual.md)."""
-    w_epochs: int = 20
+    w_epochs: Count = 20
     """Epochs of eq. 8."""
-    w_batch: int = 64
+    w_batch: PositiveCount = 64
     """Batch size of eq. 8."""
-    w_entropy_floor: float = 0.0
+    w_entropy_floor: Share = 0.0
     """Lower bound of the entropy of a row of weights, as a share of log n, its maximum."""
     w_device: Literal["cpu", "auto"] = "cpu"
     """Where eq. 8 is minimised: on the coordinator's cores, or on its GPU where it has one."""

@@ -1,0 +1,18 @@
+"""Numbers of a config with the values that make sense; others are told before a run begins."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+NonNegative = Annotated[float, Field(ge=0)]
+"""Such as the weight of a term of a loss: 0 leaves it out."""
+Positive = Annotated[float, Field(gt=0)]
+"""Such as a temperature or a learning rate."""
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A part of a whole, such as the weight of one of two terms."""
+Count = Annotated[int, Field(ge=0)]
+"""How many; 0 is none."""
+PositiveCount = Annotated[int, Field(ge=1)]
+"""How many, where none cannot be meant."""
