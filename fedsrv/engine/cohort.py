@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.training.compression import Compression
@@ -23,7 +24,8 @@ class Trip:
     spec: BundleSpec = field(default_factory=BundleSpec)
     """The specification of an upload as it travels."""
     needed: int | None = None
-    """Results that suffice after the deadline or after failures; all unless given."""
+    """Clients whose results suffice after the deadline or after failures, the evaluator left out;
+    all results unless given."""
     count: Callable[[Bundle], float] | None = None
     """Returns the coefficient of an upload in the mean; None if the method reads single uploads."""
     check_report: Callable[[ClientId, rpc.Order, rpc.Report], None] = lambda *_: None
@@ -49,6 +51,15 @@ class Trip:
     def sample(self) -> rpc.Order:
         """Return one of the orders; orders of a trip differ in the client only."""
         return next(iter(self.orders.values()))
+
+
+def fewest(experiment: Experiment, everyone: Collection[ClientId]) -> int | None:
+    """Return how many clients suffice for an evaluation or the end.
+
+    None stands for all of them and the evaluator.
+    """
+    most = experiment.server.min_clients
+    return None if most is None else min(most, sum(isinstance(c, int) for c in everyone))
 
 
 @dataclass(frozen=True)

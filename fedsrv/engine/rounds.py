@@ -24,7 +24,7 @@ from fedmodels.training.compression import Compression
 from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
 from fedmodels.training.stack import check_stacks
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip
+from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip, fewest
 from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
@@ -332,7 +332,7 @@ class Engine:
         views, number = self._views(step), AFTER_ROUND if step.ends_round else AFTER_INTERACTION
         kind, seen = rpc.ORDER_KIND_EVALUATE, self._tasks_seen(step)
         orders = self._orders(ctx, kind, clients, views, seen, number)
-        trip = self.trip(orders, common, personal, needed=self._needed(clients))
+        trip = self.trip(orders, common, personal, needed=fewest(self.experiment, clients))
         results = self.cohort.exchange(trip)
         scores.add(results.by_client)
         record["bytes"]["wire_down"] += results.wire_down
@@ -382,7 +382,7 @@ class Engine:
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)
         orders = self._orders(ctx, rpc.ORDER_KIND_FINISH, everyone, (), 0)
-        ends = self.trip(orders, common, personal, needed=self._needed(everyone))
+        ends = self.trip(orders, common, personal, needed=fewest(self.experiment, everyone))
         results = self.cohort.exchange(ends)
         digests = [r.report.state_sha256 for c, r in results.by_client.items() if c != EVALUATOR]
         digest = state_digest(self.state.named(), digests)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
@@ -137,8 +137,8 @@ class OpenTrip:
 
     def is_decided(self) -> bool:
         """Tell whether every client answered, or too many of them failed."""
-        left = len(self.trip.orders) - len(self.failed)
-        return self.is_full() or left == len(self.results) or left < self.needed
+        left = [client for client in self.trip.orders if client not in self.failed]
+        return self.is_full() or len(left) == len(self.results) or not self._suffice(left)
 
     def is_full(self) -> bool:
         """Tell whether no more results are wanted."""
@@ -151,7 +151,7 @@ class OpenTrip:
             RunFailed: too few clients answered; names those that failed.
         """
         found = Answers(_by_id(self.results), _by_id(self.failed), self.wire_down)
-        check_enough(found, self.needed, self.trip.sample.round)
+        check_enough(found, self.has_enough(), self.trip.sample.round)
         if self.sums:
             assert self.trip.count is not None, "nothing is summed that has no count"
             dtypes = dtypes_of_weights(self.trip.spec)
@@ -161,10 +161,15 @@ class OpenTrip:
         found.wire_up = sum(result.wire_up for result in found.by_client.values())
         return found
 
-    @property
-    def needed(self) -> int:
-        """Return the number of results that suffice to close the trip."""
-        return len(self.trip.orders) if self.trip.needed is None else self.trip.needed
+    def has_enough(self) -> bool:
+        """Tell whether the results suffice to close the trip."""
+        return self._suffice(self.results)
+
+    def _suffice(self, clients: Collection[ClientId]) -> bool:
+        """Tell whether these would be enough; the evaluator is no client that others stand for."""
+        if self.trip.needed is None:
+            return len(clients) == len(self.trip.orders)
+        return sum(isinstance(client, int) for client in clients) >= self.trip.needed
 
 
 @dataclass(frozen=True)
@@ -360,13 +365,13 @@ def what_for(trip: Trip) -> str:
     return f"{kind}, round {sample.round}, interaction {sample.interaction}"
 
 
-def check_enough(found: Answers, needed: int, round: int) -> None:
+def check_enough(found: Answers, enough: bool, round: int) -> None:
     """Check that a trip brought enough results.
 
     Raises:
         RunFailed: names the first client that failed, and counts the others.
     """
-    if len(found.by_client) >= needed:
+    if enough:
         return
     client, reason = next(iter(found.failed.items()))
     others = f" ({len(found.failed) - 1} more failed)" if len(found.failed) > 1 else ""

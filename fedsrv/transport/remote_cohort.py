@@ -144,7 +144,7 @@ class RemoteCohort:
                 Notice(what_for(trip), self.events, self._clock),
                 open_trip.missing,
                 lambda: open_trip.is_decided() or self._holdings.lost is not None,
-                lambda: len(open_trip.results) >= open_trip.needed,
+                open_trip.has_enough,
                 for_the_living=True,
             )
             self._trips.current = None
@@ -176,7 +176,7 @@ class RemoteCohort:
             )
             self._holdings.check()
             found = trips.take(flush)
-        check_enough(found, flush.needed, flush.round)
+        check_enough(found, len(found.by_client) >= flush.needed, flush.round)
         return found
 
     def recall(self) -> None:
@@ -371,7 +371,7 @@ class RemoteCohort:
             if first and isinstance(result, Answer) and sample.kind == rpc.ORDER_KIND_TRAIN:
                 self._holdings.has_trained(client, sample.interaction)
             is_current = trip is self._trips.current
-            if not is_current or len(trip.results) >= trip.needed or isinstance(result, str):
+            if not is_current or trip.has_enough() or isinstance(result, str):
                 self._changed.notify_all()
             if caller := self._sessions[client].caller:
                 caller.answered(client, trip.issue)

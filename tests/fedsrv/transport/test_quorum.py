@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedmodels.errors import ConfigError, RunStopped
+from fedmodels.errors import ConfigError, RunFailed, RunStopped
 from fedmodels.resolution import parse_experiment
+from fedmodels.tensors.bundle import EVALUATOR
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
@@ -121,6 +122,39 @@ def test_a_dead_client_does_not_cost_the_deadline(world, clock, kind):
     world.push(0, world.pull(0))
     world.push(2, world.pull(2), 2.0)
     assert values(future.result(5)) == {0: 0.0, 2: 2.0}
+
+
+@pytest.mark.parametrize("kind", [rpc.ORDER_KIND_EVALUATE, rpc.ORDER_KIND_FINISH])
+def test_the_evaluator_stands_for_no_client(world, clock, kind):
+    """It has answered, and one client; two clients are needed."""
+    world.join_all([0, 1, 2, EVALUATOR])
+    future = world.exchange(trip_to(0, 1, 2, EVALUATOR, needed=2, kind=kind))
+    for client in (0, EVALUATOR):
+        world.push(client, world.pull(client))
+    pass_time(world, clock, 1000)
+    assert stays(future)
+    world.push(1, world.pull(1))
+    assert list(future.result(5).by_client) == [0, 1, EVALUATOR]
+
+
+def test_nobody_waits_for_ever_for_an_evaluator(world, clock):
+    world.join_all([0, 1, 2, EVALUATOR])
+    future = world.exchange(trip_to(0, 1, EVALUATOR, needed=2, kind=rpc.ORDER_KIND_FINISH))
+    for client in (0, 1):
+        world.push(client, world.pull(client))
+    assert stays(future)
+    pass_time(world, clock, LEASE_S + 1)
+    assert list(future.result(5).by_client) == [0, 1]
+
+
+def test_without_min_clients_the_evaluator_is_needed_too(world):
+    world.join_all([0, 1, EVALUATOR])
+    future = world.exchange(trip_to(0, 1, EVALUATOR, kind=rpc.ORDER_KIND_EVALUATE))
+    for client in (0, 1):
+        world.push(client, world.pull(client))
+    world.push(EVALUATOR, world.pull(EVALUATOR), failure="its disk is full")
+    with pytest.raises(RunFailed, match="its disk is full"):
+        future.result(5)
 
 
 def test_a_client_that_may_still_come_is_waited_for(world, clock):
