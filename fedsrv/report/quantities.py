@@ -134,11 +134,14 @@ def lost_by_task(run: RunRecord, view: str) -> dict[int, float]:
     """Return ``{earlier task: best earlier accuracy minus the last}``."""
     matrix = accuracy_matrix(run, view)
     last = max((k for k, _ in matrix), default=-1)
+    best: dict[int, float] = {}
+    for (k, task), value in matrix.items():
+        if task <= k < last:
+            best[task] = max(value, best.get(task, value))
     return {
-        task: max(before) - now
+        task: best[task] - now
         for (k, task), now in sorted(matrix.items())
-        if k == last
-        and (before := [matrix[t, task] for t in range(task, last) if (t, task) in matrix])
+        if k == last and task in best
     }
 
 

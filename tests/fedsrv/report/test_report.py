@@ -328,8 +328,18 @@ def test_quantities_by_hand(tmp_path: Path) -> None:
     assert quantities.accuracy_matrix(run, "global") == pytest.approx(
         {(0, 0): 0.9, (0, 1): 0.4, (1, 0): 0.6, (1, 1): 0.9}
     )
+    assert quantities.lost_by_task(run, "global") == pytest.approx({0: 0.3})
     assert quantities.client_accuracy(run, "global") == {0: 0.9, 1: 0.7}
     assert quantities.view_curve(run, "global") == pytest.approx({0: 0.6, 1: 0.9})
+
+
+def test_a_task_of_any_number_costs_no_time(tmp_path: Path) -> None:
+    run = hand_written(
+        tmp_path / "run",
+        {**at(0, 0, task=0), "clients": {"0": scored(0.8)}},
+        {**at(0, 1, task=10**9), "clients": {"0": scored(0.5)}},
+    )
+    assert quantities.lost_by_task(run, "global") == pytest.approx({0: 0.3})
 
 
 def test_weights_carry_the_clients_they_belong_to(tmp_path: Path) -> None:
