@@ -5,7 +5,6 @@ Honest clients are workers of this process; what a liar sends is made of what it
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -76,7 +75,6 @@ class Stage:
         self.experiment, self.data, self.out = experiment, data, out
         self.lie, self.liars = lie, liars
         self.refused: list[Refused] = []
-        self._trains = threading.Lock()  # torch's global generator is one for all
 
     def run(self, resume: bool = False) -> dict[str, Any]:
         """Run to the end and return the summary; raises what the engine raises."""
@@ -105,12 +103,11 @@ class Stage:
         return open_data(self.data, client).announcement()
 
     def _client(self, client: int, ended: Future[Any]) -> None:
-        with self._trains:
-            worker = Worker(
-                client, open_data(self.data, client),
-                StateDirectory(self.out / "clients" / str(client)),
-                self.experiment, torch.device("cpu"),
-            )  # fmt: skip
+        worker = Worker(
+            client, open_data(self.data, client),
+            StateDirectory(self.out / "clients" / str(client)),
+            self.experiment, torch.device("cpu"),
+        )  # fmt: skip
         request = rpc.JoinRequest(
             client_id=str(client), description=description_of(self.announcement(client)),
             protocol=PROTOCOL, versions=worker.states.versions(),
@@ -127,9 +124,8 @@ class Stage:
             if client in trip.trip.personal:
                 own = trip.trip.personal[client]
                 parts["personal"] = transported(own, worker.payload_spec["personal"])
-            with self._trains:
-                done = worker.execute(order, merged(parts))
-                assert done is not None
+            done = worker.execute(order, merged(parts))
+            assert done is not None
             answer = done.upload, done.report, done.failure
             if client in self.liars:
                 answer = self.lie(client, order, answer)

@@ -7,6 +7,7 @@ a run draws never shifts what another part draws.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from fedmodels.errors import ConfigError, suggestion
 
 PURPOSES = ("init", "order", "augment", "dropout", "method", "cohort", "evaluate")
 """What a seed may be for; two purposes never share a stream."""
+_default_generators = threading.RLock()
 
 
 def derive_seed(run_seed: int, client: int | str, interaction: int, purpose: str) -> int:
@@ -49,18 +51,20 @@ def seeded(seed: int) -> Iterator[None]:
 
     For what takes no generator: constructors of layers, dropout, torchvision's transforms. CUDA's
     generators take part once CUDA is in use; saving their state creates no context on a device.
+    All threads share these generators, so a second thread waits until the block has ended.
     """
-    used = [torch.default_generator]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        used += torch.cuda.default_generators
-    before = [each.get_state() for each in used]
-    for each in used:
-        each.manual_seed(seed)
-    try:
-        yield
-    finally:
-        for each, state in zip(used, before, strict=True):
-            each.set_state(state)
+    with _default_generators:
+        used = [torch.default_generator]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            used += torch.cuda.default_generators
+        before = [each.get_state() for each in used]
+        for each in used:
+            each.manual_seed(seed)
+        try:
+            yield
+        finally:
+            for each, state in zip(used, before, strict=True):
+                each.set_state(state)
 
 
 @contextmanager

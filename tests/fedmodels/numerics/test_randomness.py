@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -52,6 +54,35 @@ def test_seeded_restores_after_an_error():
     with pytest.raises(RuntimeError, match="negative"), seeded(1):
         torch.rand(-1)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_seeded_blocks_of_two_threads_draw_as_each_alone():
+    alone = {}
+    for seed in (1, 2):
+        with seeded(seed):
+            alone[seed] = torch.rand(3)
+    drawn, began, ended = {}, {1: threading.Event(), 2: threading.Event()}, threading.Event()
+
+    def first():
+        with seeded(1):
+            began[1].set()
+            began[2].wait(0.3)  # the other would begin in this time if it could
+            drawn[1] = torch.rand(3)
+        ended.set()
+
+    def second():
+        began[1].wait()
+        with seeded(2):
+            began[2].set()
+            ended.wait(30)  # the first is over before this one draws
+            drawn[2] = torch.rand(3)
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert all(torch.equal(drawn[seed], alone[seed]) for seed in (1, 2))
 
 
 @pytest.mark.gpu
