@@ -301,10 +301,15 @@ def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path)
     reached(steer / "aggregate-3.reached")
     page = re.search(r"live page: (http://127\.0\.0\.1:\d+/)", run.log("server"))
     assert page
-    with urllib.request.urlopen(page[1] + "state.json", timeout=10) as answer:
-        state = json.load(answer)
-    assert (state["interactions"], state["finished"]) == (3, False)
-    assert {client["id"]: client["phase"] for client in state["clients"]}["1"] == "waits"
+    deadline = time.monotonic() + TIMEOUT_S / 2
+    while True:
+        with urllib.request.urlopen(page[1] + "state.json", timeout=10) as answer:
+            state = json.load(answer)
+        assert (state["interactions"], state["finished"]) == (3, False)
+        if {client["id"]: client["phase"] for client in state["clients"]}["1"] == "waits":
+            break
+        assert time.monotonic() < deadline, state
+        time.sleep(0.02)
     family = run.family()
     server = next(p for p in family if p.name() == "fedsrv serve")
     run.process.send_signal(signal.SIGTERM)

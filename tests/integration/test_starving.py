@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -79,7 +80,10 @@ class Served:
     def exchange(self) -> Future[Answers]:
         order = rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id="0", interaction=0)
         trip = Trip({0: order}, Bundle(), spec=BundleSpec.of(UPLOAD))
-        return self.engine.submit(self.cohort.exchange, trip)
+        future = self.engine.submit(self.cohort.exchange, trip)
+        while self.cohort._trips.current is None and not future.done():
+            time.sleep(0.001)
+        return future
 
     def pull(self) -> rpc.Order:
         """Return the next order; a Pull whose place another one took is made again."""

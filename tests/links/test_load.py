@@ -29,7 +29,7 @@ EXPERIMENT = tables(
     net={"name": "mlp", "hidden": [16]},
     schedule={"rounds": 4, "clients": CLIENTS},
     evaluate={"every": 0, "views": ["global"]},
-    server={"min_clients": 10, "deadline_s": 2.0},
+    server={"min_clients": 10, "deadline_s": 4.0},
 )
 
 

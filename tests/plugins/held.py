@@ -40,8 +40,10 @@ def hold(point: str) -> None:
 
 def sync_limit() -> int:
     """Return the last interaction the disk is allowed to keep up with."""
-    limit = STEER / "sync-limit"
-    return int(limit.read_text()) if limit.exists() else 10**9
+    try:
+        return int((STEER / "sync-limit").read_text())
+    except FileNotFoundError:
+        return 10**9
 
 
 @register("held-whole")

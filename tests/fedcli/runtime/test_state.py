@@ -33,7 +33,7 @@ def saved(path, *versions):
 
 
 def wait_for(condition):
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)

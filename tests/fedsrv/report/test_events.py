@@ -47,8 +47,8 @@ def test_listeners_hear_what_is_told_after_they_came():
             pass
         log.tell("after")
         log.close()
-        assert [f.result(5) for f in late] == [["after"]] * 2
-        assert early.result(5) == ["before", "after"]
+        assert [f.result(30) for f in late] == [["after"]] * 2
+        assert early.result(30) == ["before", "after"]
     assert log._listeners == set(), "nobody is left behind"
 
 

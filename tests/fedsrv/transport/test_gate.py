@@ -82,7 +82,7 @@ def test_a_call_that_says_nothing_is_ended(gate, clock):
         clock.now += 2
         gate.end_overdue()
         with pytest.raises(RuntimeError, match="without a message"):
-            first.result(5)
+            first.result(30)
     assert not gate._until
     assert not gate._opening
 
@@ -94,7 +94,7 @@ def test_of_those_that_say_nothing_the_oldest_of_the_loudest_peer_goes(gate, mon
         waits = [opened(gate, pool, call) for call in (quiet, *loud)]
         assert [c.cancelled for c in (quiet, *loud)] == [False, True, False, False, False]
         quiet.say(b"hello")
-        assert waits[0].result(5) == b"hello"
+        assert waits[0].result(30) == b"hello"
         for call in loud:
             call.cancel()
 

@@ -126,7 +126,7 @@ def test_a_stream_that_ends_short_is_no_outcome(world, sent):
     assert not world.done.done()
     assert "failed" not in world.told()
     assert not world.push(world.chunks()).repeated_upload
-    assert list(world.done.result(5).by_client) == [0]
+    assert list(world.done.result(30).by_client) == [0]
 
 
 def test_what_comes_before_the_run_is_taken_up_is_wanted_later(world):
@@ -136,13 +136,13 @@ def test_what_comes_before_the_run_is_taken_up_is_wanted_later(world):
     assert AGAIN_AFTER in refused.value.metadata
     world.open()
     assert not world.push(world.chunks()).repeated_upload
-    assert len(world.done.result(5).by_client) == 1
+    assert len(world.done.result(30).by_client) == 1
 
 
 def test_what_comes_between_trips_is_not_wanted(world):
     world.open()
     world.push(world.chunks())
-    world.done.result(5)
+    world.done.result(30)
     world.cohort.commit(0, -1)
     with pytest.raises(Superseded):
         world.cohort.begin_result(0, world.header(interaction=1))
@@ -163,7 +163,7 @@ def test_the_end_is_told_to_everybody_and_waits_until_they_left(world):
     )
     assert not ended.done()
     world.cohort.leave(0, "finished")
-    ended.result(5)
+    ended.result(30)
 
 
 @pytest.mark.parametrize("joined", [True, False])
