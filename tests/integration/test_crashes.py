@@ -142,13 +142,17 @@ def test_everything_is_killed_at_once(
 
 
 def test_a_kill_between_commit_and_scores_loses_no_score(
-    loopback: Sites, undisturbed: dict[str, Any]
+    loopback: Sites, undisturbed: dict[str, Any], steer: Path
 ) -> None:
+    for client in range(3):  # whoever is in the last cohort waits there for the kill
+        (steer / f"train-{client}-5").touch()
     run = loopback(EXPERIMENT)
     server = run.serve()
     clients = [run.join("0-2")]
     server.wait_kind("commit", interaction=3)
     server.kill()
+    for client in range(3):
+        (steer / f"train-{client}-5").unlink()
     server = run.serve()
     assert_same(run.finish(server, *clients), undisturbed)
     rounds = (run.out / "rounds.jsonl").read_text().splitlines()

@@ -98,7 +98,7 @@ def launch(tmp_path: Path, steer: Path, fork_server: ForkServer) -> Iterator[Any
 
 def gone(processes: list[psutil.Process]) -> bool:
     """Wait until none of these processes is alive any more."""
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=TIMEOUT_S)
     return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -279,8 +279,8 @@ def test_mistakes_get_one_line(more: list[str], status: int, line: str, launch: 
 
 
 def test_the_record_of_a_run(launch: Any) -> None:
-    run = launch(SHORT)
     begun = time.time()
+    run = launch(SHORT)
     assert run.end()[0] == 0
     records = [json.loads(line) for line in (run.out / "rounds.jsonl").read_text().splitlines()]
     assert [r["interaction"] for r in records] == [0, 1, 2, 3]

@@ -207,13 +207,14 @@ def test_an_asynchronous_run_takes_no_relay(loopback: Sites) -> None:
     relay.kill()
 
 
-def test_a_run_that_fails_ends_its_relay(loopback: Sites) -> None:
+def test_a_run_that_fails_ends_its_relay(loopback: Sites, steer: Path) -> None:
+    (steer / "train-0-2").touch()
     run = loopback(EXPERIMENT)
     server, relay = run.serve(), run.relay("0-2")
     client = run.join("0-2", port=relay.port)
-    server.wait_kind("commit", interaction=0)
-    assert server.process.poll() is None
+    server.wait_kind("commit", interaction=1)
     (run.out / "server").rename(run.root / "gone")  # the next state cannot be written
+    (steer / "train-0-2").unlink()
     assert server.wait() != 0
     assert client.wait() == 1
     assert relay.wait() == 1, relay.output()

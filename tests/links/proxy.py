@@ -17,8 +17,6 @@ from typing import Any, Literal
 CHUNK_BYTES = 16 << 10
 PREFACE_BYTES = 24
 """What a client of HTTP/2 sends before its first frame."""
-LATE_S = 1.0
-"""A late connection waits no longer than this for the one it lets pass."""
 Way = Literal["up", "down"]
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 
@@ -34,8 +32,8 @@ class Fate:
     """The connection breaks in the middle of this DATA frame, from 1, of what goes this way."""
     doubled: bool = False
     """The server gets what the client sends over a second connection, too."""
-    late: bool = False
-    """The connection reaches the server only after the next one has."""
+    late_s: float = 0.0
+    """The connection reaches the server only after the next one has, if that comes in this time."""
 
 
 Fates = Callable[[int], Fate]
@@ -54,7 +52,7 @@ def storm(seed: int, bad: int = 12) -> Fates:
             bytes_per_s=draw.choice((1e6, float("inf"))),
             cut=(way, draw.randint(1, 12)) if draw.random() < 0.75 else None,
             doubled=draw.random() < 0.25,
-            late=draw.random() < 0.25,
+            late_s=float(draw.random() < 0.25),
         )
 
     return fate
@@ -107,7 +105,7 @@ class Proxy:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -156,10 +154,10 @@ class Proxy:
     async def _let_pass(self, number: int, fate: Fate) -> None:
         """Wait for the next connection, where this one is late; then tell the one before."""
         own = self._passed.setdefault(number, asyncio.Event())
-        if fate.late:
+        if fate.late_s:
             following = self._passed.setdefault(number + 1, asyncio.Event())
             try:
-                await asyncio.wait_for(following.wait(), LATE_S)
+                await asyncio.wait_for(following.wait(), fate.late_s)
                 self.done["late"] += 1
             except TimeoutError:
                 self.done["late for nobody"] += 1

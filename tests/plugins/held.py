@@ -1,9 +1,9 @@
-"""A third party's method for crash tests: it stops at points the test names, until it is killed.
+"""A third party's method for crash tests: it stops at points the test names.
 
 The directory ``HELD_DIR`` steers it. A file ``POINT`` there, such as ``train-1-2`` (client 1,
 interaction 2) or ``aggregate-2``, makes the process that gets there write ``POINT.reached`` and
-sleep; the second time it goes on. ``sync-limit`` holds the last interaction that any fsync reaches,
-as if the disk lagged behind.
+sleep until the file is gone; the second time it goes on. ``sync-limit`` holds the last interaction
+that any fsync reaches, as if the disk lagged behind.
 
 Two methods are held: ``held-whole`` shares the net as a whole, ``held`` its base alone.
 """
@@ -30,12 +30,12 @@ STEER = Path(os.environ.get("HELD_DIR", "/nonexistent"))
 
 
 def hold(point: str) -> None:
-    """Sleep for good at a point the test named, the first time it is reached."""
-    reached = STEER / f"{point}.reached"
-    if (STEER / point).exists() and not reached.exists():
+    """Sleep at a point while the test names it, the first time it is reached."""
+    named, reached = STEER / point, STEER / f"{point}.reached"
+    if named.exists() and not reached.exists():
         reached.touch()
-        while True:
-            time.sleep(60)
+        while named.exists():
+            time.sleep(0.02)
 
 
 def sync_limit() -> int:

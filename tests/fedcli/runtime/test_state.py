@@ -92,12 +92,12 @@ def test_a_sync_that_ends_after_a_roll_back_makes_nothing_safe(tmp_path, monkeyp
     def slow(self, path):
         if "7" in path.name:
             begun.set()
-            go_on.wait(5)
+            go_on.wait(30)
         return True
 
     monkeypatch.setattr(StateDirectory, "_sync", slow)
     states = saved(tmp_path, 0, 3, 7)
-    begun.wait(5)
+    begun.wait(30)
     states.load(3, INITIAL)
     go_on.set()
     states.save(4, private(4))

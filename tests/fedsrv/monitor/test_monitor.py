@@ -88,7 +88,7 @@ def test_an_address_that_is_none(
 def test_status_says_where_a_run_stands(
     address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out, _ = typed(monkeypatch, capsys, "status", address, "--seconds", 0.5)
+    status, out, _ = typed(monkeypatch, capsys, "status", address, "--seconds", 3)
     assert status == 0
     assert out == [
         "state: waiting",
@@ -98,7 +98,7 @@ def test_status_says_where_a_run_stands(
         "waiting: waiting for client 1",
         "failures of client 1: 1",
     ]
-    _, out, _ = typed(monkeypatch, capsys, "status", address, "--seconds", 0.5, "--json")
+    _, out, _ = typed(monkeypatch, capsys, "status", address, "--seconds", 3, "--json")
     found = json.loads(out[0])
     assert (found["interaction"], found["present"], found["finished"]) == (0, ["0"], False)
     assert found["metrics"] == {"a_loc": 0.75, "a_sel": 0.5}
@@ -161,7 +161,7 @@ def test_only_a_monitor_may_watch_over_mutual_tls(
 
     def asked(stem: str) -> tuple[object, list[str], list[str]]:
         pair = ["--tls-cert", tmp_path / f"{stem}.pem", "--tls-key", tmp_path / f"{stem}.key"]
-        words = ["status", f"127.0.0.1:{port}", "--seconds", 1, "--tls-ca", tmp_path / "ca.pem"]
+        words = ["status", f"127.0.0.1:{port}", "--seconds", 3, "--tls-ca", tmp_path / "ca.pem"]
         return typed(monkeypatch, capsys, *words, *pair)
 
     try:
