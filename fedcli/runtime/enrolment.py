@@ -7,6 +7,7 @@ their descriptions share is sent once.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from fedcli.runtime.diary import tell
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
+from fedmodels.errors import LinkError
+from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb import PROTOCOL
 from fedpb.descriptions import description_of
@@ -22,6 +25,8 @@ from fedpb.v1 import coordinator_pb2 as rpc
 
 MOST_BYTES = 1 << 20
 """Size at which a request to join is sent; further clients follow in another one."""
+LEAST_BETWEEN_BEATS, MOST_BETWEEN_BEATS = 0.1, 3600.0
+"""Seconds between signs of life that a server may ask for."""
 log = logging.getLogger(__name__)
 
 
@@ -54,7 +59,7 @@ class Enrolment:
         wanted, sent = clients or self.workers.clients, 0
         for request in list(self._requests(wanted)):
             sent += request.ByteSize()
-            reply = self.link.join(request)
+            reply = _checked(self.link.join(request))
             for one in request.clients:
                 self._joined(client_of(one.client_id), reply, one.token)
         log.info("%d clients joined, in %d bytes", len(wanted), sent)
@@ -78,7 +83,7 @@ class Enrolment:
             protocol=PROTOCOL,
             start_over=self.start_over,
         )
-        reply = self.link.join(request)
+        reply = _checked(self.link.join(request))
         self._joined(client, reply, session.token)
         return reply
 
@@ -116,6 +121,19 @@ class Enrolment:
         self.members[client] = Membership(client, reply.run_id, token)
         line = f" joined run {reply.run_id[:8]} at {self.link.address}"
         tell("joined", client, line, run_id=reply.run_id, server=self.link.address)
+
+
+def _checked(reply: rpc.JoinResponse) -> rpc.JoinResponse:
+    """Return a server's answer.
+
+    Raises:
+        LinkError: its run has a name that is none, or it asks for beats at no sane interval.
+    """
+    if not re.fullmatch(r"[\w-]{1,64}", reply.run_id, re.ASCII):
+        raise LinkError(f"the server's run has an id that is none: {printable(reply.run_id, 60)}")
+    if not LEAST_BETWEEN_BEATS <= reply.beat_every_s <= MOST_BETWEEN_BEATS:
+        raise LinkError(f"the server asks for a sign of life every {reply.beat_every_s:g} s")
+    return reply
 
 
 def client_of(text: str) -> ClientId:

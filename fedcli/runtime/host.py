@@ -30,7 +30,8 @@ from fedcli.runtime.link import (
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers
-from fedmodels.errors import FedtideError, LinkError
+from fedmodels.errors import FedtideError, LinkError, PayloadError
+from fedmodels.printable import printable
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
 from fedmodels.tensors.heap import give_back_free_pages
@@ -70,6 +71,7 @@ class Host:
         """
         self.link, self.code = link, code
         self.workers = Workers(clients, data, states, device)
+        self._ids = frozenset(map(str, clients))
         self.enrolment = Enrolment(link, self.workers, states, start_over=start_over)
         self._pulling_as: dict[ClientId, Membership] = {}
         self._issues: dict[ClientId, int] = {}
@@ -212,6 +214,10 @@ class Host:
                 if not self._closed.is_set():
                     self._orders.put(error)
                 return
+            except Exception as error:  # else the process would wait for ever for this thread
+                log.exception("orders cannot be read")
+                self._orders.put(LinkError(f"orders cannot be read: {error}"))
+                return
 
     def _abandon(self) -> None:
         """End what is trained: nobody waits for it any more."""
@@ -241,6 +247,11 @@ class Host:
         return True
 
     def _spec(self, client: str) -> Mapping[str, BundleSpec]:
+        """Return what the parts of a client's payload must hold."""
+        if client not in self._ids:
+            raise PayloadError(
+                f"an order is for client {printable(client, 60)}, who is not of this process"
+            )
         return self.workers.payload_spec
 
     def _push_forever(self) -> None:

@@ -23,7 +23,7 @@ from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle, ClientId
-from fedpb import AGAIN_AFTER, PROTOCOL
+from fedpb import AGAIN_AFTER, CROWDED, PROTOCOL
 from fedpb.channels import channel_options
 from fedpb.codec import frames_of, merged, messages
 from fedpb.handshakes import distrust
@@ -37,8 +37,6 @@ _RETRIED = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 )
-_CROWDED = "Concurrent RPC limit exceeded!"
-"""What gRPC's server says where more calls wait than it bears."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -354,7 +352,7 @@ def _again_after_s(error: grpc.RpcError) -> float | None:
 
     No more than a minute, whatever the server says.
     """
-    if error.details() == _CROWDED:
+    if error.details() == CROWDED:
         return 1.0
     for key, value in error.trailing_metadata() or ():
         if key == AGAIN_AFTER and str(value).isdecimal() and len(value) < 10:

@@ -19,7 +19,7 @@ from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.diary import tell, tell_scored, tell_trained
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ArchiveError, FedtideError
+from fedmodels.errors import ArchiveError, FedtideError, PayloadError
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.nets.trained import ModelFacts, header_of
@@ -122,7 +122,9 @@ class Worker:
                 return self._train(order, payload)
             if order.kind == rpc.ORDER_KIND_EVALUATE:
                 return self._evaluate(order, payload)
-            return self._finish(order, payload)
+            if order.kind == rpc.ORDER_KIND_FINISH:
+                return self._finish(order, payload)
+            raise PayloadError(f"an order of an unknown kind, {order.kind}")
         except CAUGHT as error:
             return self.failed(order, error)
 
@@ -170,7 +172,8 @@ class Worker:
 
     def _stored(self, order: rpc.Order) -> Bundle:
         """Return the private state to start from, with the residual that the client keeps."""
-        assert isinstance(self.client, int), "the evaluator has no private state"
+        if not isinstance(self.client, int):
+            raise PayloadError("the evaluator has no private state to train with")
         if not self.stateful:
             return self._fixed_state
         return self.states.load(order.base, self.method.init_client(self.run, self.client))

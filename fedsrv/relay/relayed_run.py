@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.resolution import experiment_of
@@ -17,17 +19,40 @@ from fedmodels.training.method import Method, RunFacts
 
 @dataclass(frozen=True)
 class RelayedRun:
-    """The parts of a run that say what travels to and from clients of one problem."""
+    """What a run says of what travels to and from clients of one problem.
 
-    problem: Problem
+    What a net is needed for is found out when the first order comes, not when a client joins: the
+    coordinator above gives no order to a client whose problem is not the run's, and such a problem
+    may be one that no memory holds a net for.
+    """
+
+    run: RunFacts
     method: Method
-    upload_spec: BundleSpec
-    payload_spec: Mapping[str, BundleSpec]
-    """Of the parts of a payload, by role."""
-    deadline_s: float | None
-    together: int
-    """Clients that a process trains together."""
-    zstd: bool
+
+    @cached_property
+    def upload_spec(self) -> BundleSpec:
+        """Return what an upload must hold."""
+        return self._compression.upload_spec(self.method.upload_spec(self.run))
+
+    @cached_property
+    def payload_spec(self) -> Mapping[str, BundleSpec]:
+        """Return what the parts of a payload must hold, by role."""
+        common, personal = self.method.payload_spec(self.run)
+        return {"common": self._compression.payload_spec(common), "personal": personal}
+
+    @cached_property
+    def _compression(self) -> Compression:
+        return Compression.of(self.method, self.run)
+
+    @property
+    def problem(self) -> Problem:
+        """Return the clients' problem."""
+        return self.run.problem
+
+    @property
+    def experiment(self) -> Experiment:
+        """Return the run's config."""
+        return self.run.experiment
 
     @classmethod
     def of(cls, table: Mapping[str, Any], problem: Problem, code: Sequence[Path]) -> Self:
@@ -47,15 +72,4 @@ class RelayedRun:
                 "asynchronous rounds take no relay: let the clients join the coordinator itself"
             )
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
-        run = RunFacts(experiment, problem)
-        how = Compression.of(method, run)
-        common, personal = method.payload_spec(run)
-        return cls(
-            problem,
-            method,
-            how.upload_spec(method.upload_spec(run)),
-            {"common": how.payload_spec(common), "personal": personal},
-            experiment.server.deadline_s,
-            experiment.training.together,
-            experiment.zstd,
-        )
+        return cls(RunFacts(experiment, problem), method)

@@ -115,7 +115,7 @@ class RelayService(Service):
                 run = RelayedRun.of(values_of(reply.experiment), problem, self.code)
             except ConfigError as error:
                 raise WrongRun(str(error)) from None
-            self._last, self.uplink.zstd = run, run.zstd
+            self._last, self.uplink.zstd = run, run.experiment.zstd
         self.relay_cohort.learn(client, run)
 
     @coded

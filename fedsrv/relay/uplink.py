@@ -10,7 +10,7 @@ import grpc
 from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
-from fedpb import AGAIN_AFTER
+from fedpb import AGAIN_AFTER, CROWDED
 from fedpb.channels import channel_options
 from fedpb.codec import frames_of, messages
 from fedpb.handshakes import distrust
@@ -53,7 +53,8 @@ class Away(NotReady):
 def meaning_of(error: Any) -> Exception:
     """Return what a failed call means, as the error that ends a client's call in the same way."""
     line = printable(error.details() or "")
-    if any(key == AGAIN_AFTER for key, _ in error.trailing_metadata() or ()):
+    again = any(key == AGAIN_AFTER for key, _ in error.trailing_metadata() or ())
+    if again or error.details() == CROWDED:
         return NotReady(line)
     kind = _MEANINGS.get(error.code(), Away)
     return kind(f"the coordinator above is away: {line}" if kind is Away else line)

@@ -4,3 +4,5 @@ PROTOCOL = 4
 """What both sides must speak; changes whenever one would misunderstand the other."""
 AGAIN_AFTER = "fedtide-again-after-ms"
 """Trailing metadata of a refusal that is no final one: when to make the same call again."""
+CROWDED = "Concurrent RPC limit exceeded!"
+"""What gRPC's server says where more calls wait than it bears; the same call may be made again."""

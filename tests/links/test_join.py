@@ -36,7 +36,7 @@ class Losing:
         self.lost -= 1
         if self.lost >= 0:
             raise LinkError("the process was killed, or the link was cut")
-        return rpc.JoinResponse(run_id="run", token=token)
+        return rpc.JoinResponse(run_id="run", token=token, beat_every_s=2.0)
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ import grpc
 import pytest
 import torch
 
+from fedmodels.errors import ConfigError, PayloadTooLarge
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import Bundle, BundleSpec, Problem, scalar_spec
-from fedpb import AGAIN_AFTER
+from fedmodels.training.method import RunFacts
+from fedpb import AGAIN_AFTER, CROWDED
 from fedpb.codec import encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
@@ -17,6 +19,7 @@ from fedsrv.relay.service import RelayService
 from fedsrv.relay.uplink import Away, meaning_of
 from fedsrv.transport.sessions import NotReady, RunOver, Superseded, UnknownSession
 from fedsrv.transport.spool import Spool
+from tests.conftest import tiny_experiment
 from tests.fedsrv.transport.test_results_of_pushes import Context, Refused
 
 PROBLEM = Problem((1, 8, 8), 10)
@@ -69,7 +72,9 @@ class World:
         self.cohort = RelayCohort(range(3, 6), spool, self.events, clock=lambda: self.now)
         self.above = Above()
         self.service = RelayService(range(3, 6), self.cohort, self.events, self.above)
-        run = RelayedRun(PROBLEM, make("fedavg"), SPEC, {}, deadline_s, 1, zstd=False)
+        server = {"deadline_s": deadline_s, "min_clients": 2} if deadline_s else {}
+        run = RelayedRun(RunFacts(tiny_experiment(server=server), PROBLEM), make("fedavg"))
+        run.__dict__["upload_spec"] = SPEC  # of a smaller net
         for client in COUNTS:
             self.cohort.learn(client, run)
         self.tokens = {c: self.cohort.join(c, "", bytes([c]), ()) for c in COUNTS}
@@ -320,6 +325,8 @@ def test_what_failed_calls_mean():
         (Failed(code.UNAVAILABLE), Away),
         (Failed(code.DEADLINE_EXCEEDED), Away),
         (Failed(code.UNAVAILABLE, metadata=again), NotReady),
+        (Failed(code.RESOURCE_EXHAUSTED, CROWDED), NotReady),
+        (Failed(code.RESOURCE_EXHAUSTED), PayloadTooLarge),
         (Failed(code.ABORTED), Superseded),
         (Failed(code.OUT_OF_RANGE), RunOver),
         (Failed(code.UNAUTHENTICATED), UnknownSession),
@@ -331,3 +338,12 @@ def test_others_are_told_whom_the_relay_is_for(world):
     request = rpc.BeatRequest(client_id="2", token=b"x")
     with pytest.raises(Refused, match="this relay is for clients 3-5; '2' joins elsewhere"):
         world.service.beat(request, Context())
+
+
+def test_a_problem_that_no_memory_holds_costs_nothing_until_an_order_comes():
+    """The coordinator above gives none to a client whose problem is not the run's."""
+    table = tiny_experiment(net={"name": "mlp", "hidden": [200_000]}).to_dict()
+    run = RelayedRun.of(table, Problem((2**24,), 100_000), ())
+    assert run.problem.num_classes == 100_000
+    with pytest.raises(ConfigError, match="cannot be built"):
+        _ = run.payload_spec
