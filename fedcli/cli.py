@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.files import why_path_is_no_good
 from fedmodels.log_lines import LogLevel, set_up_logging
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ def main(arguments: list[str] | None = None) -> None:
     except FedtideError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if not (why := why_path_is_no_good(error)):
+            raise
+        typer.echo(f"error: {why}", err=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         _interrupted()
     except SystemExit as ended:

@@ -89,7 +89,9 @@ def read_input(path: Path, facts: ModelFacts) -> NDArray[np.float32]:
     x = x[None] if x.shape == shape else x
     if x.shape[1:] != shape:
         raise DataError(f"{path} is {list(x.shape)}; the model takes {list(shape)}, or several")
-    if facts.scale > 1 and len(x) and x.max() > facts.scale:
+    if not len(x):
+        raise DataError(f"{path} holds no example")
+    if facts.scale > 1 and x.max() > facts.scale:
         raise DataError(
             f"{path} goes up to {x.max():g}; the model was trained on values up to "
             f"{facts.scale:g}: scale it likewise"

@@ -13,6 +13,7 @@ Shapes: B batch, Z tokens of which V are visible, d width, p = 16 steps x 6 chan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.nets.alp import alp_layers
 from fedmodels.nets.hart import DIM, PATCH
 from fedmodels.nets.split import weights_of
@@ -81,6 +82,8 @@ class MaskedAutoencoder(nn.Module):
         super().__init__()
         if not all(hasattr(base, part) for part in ("accelerometer", "gyroscope", "blocks")):
             raise ConfigError("fedcli pretrain needs [net] name = 'hart'")
+        if not 0 < mask < 1:
+            raise ConfigError(f"--mask {mask:g} is no share of the tokens; it lies between 0 and 1")
         tokens = steps // PATCH
         self.base, self.hidden = base, int(mask * tokens)  # 4 of 8, as published
         if not 0 < self.hidden < tokens:
@@ -156,6 +159,7 @@ def pretrain(
     Raises:
         ConfigError: net or data do not fit.
         DataError: a data set is missing.
+        TrainingFailed: the loss is no number any more; nothing is written.
     """
     data, _ = data_and_scenario(experiment)
     wanted = list(names) or [data.name]
@@ -178,7 +182,11 @@ def pretrain(
                 layer.global_prototypes.copy_(layer.local_prototypes)
             losses.append(total / len(x))
             tell(f"epoch {epoch + 1} of {how.epochs}: loss {losses[-1]:.4f}")
+            if not math.isfinite(losses[-1]):
+                raise TrainingFailed(f"the loss of epoch {epoch + 1} is none: a smaller --lr helps")
     kept = {name: t for name, t in weights_of(net).items() if not name.startswith(FRESH)}
+    if not all(tensor.isfinite().all() for tensor in kept.values()):
+        raise TrainingFailed("the weights are not finite: a smaller --lr helps")
     header = {"kind": "weights", "net": experiment.net.name, "data": wanted, "epochs": how.epochs}
     save(out, Bundle(kept), header)
     return losses

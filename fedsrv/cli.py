@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from fedmodels.errors import FedtideError, Interrupted, RunStopped
+from fedmodels.files import why_path_is_no_good
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedsrv.catalogue_commands import methods, metrics
 from fedsrv.certs_commands import certs_app
@@ -92,6 +93,11 @@ def main() -> None:
     except FedtideError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if not (why := why_path_is_no_good(error)):
+            raise
+        typer.echo(f"error: {why}", err=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         _interrupted()
     except SystemExit as ended:

@@ -65,7 +65,7 @@ def _description(run: Path) -> ClientFile:
     """Return what client 0 said of its data."""
     path = run / "run.db"
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
             row = db.execute("SELECT client_json FROM clients ORDER BY id LIMIT 1").fetchone()
         found = None if row is None else ClientFile.model_validate_json(row[0])
     except sqlite3.DatabaseError as error:

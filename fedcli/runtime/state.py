@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from fedcli.runtime.sessions import write_private
-from fedmodels.errors import ArchiveError
+from fedmodels.errors import ArchiveError, ArchiveNotRead
 from fedmodels.files import sync_path
 from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
 from fedmodels.tensors.archive import load, save
@@ -82,7 +82,11 @@ class StateDirectory:
             _SYNCER.want(partial(self._sync_state, version))
 
     def _drop_unusable(self) -> None:
-        """Remove what a crash or a power loss left: cut writes and damaged states."""
+        """Remove what a crash or a power loss left: cut writes and damaged states.
+
+        Raises:
+            ArchiveNotRead: a state cannot be read now.
+        """
         for pattern in ("*.tmp", ".*.safetensors.*"):  # also hidden ones
             for leftover in self.path.glob(pattern):
                 leftover.unlink()
@@ -90,6 +94,8 @@ class StateDirectory:
             path = self.path / _NAME.format(version)
             try:
                 load(path)
+            except ArchiveNotRead:  # it may be whole
+                raise
             except ArchiveError as error:
                 log.warning("%s; it is dropped", error)
                 path.unlink()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.config.experiment import Experiment, difference
-from fedmodels.errors import ArchiveError, ConfigError, RunFailed
+from fedmodels.errors import ArchiveError, ArchiveNotRead, ConfigError, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.method import ServerState
@@ -248,6 +248,8 @@ class Store:
             return
         try:
             before = state_digest(self._files.read(number, aside=True).named())
+        except ArchiveNotRead:  # it may be whole
+            raise
         except ArchiveError:
             before = ""
         if before == state_digest(state.named()) and undone[number]["cohort"] == record["cohort"]:

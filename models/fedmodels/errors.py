@@ -4,7 +4,8 @@ FedtideError                     one clear line for the user; ``exit_code`` says
 ├── ConfigError                  a config, an option or a hyper-parameter is wrong        (exit 2)
 ├── DataError                    a data set or a client's directory is missing or wrong   (exit 1)
 ├── ArchiveError                 a file of a run cannot be used                           (exit 1)
-│   └── ArchiveNotWritten        the disk is full, or fails
+│   ├── ArchiveNotWritten        the disk is full, or fails
+│   └── ArchiveNotRead           it may be whole, but cannot be read now
 ├── PayloadError                 a message does not hold what it must
 │   └── PayloadTooLarge          it claims or carries more bytes than it may
 ├── ClientFailed                 one client failed; names it, the round and the work
@@ -46,6 +47,10 @@ class ArchiveError(FedtideError):
 
 class ArchiveNotWritten(ArchiveError):
     """A file of a run cannot be written: the disk is full, or fails."""
+
+
+class ArchiveNotRead(ArchiveError):
+    """A file of a run cannot be read now, and may be whole: rights or memory are missing, say."""
 
 
 class PayloadError(FedtideError):

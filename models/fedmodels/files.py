@@ -1,13 +1,17 @@
-"""Files that appear whole or not at all, and files that are safe on the disk."""
+"""Files that appear whole or not at all, files that are safe on the disk, and names of none."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedmodels.printable import printable
+
+_OF_PATHS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR)
 LEFTOVER = ".*.tmp"
 """Glob pattern of what a crash in the middle of :func:`replacing` leaves."""
 
@@ -61,3 +65,10 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a small text file whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text)
+
+
+def why_path_is_no_good(error: OSError) -> str:
+    """Return a line on a path that cannot even be looked at; an empty one for any other error."""
+    if error.filename is None or error.errno not in _OF_PATHS:
+        return ""
+    return f"{printable(str(error.filename))}: {error.strerror}"

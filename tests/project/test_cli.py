@@ -173,6 +173,38 @@ def test_mistakes_under_fedcli(monkeypatch, capsys, tmp_path, config, command, s
     assert "Traceback" not in error
 
 
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        (fedsrv.cli, ["serve", "{config}", "--out", LONG]),
+        (fedsrv.cli, ["launch", "{config}", "--out", LONG]),
+        (fedsrv.cli, ["launch", "{config}", "--data", LONG, "--out", "{out}"]),
+        (fedsrv.cli, ["report", LONG]),
+        (fedsrv.cli, ["recover", LONG]),
+        (fedsrv.cli, ["export", "--run", LONG, "--to", "safetensors"]),
+        (fedcli.cli, ["predict", "--run", LONG, "--client", "0", "x.npy"]),
+        (fedcli.cli, ["check", LONG]),
+        (fedcli.cli, ["partition", "{config}", "--out", LONG]),
+        (fedcli.cli, ["export-partition", LONG, "--out", "{out}"]),
+        (fedcli.cli, ["join", "--client-id", "0", "--server", "h:1", "--data", LONG]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_name_that_is_too_long_is_one_line(
+    monkeypatch, capsys, tmp_path, config, module, command
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = [word.format(config=config, out=tmp_path / "out") for word in command]
+    status, error = run(monkeypatch, capsys, module, *arguments)
+    assert status in (1, 2)
+    assert [line for line in error.splitlines() if line.startswith("error: ")]
+    assert "File name too long" in error or "is not there" in error
+    assert "Traceback" not in error
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(ConfigError("x"), 2), (LinkError("x"), 1), (KeyboardInterrupt(), 130)]
 )

@@ -88,6 +88,7 @@ def test_predict_says_what_the_model_says(
     [
         ("small.npy", np.zeros((1, 4, 4)), "is [1, 4, 4]; the model takes [1, 8, 8]"),
         ("text.npy", np.array(["a"]), "expected numbers"),
+        ("none.npy", np.zeros((0, 1, 8, 8)), "none.npy holds no example"),
         ("nan.npy", np.full((1, 8, 8), np.nan), "not finite"),
         ("large.npy", np.full((1, 8, 8), 255), "goes up to 255; the model was trained on values"),
         ("deep.npy", np.full((1, 8, 8), -1e300), "not finite in float32"),
@@ -164,6 +165,19 @@ def test_the_model_of_a_run_whose_ledger_is_damaged(
     status, _, errors = typed(monkeypatch, capsys, fedsrv.cli, *words)
     assert (status, len(errors)) == (1, 1)
     assert errors[0].startswith(f"error: {run / 'run.db'} cannot be read: ")
+
+
+def test_a_run_below_a_name_with_marks_of_addresses_is_exported(
+    done: fedtide.Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(done.path, tmp_path / "a#b?c%20")
+    words = ["export", "--run", "a#b?c%20", "--to", "safetensors", "--out", "m.safetensors"]
+    assert typed(monkeypatch, capsys, fedsrv.cli, *words)[0] == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a#b?c%20", "m.safetensors"]
 
 
 @pytest.mark.parametrize("client", [None, 1])

@@ -22,7 +22,13 @@ from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 from torch import Tensor
 from zlib_ng import zlib_ng
 
-from fedmodels.errors import ArchiveError, ArchiveNotWritten, PayloadError
+from fedmodels.errors import (
+    ArchiveError,
+    ArchiveNotRead,
+    ArchiveNotWritten,
+    PayloadError,
+    reason_of,
+)
 from fedmodels.files import replacing
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import DTYPE_NAMES, Bundle, tensor_bytes
@@ -31,9 +37,10 @@ from fedmodels.tensors.packed_weights import PackedWeights
 FORMAT = 1
 _KEY = "fedtide"
 _FIELDS = {field.name for field in fields(Bundle)}
+_UNREAD = (OSError, MemoryError, RuntimeError)
+"""Errors from reading a file that may be whole: rights, handles or memory are missing."""
 _UNUSABLE = (
-    OSError, SafetensorError, PayloadError, KeyError, TypeError, ValueError, OverflowError,
-    RecursionError, RuntimeError,
+    SafetensorError, PayloadError, KeyError, TypeError, ValueError, OverflowError, RecursionError,
 )  # fmt: skip
 """Errors from reading a file that is damaged, crafted, or no archive."""
 
@@ -103,11 +110,16 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Bundle, 
 def load_named(
     path: str | os.PathLike[str], *, verify: bool = True
 ) -> tuple[dict[str, Bundle], dict[str, Any]]:
-    """Read a file of :func:`save_named`; empty bundles are absent."""
+    """Read a file of :func:`save_named`; empty bundles are absent.
+
+    Raises:
+        ArchiveNotRead: it cannot be read now.
+        ArchiveError: it is missing, damaged, or of another format.
+    """
     source = Path(path)
-    if not source.is_file():
-        raise ArchiveError(f"{source} is missing")
     try:
+        if not source.is_file():
+            raise ArchiveError(f"{source} is missing")
         facts, tensors = _read(source)
         by_name: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
@@ -116,6 +128,8 @@ def load_named(
         bundles = {name: Bundle.from_keys(own) for name, own in by_name.items()}
     except _UNUSABLE as error:
         raise ArchiveError(f"{source} is damaged, or no archive: {_line(error)}") from None
+    except _UNREAD as error:
+        raise ArchiveNotRead(f"{source} cannot be read: {printable(reason_of(error))}") from None
     if facts["format"] != FORMAT:
         kind = printable(str(facts["format"]), 40)
         raise ArchiveError(f"{source} has format {kind}; this version reads format {FORMAT}")
@@ -126,6 +140,10 @@ def load_named(
 
 def _read(source: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the facts of a file and its tensors; raise one of ``_UNUSABLE`` for a strange file."""
+    try:
+        str(source).encode()
+    except UnicodeEncodeError:  # safetensors refuses it
+        raise OSError("its path is not UTF-8") from None
     with safe_open(source, framework="pt") as file:
         facts = json.loads((file.metadata() or {})[_KEY])
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118

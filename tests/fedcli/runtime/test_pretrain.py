@@ -12,7 +12,7 @@ import torch
 import fedcli.pretrain as pretrain
 from fedcli.data.sets.dataset import Dataset
 from fedcli.pretrain import MaskedAutoencoder, Pretraining
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.initial_weights import pinned
@@ -120,11 +120,27 @@ def test_only_hidden_tokens_count():
     assert float(model(x).detach()) == 0
 
 
-@pytest.mark.parametrize("mask", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("mask", [0.1, 0.2])
 def test_something_is_hidden_and_something_seen(mask):
     base = RunFacts(tiny_experiment(net=NET), PROBLEM).make_net().base
     with pytest.raises(ConfigError, match="of 4 tokens"):
         MaskedAutoencoder(base, 64, mask)
+
+
+@pytest.mark.parametrize("mask", [float("nan"), -1.0, 2.0])
+def test_a_mask_is_a_share(mask):
+    base = RunFacts(tiny_experiment(net=NET), PROBLEM).make_net().base
+    with pytest.raises(ConfigError, match="is no share of the tokens"):
+        MaskedAutoencoder(base, 64, mask)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_training_that_diverges_writes_nothing(monkeypatch, tmp_path, epochs):
+    monkeypatch.setattr(pretrain, "load", lambda table: waves())
+    how, out = replace(QUICK, lr=1e30, epochs=epochs), tmp_path / "w.safetensors"
+    with pytest.raises(TrainingFailed, match="a smaller --lr helps"):
+        pretrain.pretrain(tiny_experiment(net=NET), [], out, how, CPU, lambda line: None)
+    assert not out.exists()
 
 
 def test_only_hart_on_windows(monkeypatch, tmp_path):

@@ -1,4 +1,5 @@
 import json
+import os
 import threading
 import time
 
@@ -8,7 +9,7 @@ import torch
 from fedcli.data.store.opening import open_data
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
-from fedmodels.errors import ArchiveError
+from fedmodels.errors import ArchiveError, ArchiveNotRead
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -169,6 +170,29 @@ def test_states_a_power_loss_damaged_are_dropped(tmp_path, harm):
     states = StateDirectory(tmp_path)
     assert states.versions() == [0]
     assert not path.exists()
+
+
+def test_states_that_cannot_be_read_now_are_not_dropped(tmp_path, monkeypatch):
+    """The process has too many files open, say: the states are whole."""
+    saved(tmp_path, 0, 1)
+
+    def short(*args, **options):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("fedmodels.tensors.archive.safe_open", short)
+        with pytest.raises(ArchiveNotRead, match="cannot be read: Too many open files"):
+            StateDirectory(tmp_path)
+    assert StateDirectory(tmp_path).versions() == [0, 1]
+
+
+def test_states_below_a_path_that_is_no_utf8_are_not_dropped(tmp_path):
+    saved(tmp_path / "old", 0)
+    latin = tmp_path / os.fsdecode(b"st\xe9")
+    (tmp_path / "old").rename(latin)
+    with pytest.raises(ArchiveNotRead, match="its path is not UTF-8"):
+        StateDirectory(latin)
+    assert [p.name for p in latin.iterdir()] == ["state-00000000.safetensors"]
 
 
 def test_what_a_crash_left_is_removed(tmp_path):
