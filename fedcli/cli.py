@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -37,7 +38,7 @@ StateDir = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda:K.")]
 GiveUpAfter = Annotated[
-    float | None, typer.Option(help="Seconds without the server; never unless given.")
+    float | None, typer.Option(min=0, help="Seconds without the server; never unless given.")
 ]
 StartOver = Annotated[
     bool,
@@ -139,6 +140,8 @@ def join(
 
     credentials = channel_credentials(tls_ca, tls_cert, tls_key)
     signal.signal(signal.SIGTERM, _end)
+    if give_up_after is not None and math.isnan(give_up_after):
+        raise ConfigError("--give-up-after nan is no number of seconds")
     link = Link(server, credentials, give_up_after)
     where = _device(device)
     Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ()).run()

@@ -14,6 +14,7 @@ Shapes: B batch, Z tokens of which V are visible, d width, p = 16 steps x 6 chan
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +162,8 @@ def pretrain(
         DataError: a data set is missing.
         TrainingFailed: the loss is no number any more; nothing is written.
     """
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise ConfigError(f"cannot write {out}: name a file in a directory that can be written")
     data, _ = data_and_scenario(experiment)
     wanted = list(names) or [data.name]
     tables = [data.model_copy(update={"name": name}) for name in wanted]

@@ -34,11 +34,14 @@ def read_availability(experiment: Experiment) -> Availability:
     if place is None:
         return {}
     lines = _content(experiment).decode(errors="replace").splitlines()
-    rows = csv.reader(lines)
-    if next(rows, None) != COLUMNS:
+    try:
+        rows = list(csv.reader(lines))
+    except csv.Error as error:
+        raise ConfigError(f"[schedule] availability: {place} is no CSV: {error}") from None
+    if rows[:1] != [COLUMNS]:
         raise ConfigError(f"[schedule] availability: {place} must begin with {','.join(COLUMNS)}")
     found: dict[int, list[tuple[int, int]]] = {}
-    for number, row in enumerate(rows, start=2):
+    for number, row in enumerate(rows[1:], start=2):
         try:
             client, begin, end = map(int, row)
         except ValueError:

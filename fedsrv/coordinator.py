@@ -56,6 +56,12 @@ class Listen:
     insecure: bool = False
     """Allow a reachable address without TLS."""
 
+    def at(self, port: int) -> str:
+        """Return the address by which clients reach a server, once its port is known."""
+        if self.address.startswith("unix"):  # a path, without a port
+            return self.address
+        return f"{self.address.rpartition(':')[0]}:{port}"
+
     @classmethod
     def given(
         cls,
@@ -170,7 +176,7 @@ def _open_server(stack: ExitStack, service: Service, listen: Listen) -> str:
     stack.callback(stop_server, server)
     stack.callback(service.events.close)  # first of all, so that monitors see the end
     stack.callback(service.cohort.stop, "the server is shutting down")
-    return f"{listen.address.rpartition(':')[0]}:{port}"
+    return listen.at(port)
 
 
 def _cohort_of(

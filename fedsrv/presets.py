@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.files import write_new
 
 
 def preset_directory() -> Path:
@@ -53,8 +53,7 @@ def copy_preset(name: str, out: Path) -> None:
     """
     text = preset_file(name).read_text()
     try:
-        with os.fdopen(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w") as file:
-            file.write(text)
+        write_new(out, text.encode())
     except FileExistsError:
         raise ConfigError(f"{out} exists; give another name with --out") from None
     except OSError as error:

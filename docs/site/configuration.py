@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from fedmodels.config import experiment as tables
 from fedmodels.config import scenario as scenarios
+from fedmodels.config.bounds import MOST
 from fedmodels.methods import method_class, names, reading_of
 from fedmodels.nets import net_names
 
@@ -116,7 +117,8 @@ def _values(table: type[BaseModel], key: str, form: dict[str, Any]) -> str:
     name = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}
     kind = name.get(form.get("type", ""), "value")
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {form[limit]:,}" for limit, sign in signs.items() if limit in form]
+    told = {limit: sign for limit, sign in signs.items() if form.get(limit, MOST) != MOST}
+    limits = [f"{sign} {form[limit]:,}" for limit, sign in told.items()]
     return f"{kind} {' and '.join(limits)}".rstrip()
 
 

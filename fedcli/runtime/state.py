@@ -128,7 +128,12 @@ class StateDirectory:
 
     def versions(self) -> list[int]:
         """Return the interactions after which a private state is held, ascending."""
-        return sorted(int(f.stem.partition("-")[2]) for f in self.path.glob("state-*.safetensors"))
+        return sorted(self._numbered("state"))
+
+    def _numbered(self, kind: str) -> dict[int, Path]:
+        """Return the files of a kind by interaction; files of other names are somebody else's."""
+        found = ((f.stem.partition("-")[2], f) for f in self.path.glob(f"{kind}-*.safetensors"))
+        return {int(n): f for n, f in found if n.isascii() and n.isdigit() and len(n) < 20}
 
     @property
     def durable(self) -> int:
@@ -195,8 +200,8 @@ class StateDirectory:
             weights: of the net.
             description: what the model is.
         """
-        for path in self.path.glob("scored-*.safetensors"):
-            if int(path.stem.partition("-")[2]) < base:
+        for number, path in self._numbered("scored").items():
+            if number < base:
                 path.unlink(missing_ok=True)
         save(self.path / _SCORED.format(interaction), weights, description, fsync=True)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.config.places import http_place
-from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.errors import ConfigError, FedtideError, reason_of
 from fedmodels.printable import printable
 from fedsrv.dashboard.state import State
 from fedsrv.events import EventLog
@@ -45,8 +45,8 @@ class PageServer(ThreadingHTTPServer):
         self.address_family = _family(host)
         try:
             super().__init__((host, port), Handler)
-        except OSError as error:
-            reason = error.strerror or error
+        except (OSError, TypeError, UnicodeError) as error:  # some of a name that is none
+            reason = reason_of(error)
             raise ConfigError(f"no page at {host}:{port}: {reason}; give another port") from None
 
     @property

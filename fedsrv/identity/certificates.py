@@ -13,7 +13,6 @@ which the coordinator compares with the ids that a client claims (:func:`covers`
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedmodels.errors import ConfigError, reason_of
+from fedmodels.files import write_new
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 
 AUTHORITY_DAYS = 3650
@@ -211,19 +211,13 @@ def _write_pair(
         for path in (certificate_path, key_path):
             if path.exists():
                 raise FileExistsError(None, None, str(path))
-        _create(key_path, key_pem, 0o600)
-        _create(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        write_new(key_path, key_pem, 0o600)
+        write_new(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     except FileExistsError as error:
         raise ConfigError(
             f"{error.filename} exists already and is never overwritten; move it away first"
         ) from None
     except OSError as error:
+        key_path.unlink(missing_ok=True)  # of no use alone, and in the way of the next try
         raise ConfigError(f"{directory} cannot be written: {error.strerror}") from None
     return certificate_path, key_path
-
-
-def _create(path: Path, content: bytes, mode: int) -> None:
-    """Write a new file that has its mode from its first moment on."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(descriptor, "wb") as file:
-        file.write(content)

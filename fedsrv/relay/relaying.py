@@ -92,7 +92,7 @@ def serve_relay(
         stack.callback(service.gate.close)
         stack.callback(stop_server, server)
         stack.callback(events.close)
-        address = f"{listen.address.rpartition(':')[0]}:{port}"
+        address = listen.at(port)
         count = len(clients)
         events.tell("listening", address=address, clients=count, needed=count)
         telling.begin(address, events)

@@ -40,6 +40,8 @@ def recover(run: Path, say: Callable[[str], None]) -> int:
     """
     if not run.is_dir():
         raise ArchiveError(f"{run} is no run directory")
+    if not (run / "run.db").exists():
+        _experiment(run)  # a directory of something else is left as it is
     held = lock(run)
     try:
         with writing(run):

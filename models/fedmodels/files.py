@@ -67,6 +67,22 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.write_text(text)
 
 
+def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file that has its mode from its first moment on; when that fails, there is none.
+
+    Raises:
+        FileExistsError: there is one already.
+        OSError: it cannot be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def why_path_is_no_good(error: OSError) -> str:
     """Return a line on a path that cannot even be looked at; an empty one for any other error."""
     if error.filename is None or error.errno not in _OF_PATHS:

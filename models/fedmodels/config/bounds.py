@@ -12,7 +12,9 @@ Positive = Annotated[float, Field(gt=0)]
 """Such as a temperature or a learning rate."""
 Share = Annotated[float, Field(ge=0, le=1)]
 """A part of a whole, such as the weight of one of two terms."""
-Count = Annotated[int, Field(ge=0)]
+MOST = 2**31 - 1
+"""No count is larger: torch takes none beyond it."""
+Count = Annotated[int, Field(ge=0, le=MOST)]
 """How many; 0 is none."""
-PositiveCount = Annotated[int, Field(ge=1)]
+PositiveCount = Annotated[int, Field(ge=1, le=MOST)]
 """How many, where none cannot be meant."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.scenario import Data, Scenario, StrictTable
 
 View = Literal["global", "after_local", "after_downlink"]
@@ -63,11 +64,11 @@ class Schedule(StrictTable):
     """Rounds in all; with ``tasks_outer`` and ``asynchronous``, rounds on each task."""
     clients: Annotated[int, Field(ge=1, le=10_000_000)] = 3
     """Clients of the run."""
-    per_round: Annotated[int, Field(ge=1)] | None = None
+    per_round: PositiveCount | None = None
     """Clients in a cohort, with ``asynchronous`` those that train at once; all unless given."""
     sampling: Literal["uniform", "weighted"] = "uniform"
     """How a cohort is drawn: each client alike, or by its number of training examples."""
-    over_select: Annotated[int, Field(ge=0)] = 0
+    over_select: Count = 0
     """Clients beyond ``per_round`` that train as well. A round ends with the first ``per_round``
     uploads, so that stragglers hold up nobody. Which uploads these are depends on time, and is
     recorded."""
@@ -79,7 +80,7 @@ class Schedule(StrictTable):
     """Every round visits every task, or all rounds of a task come before the next task.
     ``asynchronous`` does the latter, and a round ends with the first ``buffer`` uploads (FedBuff):
     docs/asynchronous.md."""
-    buffer: Annotated[int, Field(ge=1)] | None = None
+    buffer: PositiveCount | None = None
     """Uploads that end a round with ``asynchronous``: K of FedBuff."""
     staleness_exponent: Annotated[float, Field(ge=0)] = 0.5
     """a: with ``asynchronous``, the difference of an upload with staleness tau is multiplied by
@@ -131,9 +132,9 @@ class Schedule(StrictTable):
 class Training(StrictTable):
     """``[training]``: the local work every method's stock loop does."""
 
-    local_epochs: Annotated[int, Field(ge=1)] = 1
+    local_epochs: PositiveCount = 1
     """Passes over the data of a task in one interaction."""
-    batch_size: Annotated[int, Field(ge=1)] = 32
+    batch_size: PositiveCount = 32
     """Examples of a training step."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Its state lives for one phase of local training."""
@@ -143,7 +144,7 @@ class Training(StrictTable):
     """Of SGD."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of the optimiser."""
-    threads: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Torch threads of a client process; the count changes floats, so it belongs to the run."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What nets compute in on the way to their embeddings, in training and in scoring; weights,
@@ -151,7 +152,7 @@ class Training(StrictTable):
     AMX, not on others: docs/results/speed.md."""
     augment: Literal["none", "crop-flip"] = "none"
     """Random crops and flips of training images."""
-    together: Annotated[int, Field(ge=1)] = 1
+    together: PositiveCount = 1
     """Clients of one process that train as one stacked step at most; 1: in turn. It changes
     floats, and pays for small nets alone: docs/results/speed.md."""
 
@@ -164,9 +165,9 @@ class Training(StrictTable):
 class Evaluate(StrictTable):
     """``[evaluate]``: when, and which models, are scored."""
 
-    every: Annotated[int, Field(ge=0)] = 1
+    every: Count = 1
     """Score each time this many rounds have passed, and after the last; 0: after the last only."""
-    clients: Annotated[int, Field(ge=1)] | None = None
+    clients: PositiveCount | None = None
     """How many clients score the models, the same ones in every round, beside the round's cohort;
     all clients unless given. Metrics are means over the clients that score."""
     views: Annotated[tuple[View, ...], Field(strict=False)] = (  # TOML has lists only
@@ -175,11 +176,11 @@ class Evaluate(StrictTable):
         "after_downlink",
     )
     """Which of a client's models are scored: docs/metrics.md."""
-    last_rounds: Annotated[int, Field(ge=1)] = 1
+    last_rounds: PositiveCount = 1
     """Summary metrics are means over this many last scored rounds."""
     reference: str | None = None
     """Run directory against which the average forgetting measure is taken."""
-    batch_size: Annotated[int, Field(ge=1)] = 256
+    batch_size: PositiveCount = 256
     """Examples that are scored together."""
     generalization: bool = False
     """Score clients' models on the global test set too, where there is one: costly. It gives
@@ -187,7 +188,7 @@ class Evaluate(StrictTable):
     class_masks: bool = False
     """Score clients' models twice more by the method's own rule: among the classes a client has
     met (``…_seen_classes``), as GLDP does, and among all (``…_all_classes``), as others do."""
-    pictures: Annotated[int, Field(ge=0)] = 2
+    pictures: Count = 2
     """Clients, from the first on, that draw what they learnt into their own directory in the end:
     prototypes among the embeddings of their test data, images they replay."""
     select_by: Literal["f1", "accuracy"] = "f1"
@@ -197,7 +198,7 @@ class Evaluate(StrictTable):
 class Server(StrictTable):
     """``[server]``: how the coordinator waits, keeps and computes."""
 
-    min_clients: Annotated[int, Field(ge=1)] | None = None
+    min_clients: PositiveCount | None = None
     """Clients that will do when others fail or, with ``deadline_s``, are late or dead: at the
     start, in an interaction, in an evaluation and at the end; all unless given."""
     deadline_s: Annotated[float, Field(gt=0)] | None = None
@@ -205,12 +206,12 @@ class Server(StrictTable):
     dead once all others have answered; without it everybody who has not failed is waited for."""
     durability: Literal["watermark", "strict"] = "watermark"
     """``strict`` syncs every commit to the disk before it counts."""
-    max_rollback: Annotated[int, Field(ge=0)] = 2
+    max_rollback: Count = 2
     """Interactions that are done again at most for private states a client lost, beyond what a
     power failure explains; states of so many are kept in any case. ``--resume`` may change it."""
-    threads: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Torch threads of the coordinator; the count changes floats."""
-    upload_memory_mb: Annotated[int, Field(ge=0)] = 256
+    upload_memory_mb: Count = 256
     """Uploads of a round beyond this many MiB are added up as they come, where the method allows
     it, and those that have to wait go to a memory-mapped spool."""
 

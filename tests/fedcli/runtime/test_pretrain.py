@@ -143,6 +143,12 @@ def test_a_training_that_diverges_writes_nothing(monkeypatch, tmp_path, epochs):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("place", ["none/w.safetensors", "."])
+def test_where_nothing_can_be_written_nothing_is_trained(tmp_path, place):
+    with pytest.raises(ConfigError, match="name a file in a directory that can be written"):
+        pretrain.pretrain(tiny_experiment(net=NET), [], tmp_path / place, QUICK, CPU, print)
+
+
 def test_only_hart_on_windows(monkeypatch, tmp_path):
     monkeypatch.setattr(pretrain, "load", lambda table: waves())
     with pytest.raises(ConfigError, match="hart"):

@@ -195,6 +195,16 @@ def test_states_below_a_path_that_is_no_utf8_are_not_dropped(tmp_path):
     assert [p.name for p in latin.iterdir()] == ["state-00000000.safetensors"]
 
 
+def test_files_of_other_names_are_left_alone(tmp_path):
+    states = saved(tmp_path, 0)
+    for name in ("state-backup.safetensors", "scored-old.safetensors", "state-².safetensors"):
+        (tmp_path / name).write_bytes(b"mine")
+    again = StateDirectory(tmp_path)
+    again.keep_scored(4, 4, private(1), {})
+    assert again.versions() == states.versions() == [0]
+    assert len(list(tmp_path.glob("*[dp²].safetensors"))) == 3
+
+
 def test_what_a_crash_left_is_removed(tmp_path):
     saved(tmp_path, 0)
     for name in ("session.json.tmp", ".state-00000001.safetensors.a8_x", ".personal.safetensors.q"):

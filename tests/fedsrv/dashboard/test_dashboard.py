@@ -160,6 +160,8 @@ def test_a_directory_that_is_no_run(tmp_path: Path, run: Path) -> None:
         pytest.raises(ConfigError, match=r"no page at 127\.0\.0\.1:\d+: "),
     ):
         PageServer("127.0.0.1", server.server_port, State(run))
+    with pytest.raises(ConfigError, match=r"no page at bü\.\.x:0: "):
+        PageServer("bü..x", 0, State(run))
 
 
 def test_a_damaged_run_is_one_line(tmp_path: Path) -> None:

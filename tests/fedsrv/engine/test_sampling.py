@@ -68,6 +68,7 @@ def test_rounds_without_anybody_are_left_out(trace: Path) -> None:
     ("text", "line"),
     [
         ("", r"must begin with client,from,until"),
+        ("a" * 200_000, r"is no CSV: field larger than field limit"),
         ("client,from,until\n3,0,1\n", "line 2: '3,0,1' is not a client of the run and two rounds"),
         ("client,from,until\n0,0,1\n0,5,5\n", "line 3: '0,5,5' is not"),
         ("client,from,until\n0,0\n", "line 2: '0,0' is not"),

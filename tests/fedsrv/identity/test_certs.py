@@ -16,6 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedcli.runtime import tls as client_tls
 from fedmodels.errors import ConfigError
+from fedsrv.coordinator import Listen
 from fedsrv.identity import certificates as certs
 from fedsrv.identity import tls
 
@@ -262,3 +263,34 @@ def test_a_key_that_everybody_may_read_is_warned_of(
     tls.server_credentials(cert, key, None)
     (line,) = caplog.messages
     assert line == f"--tls-key {key} can be read by every user of this machine: chmod 600 it"
+
+
+def test_what_could_not_be_written_is_not_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when the certificate is written; the key alone would stop the next try."""
+    written = certs.write_new
+
+    def full(path: Path, content: bytes, mode: int) -> None:
+        if path.suffix == ".pem":
+            raise OSError(28, "No space left on device")
+        written(path, content, mode)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(certs, "write_new", full)
+        with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+            certs.init_authority(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    certs.init_authority(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:0", "127.0.0.1:7"),
+        ("[::1]:0", "[::1]:7"),
+        ("unix:/tmp/x/s.sock", "unix:/tmp/x/s.sock"),
+    ],
+)
+def test_where_clients_reach_a_server(address: str, expected: str) -> None:
+    assert Listen(address).at(7) == expected

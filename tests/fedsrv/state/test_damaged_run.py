@@ -216,6 +216,7 @@ def test_recovery_of_what_is_no_run(tmp_path):
         recover(tmp_path / "nowhere", print)
     with pytest.raises(ArchiveError, match=r"config\.toml is needed"):
         recover(tmp_path, print)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_in_use_is_not_recovered(tmp_path):
