@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 from collections import Counter, deque
@@ -51,7 +52,9 @@ class Pace:
         if len(self._commits) < 2:
             return None
         (first, begun), (last, now) = self._commits[0], self._commits[-1]
-        return (now - begun) / (last - first) * max(of - last - 1, 0) if last > first else None
+        if last <= first or not math.isfinite(now - begun):  # a server may say anything
+            return None
+        return (now - begun) / (last - first) * max(of - last - 1, 0)
 
 
 class Narrator:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from fedmodels.errors import LinkError
+from fedmodels.printable import printable
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
 from fedsrv.identity.tls import distrust_of
@@ -55,5 +56,5 @@ def watched(
                 yield event_of(answer.event)
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED or seconds is None:
-                line = f"{error.details()} ({error.code().name})"
+                line = f"{printable(error.details() or '')} ({error.code().name})"
                 raise LinkError(f"watching {address}: {line}") from None

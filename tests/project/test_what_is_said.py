@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -154,6 +155,8 @@ def test_how_long_a_run_still_takes() -> None:
     assert pace.seconds_left(10) == 5.0 * 7
     pace.take(Event("rollback", interaction=0))
     pace.take(Event("commit", interaction=1, unix_time=111.0))
+    assert pace.seconds_left(10) is None
+    pace.take(Event("commit", interaction=2, unix_time=math.nan))
     assert pace.seconds_left(10) is None
     assert [duration(s) for s in (59, 61, 7260)] == ["59 s", "1 min 1 s", "2 h 1 min"]
 

@@ -62,6 +62,18 @@ class Columns(StrictTable):
             raise ConfigError("[data.columns] hop needs window, the number of rows of a window")
         return self
 
+    @model_validator(mode="after")
+    def _features_are_only_that(self) -> Columns:
+        others = {"label": self.label, "client": self.client, "split": self.split}
+        features = self.features or ()
+        for role, column in others.items():
+            if column in features:
+                raise ConfigError(f"[data.columns] features names {column!r}, which is the {role}")
+        for column in features:
+            if features.count(column) > 1:
+                raise ConfigError(f"[data.columns] features names {column!r} twice")
+        return self
+
 
 class Data(StrictTable):
     """``[data]``: which data set, and where it lies."""

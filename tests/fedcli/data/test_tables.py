@@ -151,6 +151,21 @@ def test_a_hop_without_a_window_is_refused() -> None:
         Columns(hop=2)
 
 
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        ({"label": "y", "features": ("a", "y")}, "features names 'y', which is the label"),
+        ({"client": "who", "features": ("who",)}, "features names 'who', which is the client"),
+        ({"split": "part", "features": ("part",)}, "features names 'part', which is the split"),
+        ({"features": ("a", "b", "a")}, "features names 'a' twice"),
+    ],
+)
+def test_a_feature_is_nothing_else(columns: dict[str, Any], line: str) -> None:
+    """A net that sees the label is always right."""
+    with pytest.raises(ConfigError, match=line):
+        Columns(**columns)
+
+
 def test_columns_of_another_data_set_are_refused() -> None:
     with pytest.raises(ConfigError, match="belongs to table and huggingface, not to digits"):
         load(Data(name="digits", columns=Columns()))

@@ -6,10 +6,12 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 import fedsrv.cli
@@ -146,6 +148,24 @@ def test_watch_follows_to_the_end(
     _, out, _ = typed(monkeypatch, capsys, "watch", address, "--json")
     kinds = [json.loads(line)["kind"] for line in out]
     assert kinds[2:5] == ["order", "failed", "commit"]
+
+
+def test_what_a_server_says_to_a_watcher_is_made_printable() -> None:
+    class Refuses(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            def watch(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+                context.abort(grpc.StatusCode.INTERNAL, "\x1b[2J\nerror: forged")
+                yield b""
+
+            return grpc.unary_stream_rpc_method_handler(watch)
+
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Refuses()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with pytest.raises(LinkError, match="error: forged") as caught:
+        list(watched(f"127.0.0.1:{port}"))
+    assert str(caught.value).isprintable()
+    server.stop(None).wait()
 
 
 def test_only_a_monitor_may_watch_over_mutual_tls(
