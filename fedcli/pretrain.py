@@ -160,7 +160,7 @@ def pretrain(
     Raises:
         ConfigError: net or data do not fit.
         DataError: a data set is missing.
-        TrainingFailed: the loss is no number any more; nothing is written.
+        TrainingFailed: the loss or a weight is not finite; nothing is written.
     """
     if out.is_dir() or not os.access(out.parent, os.W_OK):
         raise ConfigError(f"cannot write {out}: name a file in a directory that can be written")
@@ -186,10 +186,10 @@ def pretrain(
             losses.append(total / len(x))
             tell(f"epoch {epoch + 1} of {how.epochs}: loss {losses[-1]:.4f}")
             if not math.isfinite(losses[-1]):
-                raise TrainingFailed(f"the loss of epoch {epoch + 1} is none: a smaller --lr helps")
+                raise TrainingFailed(f"the loss of epoch {epoch + 1} is not finite; lower --lr")
     kept = {name: t for name, t in weights_of(net).items() if not name.startswith(FRESH)}
     if not all(tensor.isfinite().all() for tensor in kept.values()):
-        raise TrainingFailed("the weights are not finite: a smaller --lr helps")
+        raise TrainingFailed("the weights are not finite; lower --lr")
     header = {"kind": "weights", "net": experiment.net.name, "data": wanted, "epochs": how.epochs}
     save(out, Bundle(kept), header)
     return losses

@@ -64,9 +64,11 @@ def global_model(run: Path) -> TrainedModel:
 def _description(run: Path) -> ClientFile:
     """Return what client 0 said of its data."""
     path = run / "run.db"
-    quiet = "" if (run / "run.db-wal").exists() else "&immutable=1"  # a medium may be read-only
+    # Without a log beside it nobody writes; SQLite then needs no file of its own, as it would on
+    # a read-only medium.
+    alone = "" if (run / "run.db-wal").exists() else "&immutable=1"
     try:
-        place = f"{path.resolve().as_uri()}?mode=ro{quiet}"
+        place = f"{path.resolve().as_uri()}?mode=ro{alone}"
         with closing(sqlite3.connect(place, uri=True)) as db:
             row = db.execute("SELECT client_json FROM clients ORDER BY id LIMIT 1").fetchone()
         found = None if row is None else ClientFile.model_validate_json(row[0])

@@ -124,15 +124,18 @@ class Enrolment:
 
 
 def _checked(reply: rpc.JoinResponse) -> rpc.JoinResponse:
-    """Return a server's answer.
+    """Return a server's answer, once its fields are checked.
 
     Raises:
-        LinkError: its run has a name that is none, or it asks for beats at no sane interval.
+        LinkError: the id of the run is malformed, or the time between beats is out of bounds.
     """
     if not re.fullmatch(r"[\w-]{1,64}", reply.run_id, re.ASCII):
-        raise LinkError(f"the server's run has an id that is none: {printable(reply.run_id, 60)}")
+        raise LinkError(f"the server's run has a malformed id: {printable(reply.run_id, 60)}")
     if not LEAST_BETWEEN_BEATS <= reply.beat_every_s <= MOST_BETWEEN_BEATS:
-        raise LinkError(f"the server asks for a sign of life every {reply.beat_every_s:g} s")
+        raise LinkError(
+            f"the server asks for a sign of life every {reply.beat_every_s:g} s; a client takes "
+            f"{LEAST_BETWEEN_BEATS:g} to {MOST_BETWEEN_BEATS:g} s"
+        )
     return reply
 
 

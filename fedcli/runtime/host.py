@@ -216,7 +216,7 @@ class Host:
                 return
             except Exception as error:  # else the process would wait for ever for this thread
                 log.exception("orders cannot be read")
-                self._orders.put(LinkError(f"orders cannot be read: {error}"))
+                self._orders.put(LinkError(f"orders cannot be read: {printable(str(error))}"))
                 return
 
     def _abandon(self) -> None:

@@ -132,8 +132,8 @@ class StateDirectory:
 
     def _numbered(self, kind: str) -> dict[int, Path]:
         """Return the files of a kind by interaction; files of other names are somebody else's."""
-        found = ((f.stem.partition("-")[2], f) for f in self.path.glob(f"{kind}-*.safetensors"))
-        return {int(n): f for n, f in found if n.isascii() and n.isdigit() and len(n) < 20}
+        files = self.path.glob(f"{kind}-{'[0-9]' * 8}.safetensors")
+        return {int(file.stem.partition("-")[2]): file for file in files}
 
     @property
     def durable(self) -> int:

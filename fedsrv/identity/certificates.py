@@ -212,12 +212,15 @@ def _write_pair(
             if path.exists():
                 raise FileExistsError(None, None, str(path))
         write_new(key_path, key_pem, 0o600)
-        write_new(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        try:
+            write_new(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        except OSError:
+            key_path.unlink()  # alone it is of no use, and it would stop the next try
+            raise
     except FileExistsError as error:
         raise ConfigError(
             f"{error.filename} exists already and is never overwritten; move it away first"
         ) from None
     except OSError as error:
-        key_path.unlink(missing_ok=True)  # of no use alone, and in the way of the next try
         raise ConfigError(f"{directory} cannot be written: {error.strerror}") from None
     return certificate_path, key_path

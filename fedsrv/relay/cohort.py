@@ -77,7 +77,7 @@ class RelayCohort(RemoteCohort):
         """Remember what travels to and from a client that joins."""
         with self.changed:
             self._runs[client] = run
-            self._most_ahead = max(self.MOST_AHEAD, 2 * run.experiment.training.together)
+            self._most_ahead = max(self.MOST_AHEAD, 2 * run.facts.experiment.training.together)
 
     def run_of(self, client: ClientId) -> RelayedRun:
         """Return what travels to and from a client.
@@ -144,7 +144,7 @@ class RelayCohort(RemoteCohort):
 
     def _group_of(self, clients: tuple[int, ...], sample: rpc.Order, run: RelayedRun) -> Group:
         folding = Folding(clients, run.method.count, self.spool.budget)
-        deadline_s = run.experiment.server.deadline_s
+        deadline_s = run.facts.experiment.server.deadline_s
         wait_s = float("inf") if deadline_s is None else SUMS_BY * deadline_s
         now = self._clock()
         return Group(sample, clients, folding, now + self.LEASE_S, now + wait_s)
@@ -202,7 +202,7 @@ def _trip_of(batch: Batch, run: RelayedRun) -> Trip:
         batch.personal,
         run.upload_spec if trains else BundleSpec(),
         check_upload=_check,
-        compression=Compression(zstd=run.experiment.zstd),
+        compression=Compression(zstd=run.facts.experiment.zstd),
     )
 
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.resolution import experiment_of
@@ -21,38 +20,28 @@ from fedmodels.training.method import Method, RunFacts
 class RelayedRun:
     """What a run says of what travels to and from clients of one problem.
 
-    What a net is needed for is found out when the first order comes, not when a client joins: the
-    coordinator above gives no order to a client whose problem is not the run's, and such a problem
-    may be one that no memory holds a net for.
+    The specs need a net. They are made when the first order comes, not when a client joins: a
+    client may state a problem whose net no memory holds. The coordinator above gives such a client
+    no order.
     """
 
-    run: RunFacts
+    facts: RunFacts
     method: Method
 
     @cached_property
     def upload_spec(self) -> BundleSpec:
         """Return what an upload must hold."""
-        return self._compression.upload_spec(self.method.upload_spec(self.run))
+        return self._compression.upload_spec(self.method.upload_spec(self.facts))
 
     @cached_property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
         """Return what the parts of a payload must hold, by role."""
-        common, personal = self.method.payload_spec(self.run)
+        common, personal = self.method.payload_spec(self.facts)
         return {"common": self._compression.payload_spec(common), "personal": personal}
 
     @cached_property
     def _compression(self) -> Compression:
-        return Compression.of(self.method, self.run)
-
-    @property
-    def problem(self) -> Problem:
-        """Return the clients' problem."""
-        return self.run.problem
-
-    @property
-    def experiment(self) -> Experiment:
-        """Return the run's config."""
-        return self.run.experiment
+        return Compression.of(self.method, self.facts)
 
     @classmethod
     def of(cls, table: Mapping[str, Any], problem: Problem, code: Sequence[Path]) -> Self:

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedmodels.errors import LinkError, PayloadError
+from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
 from fedpb.orders import read_order
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -211,7 +211,7 @@ class Relaying:
                 self._read(self._call)
                 self._pause(PAUSE_S)  # the call ended without an error: another took its place
                 wait_s = PAUSE_S
-            except PayloadError as error:
+            except (ConfigError, PayloadError) as error:
                 self._end(LinkError(f"the coordinator above sent what does not fit: {error}"))
             except CallFailed as error:
                 wait_s = self._judge(error, joins, wait_s)

@@ -110,12 +110,12 @@ class RelayService(Service):
         """Remember what travels to and from a client, by the problem that it states."""
         problem = Problem(tuple(description.input_shape), description.num_classes)
         run = self._last
-        if run is None or run.problem != problem:
+        if run is None or run.facts.problem != problem:
             try:
                 run = RelayedRun.of(values_of(reply.experiment), problem, self.code)
             except ConfigError as error:
                 raise WrongRun(str(error)) from None
-            self._last, self.uplink.zstd = run, run.experiment.zstd
+            self._last, self.uplink.zstd = run, run.facts.experiment.zstd
         self.relay_cohort.learn(client, run)
 
     @coded

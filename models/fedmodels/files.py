@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, files that are safe on the disk, and names of none."""
+"""Files that appear whole or not at all, files that are safe on the disk, and unusable paths."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def why_path_is_no_good(error: OSError) -> str:
-    """Return a line on a path that cannot even be looked at; an empty one for any other error."""
+    """Return a line when an error says that a path cannot be opened; an empty text otherwise."""
     if error.filename is None or error.errno not in _OF_PATHS:
         return ""
     return f"{printable(str(error.filename))}: {error.strerror}"

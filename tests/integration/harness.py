@@ -297,9 +297,14 @@ def summary_of(out: Path) -> dict[str, Any]:
     return found
 
 
+def until(condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
+    """Wait until something is so that tells nobody; fail with ``what`` if it does not come."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        threading.Event().wait(0.01)
+
+
 def reached(path: Path, timeout_s: float = TIMEOUT_S) -> None:
     """Wait until a file appears."""
-    deadline = time.monotonic() + timeout_s
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} was not reached"
-        threading.Event().wait(0.01)
+    until(path.exists, f"{path.name} was not reached", timeout_s)

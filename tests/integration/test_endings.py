@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fedsrv.transport.service import SERVICE
 from fedtide.inprocess import run_in_process
 from tests.integration.conftest import Loopback, Sites, tables
-from tests.integration.harness import TIMEOUT_S, reached
+from tests.integration.harness import reached, until
 
 pytestmark = pytest.mark.loopback
 
@@ -89,10 +88,7 @@ def test_a_client_that_is_stopped_leaves_with_a_line(loopback: Sites) -> None:
     run = loopback(EXPERIMENT)
     server = run.serve()
     client = run.join("0-1")
-    deadline = time.monotonic() + TIMEOUT_S
-    while "waiting for orders" not in client.output():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: "waiting for orders" in client.output(), "it waits for no orders")
     os.kill(client.pid, signal.SIGTERM)
     for name in ("0", "1"):
         assert server.wait_kind("left", client=name)["detail"] == {"reason": "stopped"}

@@ -30,6 +30,7 @@ from tests.integration.harness import (
     environment,
     reached,
     summary_of,
+    until,
     write_config,
 )
 
@@ -301,22 +302,18 @@ def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path)
     reached(steer / "aggregate-3.reached")
     page = re.search(r"live page: (http://127\.0\.0\.1:\d+/)", run.log("server"))
     assert page
-    deadline = time.monotonic() + TIMEOUT_S / 2
-    while True:
+
+    def client_1_waits() -> bool:
         with urllib.request.urlopen(page[1] + "state.json", timeout=10) as answer:
             state = json.load(answer)
         assert (state["interactions"], state["finished"]) == (3, False)
-        if {client["id"]: client["phase"] for client in state["clients"]}["1"] == "waits":
-            break
-        assert time.monotonic() < deadline, state
-        time.sleep(0.02)
+        return {client["id"]: client["phase"] for client in state["clients"]}["1"] == "waits"
+
+    until(client_1_waits, "the page does not tell that client 1 waits")
     family = run.family()
     server = next(p for p in family if p.name() == "fedsrv serve")
     run.process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + TIMEOUT_S / 2
-    while "stopping: clients have" not in (said := run.log("server")):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.02)
+    until(lambda: "stopping: clients have" in run.log("server"), "it does not stop")
     server.kill()  # it hangs in the method: what a supervisor does when its patience is over
     status, output = run.end()
     assert status == 128 + signal.SIGTERM, output

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -33,7 +32,7 @@ from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool
-from tests.integration.harness import environment
+from tests.integration.harness import environment, until
 
 pytestmark = pytest.mark.loopback
 
@@ -81,8 +80,7 @@ class Served:
         order = rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id="0", interaction=0)
         trip = Trip({0: order}, Bundle(), spec=BundleSpec.of(UPLOAD))
         future = self.engine.submit(self.cohort.exchange, trip)
-        while self.cohort._trips.current is None and not future.done():
-            time.sleep(0.001)
+        until(lambda: self.cohort._trips.current, "the trip did not open")
         return future
 
     def pull(self) -> rpc.Order:

@@ -16,7 +16,7 @@ import torch
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedmodels.errors import FedtideError
-from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Problem
 from fedmodels.training.method import RunFacts
 from fedpb.codec import encode
 from fedpb.tables import table_of
@@ -72,7 +72,7 @@ def lied_to(digits: Path, tmp_path: Path) -> Iterator[Any]:
     """Return what runs a client whose server tells lies, and returns the server."""
     servers: list[tuple[grpc.Server, Liar]] = []
 
-    def run(**lies: dict[str, Any]) -> Liar:
+    def run(client: ClientId = 0, **lies: dict[str, Any]) -> Liar:
         liar = Liar(lies.get("joined", {}), lies.get("order", {}))
         server = grpc.server(ThreadPoolExecutor(4))
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(liar, server)
@@ -80,7 +80,7 @@ def lied_to(digits: Path, tmp_path: Path) -> Iterator[Any]:
         server.start()
         servers.append((server, liar))
         states = tmp_path / "states"
-        Host([0], Link(address), digits, states, torch.device("cpu")).run()
+        Host([client], Link(address), digits, states, torch.device("cpu")).run()
         return liar
 
     yield run
@@ -105,6 +105,11 @@ def test_an_order_for_somebody_else_ends_the_process_with_a_line(
     assert not (tmp_path / "states" / "1").exists(), "client 1 was not offered"
 
 
+def test_an_evaluator_that_is_told_to_train_does_not(lied_to: Any) -> None:
+    liar = lied_to(client=EVALUATOR, order={"client_id": EVALUATOR})
+    assert liar.failure == "the evaluator has no private state to train with"
+
+
 @pytest.mark.parametrize("kind", [rpc.ORDER_KIND_UNSPECIFIED, 99])
 def test_an_order_of_an_unknown_kind_is_not_done(kind: int, lied_to: Any, tmp_path: Path) -> None:
     assert lied_to(order={"kind": kind}).failure == f"an order of an unknown kind, {kind}"
@@ -112,14 +117,14 @@ def test_an_order_of_an_unknown_kind_is_not_done(kind: int, lied_to: Any, tmp_pa
 
 
 @pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0, 0.0])
-def test_signs_of_life_at_no_interval_are_refused(seconds: float, lied_to: Any) -> None:
+def test_signs_of_life_at_an_absurd_interval_are_refused(seconds: float, lied_to: Any) -> None:
     with pytest.raises(FedtideError, match="the server asks for a sign of life every"):
         lied_to(joined={"beat_every_s": seconds})
 
 
 @pytest.mark.parametrize("run_id", ["", "\x1b[2J\nclient 0 has finished", "a" * 65])
-def test_a_run_whose_id_is_none_is_not_joined(run_id: str, lied_to: Any, tmp_path: Path) -> None:
-    with pytest.raises(FedtideError, match="the server's run has an id that is none: ") as caught:
+def test_a_run_with_a_malformed_id_is_not_joined(run_id: str, lied_to: Any, tmp_path: Path) -> None:
+    with pytest.raises(FedtideError, match="the server's run has a malformed id: ") as caught:
         lied_to(joined={"run_id": run_id})
     assert str(caught.value).isprintable()
 

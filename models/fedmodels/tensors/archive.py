@@ -139,7 +139,7 @@ def load_named(
 
 
 def _read(source: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the facts of a file and its tensors; raise one of ``_UNUSABLE`` for a strange file."""
+    """Return the facts of a file and its tensors; raise one of ``_UNUSABLE`` or ``_UNREAD``."""
     try:
         str(source).encode()
     except UnicodeEncodeError:  # safetensors refuses it

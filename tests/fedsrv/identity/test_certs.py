@@ -284,6 +284,21 @@ def test_what_could_not_be_written_is_not_in_the_way(
     certs.init_authority(tmp_path)
 
 
+def test_an_authority_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory cannot be looked at any more: no key that is there is removed."""
+    _, key = certs.init_authority(tmp_path)
+    before = key.read_bytes()
+
+    def fails(*args: object, **options: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "mkdir", fails)
+        with pytest.raises(ConfigError, match="cannot be written: Input/output error"):
+            certs.init_authority(tmp_path)
+    assert key.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("address", "expected"),
     [

@@ -344,6 +344,17 @@ def test_a_problem_that_no_memory_holds_costs_nothing_until_an_order_comes():
     """The coordinator above gives none to a client whose problem is not the run's."""
     table = tiny_experiment(net={"name": "mlp", "hidden": [200_000]}).to_dict()
     run = RelayedRun.of(table, Problem((2**24,), 100_000), ())
-    assert run.problem.num_classes == 100_000
+    assert run.facts.problem.num_classes == 100_000
     with pytest.raises(ConfigError, match="cannot be built"):
         _ = run.payload_spec
+
+
+def test_a_net_that_cannot_be_built_ends_the_relay_with_a_line(world, monkeypatch, caplog):
+    def cannot(call):
+        raise ConfigError("[net] cannot be built")
+
+    world.above.pull = lambda request: None
+    monkeypatch.setattr(world.relaying, "_read", cannot)
+    world.relaying._pull_forever()
+    assert str(world.relaying._ended).endswith("sent what does not fit: [net] cannot be built")
+    assert "Traceback" not in caplog.text

@@ -194,7 +194,7 @@ def test_clients_that_wait_are_told_at_once(world):
         begun = time.monotonic()
         future = world.exchange(trip_to(0, 1, 2))
         orders = [p.result(30) for p in pulls]
-        assert time.monotonic() - begun < 10, "a Pull ends after 30 s"
+        assert time.monotonic() - begun < 2
     assert [o.client_id for o in orders] == ["0", "1", "2"]
     for client, order in enumerate(orders):
         assert world.push(client, order) is True
