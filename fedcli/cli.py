@@ -249,7 +249,7 @@ def pretrain(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the pooled windows.")] = 200,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows of one step.")] = 128,
-    lr: Annotated[float, typer.Option(min=1e-9, help="Learning rate of Adam.")] = 3e-4,
+    lr: Annotated[float, typer.Option(min=1e-9, max=1.0, help="Learning rate of Adam.")] = 3e-4,
     mask: Annotated[float, typer.Option(help="Share of the tokens that are hidden.")] = 0.6,
     device: Device = "auto",
     sets: Annotated[
