@@ -2,6 +2,10 @@ r"""Keep what studies came to, and render the tables of ``docs/results/`` from i
 
     python -m benchmarks.records                                        # every page anew
     python -m benchmarks.records benchmarks/studies/gldp.toml runs/gldp # keep a study's runs first
+    python -m benchmarks.records --add benchmarks/studies/gldp.toml runs/gldp
+
+A study's long rows may run on several machines. With ``--add`` its record keeps the runs that the
+directory does not have.
 
 A record is ``benchmarks/records/STUDY.json`` (:mod:`fedsrv.sweep.record`): figures by row, seed and
 length, and the versions and commit of each run. A page holds tables between two marks,
@@ -25,6 +29,7 @@ from pathlib import Path
 
 from benchmarks.measured import page as measured_page
 from fedmodels.errors import FedtideError
+from fedsrv.sweep.figures import Figures
 from fedsrv.sweep.pictures import draw
 from fedsrv.sweep.plan import Sweep, plan
 from fedsrv.sweep.record import outcome_of, read_record, to_json
@@ -43,12 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("study", type=Path, nargs="?", help="a TOML file of benchmarks/studies")
     parser.add_argument("runs", type=Path, nargs="?", help="the directory of its runs")
+    parser.add_argument("--add", action="store_true", help="beside the runs in the record")
     options = parser.parse_args(arguments)
     if options.study and not options.runs:
         parser.error("a study needs the directory of its runs")
     try:
         if options.study:
-            print(f"kept {keep(options.study, options.runs)}")
+            print(f"kept {keep(options.study, options.runs, add=options.add)}")
         for path in sorted(PAGES.glob("*.md")):
             path.write_text(rendered(path.read_text()))
         for record in sorted(RECORDS.glob("*.json")):
@@ -59,23 +65,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def keep(study: Path, runs: Path) -> Path:
+def keep(study: Path, runs: Path, *, add: bool = False) -> Path:
     """Write the record of a study's finished runs; return its file.
 
     Rows without a finished run are left out.
 
+    Args:
+        study: its TOML file.
+        runs: the directory of its runs.
+        add: keep the recorded runs that the directory does not have, too.
+
     Raises:
-        ConfigError: the study cannot be read.
+        ConfigError: the study, or the record to add to, cannot be read.
     """
     sweep = Sweep.read(study)
     planned = plan(sweep, runs, list(sweep.methods), sweep.seeds)
     outcome = outcome_of(sweep, planned, len(sweep.seeds))
+    file = RECORDS / f"{study.stem}.json"
+    if add:
+        outcome = replace(outcome, runs=_with_recorded(outcome, read_record(file)))
     found = {run.cell for run in outcome.runs}
     cells = [cell for cell in outcome.cells if cell in found]
-    file = RECORDS / f"{study.stem}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(to_json(replace(outcome, cells=cells)))
     return file
+
+
+def _with_recorded(outcome: Outcome, recorded: Outcome) -> list[Figures]:
+    """Return the runs of both in the order of the study's cells; of equal ones ``outcome``'s."""
+    runs = {(run.cell, run.seed): run for run in [*recorded.runs, *outcome.runs]}
+    places = {cell: place for place, cell in enumerate(outcome.cells)}
+    kept = [run for run in runs.values() if run.cell in places]
+    return sorted(kept, key=lambda run: (places[run.cell], run.seed))
 
 
 def rendered(text: str) -> str:

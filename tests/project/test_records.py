@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,28 @@ def test_a_typed_number_does_not_stay() -> None:
     assert records.rendered("a page without marks | 1 |") == "a page without marks | 1 |"
     with pytest.raises(ConfigError, match=r"nobody.json is no record"):
         records.rendered(f"<!-- record: nobody -->\n{records.END}\n")
+
+
+def test_runs_of_another_machine_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = records.ROOT / "benchmarks" / "studies" / "fedmlp-readings.toml"
+    recorded = read_record(records.RECORDS / "fedmlp-readings.json")
+    monkeypatch.setattr(records, "RECORDS", tmp_path)
+    file = tmp_path / "fedmlp-readings.json"
+    old = replace(recorded, runs=[run for run in recorded.runs if run.seed == 0])
+    new = [replace(run, values={"made": 1.0}) for run in recorded.runs if run.cell.row == "FedMLP"]
+    monkeypatch.setattr(records, "outcome_of", lambda *_: replace(recorded, runs=new))
+
+    file.write_text(to_json(old))
+    records.keep(study, tmp_path, add=True)
+    both = read_record(file)
+    assert [(run.cell.row, run.seed) for run in both.runs[:4]] == [
+        ("FedMLP", 0), ("FedMLP", 1), ("FedMLP", 2), ("KL(c, z)", 0)
+    ]  # fmt: skip
+    assert [dict(run.values) == {"made": 1.0} for run in both.runs[:4]] == [True] * 3 + [False]
+    assert both.cells == recorded.cells
+
+    records.keep(study, tmp_path)
+    assert [run.cell.row for run in read_record(file).runs] == ["FedMLP"] * 3
 
 
 @pytest.mark.parametrize(
