@@ -10,12 +10,12 @@ import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmodels.errors import ConfigError, FedtideError
-from fedmodels.files import why_path_is_no_good
+from fedmodels.commands import run_command
+from fedmodels.errors import ConfigError
 from fedmodels.log_lines import LogLevel, set_up_logging
 
 if TYPE_CHECKING:
@@ -83,29 +83,7 @@ def of_all(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake is one line, never a traceback."""
-    try:
-        app(arguments)
-    except FedtideError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if not (why := why_path_is_no_good(error)):
-            raise
-        typer.echo(f"error: {why}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        _interrupted()
-    except SystemExit as ended:
-        if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
-            _interrupted()
-        raise
-
-
-def _interrupted() -> NoReturn:
-    """Say that Ctrl-C ended the command; another one does not disturb its last steps."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    typer.echo("stopped", err=True)
-    sys.exit(130)
+    run_command(app, arguments)
 
 
 @app.command()

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmodels.errors import FedtideError, Interrupted, RunStopped
-from fedmodels.files import why_path_is_no_good
+from fedmodels.commands import run_command
+from fedmodels.errors import FedtideError, Interrupted
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedsrv.catalogue_commands import methods, metrics
 from fedsrv.certs_commands import certs_app
@@ -85,32 +84,7 @@ def of_all(
 
 def main() -> None:
     """Run the command; a user's mistake is one line, never a traceback."""
-    try:
-        app()
-    except RunStopped as stopped:
-        typer.echo(str(stopped), err=True)
-        sys.exit(stopped.exit_code)
-    except FedtideError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if not (why := why_path_is_no_good(error)):
-            raise
-        typer.echo(f"error: {why}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        _interrupted()
-    except SystemExit as ended:
-        if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
-            _interrupted()
-        raise
-
-
-def _interrupted() -> NoReturn:
-    """Say that Ctrl-C ended the command; another one does not disturb its last steps."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    typer.echo("stopped", err=True)
-    sys.exit(130)
+    run_command(app)
 
 
 def set_up(level: LogLevel, *, as_json: bool = False) -> None:

@@ -75,7 +75,7 @@ ROOMS = {
         "trial", "case", "testing",
     ),
     "fedmodels": (
-        "errors", "printable", "log_lines", "files", "own_code", "tensors", "data_description",
+        "errors", "printable", "log_lines", "files", "commands", "own_code", "tensors", "data_description",
         "numerics", "config", "nets",
         "training", "techniques", "methods", "resolution",
     ),

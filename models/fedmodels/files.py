@@ -12,6 +12,7 @@ from pathlib import Path
 from fedmodels.printable import printable
 
 _OF_PATHS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 LEFTOVER = ".*.tmp"
 """Glob pattern of what a crash in the middle of :func:`replacing` leaves."""
 
@@ -83,8 +84,12 @@ def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
         raise
 
 
-def why_path_is_no_good(error: OSError) -> str:
-    """Return a line when an error says that a path cannot be opened; an empty text otherwise."""
-    if error.filename is None or error.errno not in _OF_PATHS:
-        return ""
-    return f"{printable(str(error.filename))}: {error.strerror}"
+def why_file_is_no_good(error: OSError) -> str:
+    """Return a line when an error says that a path cannot be opened, or that a disk is full.
+
+    It is an empty text for any other error. Where the system names no file, standard output may be
+    meant.
+    """
+    if error.filename is not None and error.errno in (*_OF_PATHS, *_FULL):
+        return f"{printable(str(error.filename))}: {error.strerror}"
+    return f"cannot write output: {error.strerror}" if error.errno in _FULL else ""

@@ -88,6 +88,19 @@ def test_mistakes_are_one_line(
     assert Path("there.toml").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    "words", [["fedsrv", "metrics"], ["fedsrv", "--help"], ["fedcli", "data"]], ids=" ".join
+)
+def test_a_full_disk_behind_standard_output_is_one_line(words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        found = subprocess.run(
+            [sys.executable, "-m", *words], stdout=full, stderr=subprocess.PIPE, text=True,
+            timeout=180,
+        )  # fmt: skip
+    line = "error: cannot write output: No space left on device\n"
+    assert (found.returncode, found.stderr) == (2, line)
+
+
 @pytest.mark.parametrize("package", ["fedsrv", "fedcli", "fedtide"])
 def test_windows_gets_one_line(package: str) -> None:
     script = f"import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; import {package}"

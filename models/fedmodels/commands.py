@@ -1,0 +1,58 @@
+"""How a command ends: a user's mistake is one line on standard error, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from fedmodels.errors import FedtideError, RunStopped
+from fedmodels.files import why_file_is_no_good
+
+
+def run_command(app: Callable[..., object], arguments: Sequence[str] | None = None) -> None:
+    """Run a command line's app; where it fails, say why in one line and end the process.
+
+    Args:
+        app: a Typer app.
+        arguments: those of the process unless given.
+    """
+    try:
+        app(arguments)
+    except RunStopped as stopped:
+        _end(str(stopped), stopped.exit_code)
+    except FedtideError as error:
+        _end(f"error: {error}", error.exit_code)
+    except OSError as error:
+        if not (why := why_file_is_no_good(error)):
+            raise
+        _end(f"error: {why}", 2)
+    except KeyboardInterrupt:
+        _interrupted()
+    except SystemExit as ended:
+        if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
+            _interrupted()
+        raise
+
+
+def _interrupted() -> NoReturn:
+    """Say that Ctrl-C ended the command; another one does not disturb its last steps."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end("stopped", 130)
+
+
+def _end(line: str, exit_code: int) -> NoReturn:
+    print(line, file=sys.stderr)
+    _drop_unwritten_output()
+    sys.exit(exit_code)
+
+
+def _drop_unwritten_output() -> None:
+    """Write standard output, or nowhere if that fails: the interpreter's end would fail again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
