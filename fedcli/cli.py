@@ -261,6 +261,8 @@ def predict(
     from fedmodels.nets.trained import TrainedModel
 
     model = TrainedModel.load(personal_file(run, client))
+    if caveat := model.facts.caveat():
+        typer.echo(f"note: {caveat}", err=True)
     for one in predictions(model, inputs, top):
         fact = {"input": one.source, "classes": dict(one.classes)}
         typer.echo(json.dumps(fact) if as_json else str(one))

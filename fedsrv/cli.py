@@ -321,8 +321,11 @@ def export(
 
     name = "model" if client is None else f"model-{client}"
     place = out or run / f"{name}{KINDS.get(to, ('',))[0]}"
-    write(global_model(run) if client is None else personal_model(run, client), to, place)
+    model = global_model(run) if client is None else personal_model(run, client)
+    write(model, to, place)
     typer.echo(f"written to {place}")
+    if caveat := model.facts.caveat():
+        typer.echo(f"note: {caveat}", err=True)
 
 
 @app.command()

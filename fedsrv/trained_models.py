@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from fedmodels.data_description import ClientFile
 from fedmodels.errors import ArchiveError, DataError, RunFailed
+from fedmodels.methods import make
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import load_named
@@ -35,16 +36,17 @@ def global_model(run: Path) -> TrainedModel:
     """Return everybody's model after the last round; inputs as client 0 normalises them.
 
     Raises:
-        ArchiveError: the method keeps a part of its net private, or no state is there.
+        ArchiveError: the method has no global model, or no state is there.
     """
     files = sorted((run / "server").glob("state-*.safetensors"))
     record = read_run(run)
     if not files:
         raise ArchiveError(f"{run} holds no committed state of the server")
-    experiment, described = (
-        experiment_of(record.config, str(run / "config.toml")),
-        _description(run),
-    )
+    experiment = experiment_of(record.config, str(run / "config.toml"))
+    table, described = experiment.method, _description(run)
+    method = make(table.name, **table.hyper_parameters())
+    if "global" not in method.views:
+        raise ArchiveError(f"{table.name} has no global model here: export a client's (--client)")
     facts = ModelFacts(
         experiment.net.name,
         experiment.net.options(),
@@ -57,8 +59,10 @@ def global_model(run: Path) -> TrainedModel:
         experiment.method.name,
         "global",
         record.rounds - 1,
+        method.rules[0],
     )
-    return TrainedModel(facts, load_named(files[-1])[0]["common"].weights)
+    common = load_named(files[-1])[0]["common"]
+    return TrainedModel(facts, method.global_weights(common))
 
 
 def _description(run: Path) -> ClientFile:

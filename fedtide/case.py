@@ -103,3 +103,12 @@ def bytes_of(*bundles: Bundle) -> list[dict[str, bytes]]:
 def states_of(state: ServerState) -> list[dict[str, bytes]]:
     """Return the bytes of a server's state."""
     return bytes_of(*(bundle for _, bundle in state.named()))
+
+
+def newest_states(root: Path) -> dict[str, bytes]:
+    """Return the newest private state of each client."""
+    return {
+        directory.name: max(directory.glob("state-*.safetensors")).read_bytes()
+        for directory in root.iterdir()
+        if list(directory.glob("state-*.safetensors"))
+    }

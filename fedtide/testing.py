@@ -25,6 +25,7 @@ import torch
 
 from fedmodels.methods import _CLASSES, make, method_class
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import weights_of
 from fedmodels.tensors.archive import load, load_named, save, save_named
 from fedmodels.tensors.bundle import (
     Bundle,
@@ -41,8 +42,9 @@ from fedmodels.training.method import (
     Output,
     RunFacts,
 )
+from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedtide.case import Case, bytes_of, states_of
+from fedtide.case import Case, bytes_of, newest_states, states_of
 from fedtide.inprocess import run_in_process, transported
 from fedtide.trial import (
     TABLES,
@@ -192,15 +194,6 @@ def who_is_not_selected_keeps_its_state(case: Case) -> None:
             assert client == trains or later[client] == states[client], client
 
 
-def newest_states(root: Path) -> dict[str, bytes]:
-    """Return the newest private state of each client."""
-    return {
-        directory.name: max(directory.glob("state-*.safetensors")).read_bytes()
-        for directory in root.iterdir()
-        if list(directory.glob("state-*.safetensors"))
-    }
-
-
 # --- one interaction ------------------------------------------------------------------------------
 
 
@@ -276,6 +269,22 @@ def loss_leaves_inputs_alone(case: Case) -> None:
 
 def _parameters(ctx: ClientContext) -> Weights:
     return {key: p.detach() for key, p in ctx.net.named_parameters()}
+
+
+@check
+def the_exported_global_model_is_the_scored_one(case: Case) -> None:
+    """``global_weights`` names what ``load_global`` loads."""
+    made, ctx = case.trained(), context_of(case.experiment(), case.data)
+    if "global" not in made.method.views:
+        return
+    server = server_context(made.run, 0, (0, 1))
+    state = made.after(server)
+    common, own = made.method.evaluation(server, state)
+    made.method.load_global(ctx, merged({"common": common, "personal": own.get(0, Bundle())}))
+    exported = made.method.global_weights(state.common)
+    loaded = weights_of(ctx.net)
+    for name in exported.keys() & loaded.keys():  # a net that lacks some is refused
+        assert torch.equal(exported[name], loaded[name]), name
 
 
 @check

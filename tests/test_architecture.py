@@ -75,9 +75,9 @@ ROOMS = {
         "trial", "case", "testing",
     ),
     "fedmodels": (
-        "errors", "printable", "log_lines", "files", "commands", "own_code", "tensors", "data_description",
-        "numerics", "config", "nets",
-        "training", "techniques", "methods", "resolution",
+        "errors", "printable", "log_lines", "files", "commands", "own_code", "tensors",
+        "data_description", "numerics", "config", "nets", "training", "techniques", "methods",
+        "resolution",
     ),
     "fedpb": (
         "", "v1", "pem", "handshakes", "channels", "tables", "descriptions", "zstd", "frames",

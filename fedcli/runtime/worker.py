@@ -273,8 +273,12 @@ class Worker:
             return Result(order, Bundle(), rpc.Report())
         payload, ctx = self.compression.received(payload), self._context(order)
         state = self._state(order)
-        ctx.view = "after_downlink"
-        self.method.load(ctx, payload, state)
+        if self.method.local_view == "global":
+            ctx.view = "global"
+            self.method.load_global(ctx, payload)
+        else:
+            ctx.view = "after_downlink"
+            self.method.load(ctx, payload, state)
         held = Bundle(weights=weights_of(self.net)), header_of(self._facts(order, ctx.view))
         self.states.save_personal(*(self._scored(order.base) or held))
         line = f": the run is over; its model is in {self.states.path}"
@@ -315,7 +319,7 @@ class Worker:
         file, net = self.data.file, self.experiment.net
         return ModelFacts(
             net.name, net.options(), file.input_shape, file.num_classes, file.scale, file.mean,
-            file.std, file.class_names, self.method.name, view, order.round,
+            file.std, file.class_names, self.method.name, view, order.round, self.method.rules[0],
         )  # fmt: skip
 
     def _draw(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:

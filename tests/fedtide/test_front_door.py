@@ -79,7 +79,7 @@ def test_a_personal_model_is_the_one_the_client_stored(done: fedtide.Run) -> Non
 
 
 def test_private_parts_make_no_global_model(done: fedtide.Run) -> None:
-    with pytest.raises(ArchiveError, match="fedper has no such model: tensor 'head/"):
+    with pytest.raises(ArchiveError, match="fedper has no global model here: export a client's"):
         done.global_model()
 
 

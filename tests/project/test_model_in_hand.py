@@ -19,6 +19,7 @@ import fedsrv.cli
 import fedtide
 from fedmodels.nets import make_net
 from fedmodels.nets.trained import ModelFacts, TrainedModel
+from fedmodels.tensors.archive import load_named
 from fedsrv.export import DESCRIPTION, export
 
 TINY = {
@@ -204,6 +205,37 @@ def test_an_exported_model_says_the_same_of_raw_inputs(
     assert facts["method"] == "fedavg"
     assert facts["scale"] == 16.0
     assert facts["view"] == model.facts.view
+
+
+def test_creff_is_kept_with_the_head_that_was_scored(tmp_path: Path) -> None:
+    quick = {"name": "creff", "match_steps": 2, "crt_epochs": 2}
+    run = fedtide.run({**TINY, "method": quick}, backend="inprocess", out=tmp_path / "run")
+    state = sorted((run.path / "server").glob("state-*.safetensors"))[-1]
+    weights = load_named(state)[0]["common"].weights
+    assert not torch.equal(weights["retrained/weight"], weights["head/weight"])
+    for model in (run.global_model(), run.personal_model(0)):
+        assert torch.equal(model.net.tensors()["head/weight"], weights["retrained/weight"])
+        assert model.facts.view == "global"
+
+
+def test_a_net_that_is_not_all_that_was_scored_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    run = fedtide.run({**TINY, "method": {"name": "gldp"}}, backend="inprocess", out=out)
+    np.save(tmp_path / "one.npy", run.example(0).numpy()[0])
+    ask = ["predict", "--run", out, "--client", 0, tmp_path / "one.npy"]
+    write = ["export", "--run", out, "--client", 0, "--to", "safetensors"]
+    for module, words in ((fedcli.cli, ask), (fedsrv.cli, write)):
+        status, _, errors = typed(monkeypatch, capsys, module, *words)
+        assert status == 0
+        assert errors == [
+            "note: gldp is scored by its rule 'gldp_gp', which needs more than this net; the net "
+            "predicts with its classifier, and may be less accurate"
+        ]
+    status, _, errors = typed(monkeypatch, capsys, fedsrv.cli, *write[:3], *write[5:])
+    assert (status, len(errors)) == (1, 1)
+    assert "gldp has no such model: tensor 'head/bias' is private, or" in errors[0]
 
 
 def read(kind: str, path: Path, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, object]]:

@@ -75,6 +75,10 @@ class Apfl(FedAvg):
     def views(self) -> tuple[str, ...]:
         return ("global", "after_local", "after_downlink")
 
+    @property
+    def rules(self) -> tuple[str, ...]:
+        return ("mixture",) if self.mix == "logits" else super().rules
+
     def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"alpha"})
 
@@ -142,8 +146,8 @@ class Apfl(FedAvg):
     ) -> Mapping[str, Tensor]:
         own = restored(state.weights)
         if self.mix == "params" or ctx.view == "global" or not own:
-            return {"classifier": ctx.net(x)}
+            return {self.rules[0]: ctx.net(x)}
         alpha = state.scalars["alpha"]
         v = {k.replace("/", ".", 1): t.to(x.device) for k, t in own.items()}
         logits: Tensor = functional_call(ctx.net, v, (x,))
-        return {"classifier": alpha * logits + (1 - alpha) * ctx.net(x)}
+        return {"mixture": alpha * logits + (1 - alpha) * ctx.net(x)}

@@ -197,9 +197,9 @@ class CReFF(FedAvg):
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         load_weights(ctx.net, _net_weights(payload))
 
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        heads = {old: payload.weights[new] for new, old in zip(RETRAINED, HEAD, strict=True)}
-        load_weights(ctx.net, {**_net_weights(payload), **heads})
+    def global_weights(self, common: Bundle) -> Weights:
+        heads = {old: common.weights[new] for new, old in zip(RETRAINED, HEAD, strict=True)}
+        return {**_net_weights(common), **heads}
 
     @torch.no_grad()
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Prototypes:

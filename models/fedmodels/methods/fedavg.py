@@ -119,7 +119,7 @@ class FedAvg(Method):
         load_weights(ctx.net, {**payload.weights, **own} if own else payload.weights)
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, payload.weights)
+        load_weights(ctx.net, self.global_weights(payload))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
         return None

@@ -58,6 +58,10 @@ class FedEM(FedAvg):
     def views(self) -> tuple[str, ...]:
         return ("after_downlink",)  # a mixture has no single net
 
+    @property
+    def rules(self) -> tuple[str, ...]:
+        return ("mixture",)  # of all learners
+
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
@@ -142,7 +146,7 @@ class FedEM(FedAvg):
         pi = self._mixture(ctx, payload, state).tolist()
         parts = [_logits(ctx, w, x).softmax(1) for w in self._learners(payload)]
         mixture = torch.stack([p * part for p, part in zip(pi, parts, strict=True)]).sum(0)
-        return {"classifier": mixture.clamp_min(1e-30).log()}  # logs, for the loss
+        return {"mixture": mixture.clamp_min(1e-30).log()}  # logs, for the loss
 
 
 def responsibilities(losses: Tensor, pi: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from fedmodels.techniques import collaboration, server_replay
 from fedmodels.techniques.class_replay import ClassReplay, Rehearsal, published
 from fedmodels.techniques.mixing import Mixer, find_all
 from fedmodels.tensors.announced import Announced
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Histogram
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Histogram, Weights
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.loop import run_phases
@@ -186,8 +186,8 @@ class PFedGRP(GenerativeReplay):
         else:
             self.load_global(ctx, payload)
 
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, without(payload.weights, PERSONAL))
+    def global_weights(self, common: Bundle) -> Weights:
+        return without(common.weights, PERSONAL)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Rehearsal:
         refs = super().prepare(ctx, payload, state)  # ctx.net holds C_{g,i} of the last round

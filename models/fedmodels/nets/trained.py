@@ -41,6 +41,17 @@ class ModelFacts:
     method: str = ""
     view: str = ""
     round: int = -1
+    rule: str = "classifier"
+    """The rule of prediction that the method is scored by; the net here has a classifier alone."""
+
+    def caveat(self) -> str:
+        """Return a line where the method is scored by more than this net; empty text otherwise."""
+        if self.rule == "classifier":
+            return ""
+        return (
+            f"{self.method} is scored by its rule {self.rule!r}, which needs more than this net; "
+            "the net predicts with its classifier, and may be less accurate"
+        )
 
     @classmethod
     def parse(cls, text: str, where: str) -> ModelFacts:
@@ -82,7 +93,8 @@ class TrainedModel(nn.Module):
         missing = sorted(wanted.keys() - weights.keys())
         if missing:
             raise ArchiveError(
-                f"{facts.method or facts.net} has no such model: tensor {missing[0]!r} is private"
+                f"{facts.method or facts.net} has no such model: tensor {missing[0]!r} is private, "
+                "or travels apart from the weights"
             )
         load_weights(self.net, {key: weights[key] for key in wanted})
         axis = 0 if len(shape) == 3 else len(shape) - 1

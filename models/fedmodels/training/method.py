@@ -34,11 +34,6 @@ TRAINING = ("fit", "loss", "after_step")
 """The functions of a method that say how a client's steps go."""
 
 
-def _secret_of_its_own() -> Callable[[], Secret]:
-    """Return a function that draws a fresh secret once, and returns it at every call."""
-    return cache(Secret.fresh)
-
-
 @dataclass(frozen=True)
 class ServerState:
     """Everything the server half remembers from one interaction to the next."""
@@ -131,7 +126,7 @@ class ClientContext(Located):
     """The method's own numbers for the run's records; any function may add some."""
     view: str = ""
     """Which of the method's views is being loaded and scored; empty while it trains."""
-    secret: Callable[[], Secret] = field(default_factory=_secret_of_its_own)
+    secret: Callable[[], Secret] = field(default_factory=lambda: cache(Secret.fresh))
     """Returns the client's secret; a worker keeps it in its state directory."""
 
     def seed(self, purpose: str) -> int:
@@ -341,6 +336,10 @@ class Method(ABC):
     @abstractmethod
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         """Load the global model into ``ctx.net``."""
+
+    def global_weights(self, common: Bundle) -> Weights:
+        """Return the global model's weights, of what the server has in common for all clients."""
+        return common.weights
 
     @abstractmethod
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:

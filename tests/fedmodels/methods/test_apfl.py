@@ -131,7 +131,7 @@ def test_one_step_by_hand(mix):
     assert result.state.scalars["alpha"] == pytest.approx(0.5 + q, abs=1e-6)
     assert result.upload.weights["head/weight"].flatten().tolist() == [0.5, -0.5]
     ctx.view = "after_local"
-    logits = method.predict(ctx, payload, result.state, torch.tensor([[1.0]]))["classifier"]
+    logits = method.predict(ctx, payload, result.state, torch.tensor([[1.0]]))[method.rules[0]]
     alpha = 0.5 + q
     expected = alpha * (1 + q / 2) + (1 - alpha) * 0.5
     assert logits[0].tolist() == pytest.approx([expected, -expected], abs=1e-6)

@@ -116,7 +116,7 @@ def test_predictions_mix_probabilities(digits):
     x = ctx.stream.train(0)[0][:5]
     ctx.net.eval()
     with torch.no_grad():
-        scores = method.predict(ctx, payload, Bundle(weights={"pi": pi}), x)["classifier"]
+        scores = method.predict(ctx, payload, Bundle(weights={"pi": pi}), x)["mixture"]
     expected = torch.zeros(5, 10)
     for m, learner in enumerate(method._learners(payload)):
         load_weights(ctx.net, learner)
@@ -134,9 +134,9 @@ def test_the_mixture_may_be_estimated_anew_under_the_learners_received(digits):
     expected = responsibilities(losses_of(ctx, method._learners(payload), x, y), pi).mean(0)
     assert not torch.allclose(expected, pi, atol=1e-3)
     with torch.no_grad():
-        found = anew.predict(ctx, payload, state, x[:5])["classifier"]
+        found = anew.predict(ctx, payload, state, x[:5])["mixture"]
         by_hand = method.predict(ctx, payload, Bundle(weights={"pi": expected}), x[:5])
-    torch.testing.assert_close(found, by_hand["classifier"])
+    torch.testing.assert_close(found, by_hand["mixture"])
     ctx.view = ""  # training begins from the pi that was kept: its E step comes once
     assert torch.equal(anew._mixture(ctx, payload, state), pi)
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.split import load_weights
 from fedmodels.techniques.continual import announced
-from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.roles import without
 from fedmodels.training.method import ClientContext, ServerContext, ServerState
 
@@ -46,5 +45,5 @@ class Accompanied(FedAvg):
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         self.load_global(ctx, payload)
 
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, without(payload.weights, *self.roles))
+    def global_weights(self, common: Bundle) -> Weights:
+        return without(common.weights, *self.roles)

@@ -62,8 +62,8 @@ class PrivateParts(FedAvg):
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         load_weights(ctx.net, {**self.net_weights(payload), **state.weights})
 
-    def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, self.net_weights(payload))
+    def global_weights(self, common: Bundle) -> Weights:
+        return self.net_weights(common)
 
 
 @dataclass(frozen=True, kw_only=True)
