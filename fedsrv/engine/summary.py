@@ -103,7 +103,9 @@ def run_metrics(
     whole = _ends_of_tasks_are_scored(records)
     views = {"forgetting" if whole else "forgetting_scored": local_view}
     if whole:
-        views |= {"forgetting_received": "after_downlink", "forgetting_trained": "after_local"}
+        views["forgetting_received"] = "after_downlink"
+        if _is_scored(records, "after_local"):
+            views["forgetting_trained"] = "after_local"
     for name, view in views.items():
         matrix = task_matrix(records, view)
         if len(matrix) > 1:
@@ -136,28 +138,34 @@ def _ends_of_tasks_are_scored(records: Sequence[Record]) -> bool:
 def task_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, Any]:
     """Return R (T, T): mean accuracy on task j after training on task i, in i's last round.
 
-    The mean skips clients without the entry (task j not met, or no test data). An entry that no
-    client has is NaN.
+    It is everyone's model where no client is scored in the view. The mean skips clients without
+    the entry (task j not met, no test data, or not scored in that round). An entry that no client
+    has is NaN.
     """
+    view = local_view if _is_scored(records, local_view) else "global"
     last: dict[int, Record] = {}
     for record in records:
-        if any(_task_series(row, local_view) for row in record.get("clients", {}).values()):
+        if any(_task_series(row, view) for row in record.get("clients", {}).values()):
             last[record["task"]] = record
     tasks = sorted(last)
     matrix = np.full((len(tasks), len(tasks)), np.nan)
     for i, latest in enumerate(tasks):
-        rows = [_task_series(row, local_view) for row in last[latest]["clients"].values()]
+        rows = [_task_series(row, view) for row in last[latest]["clients"].values()]
         for j, task in enumerate(tasks[: i + 1]):
             values = [a for row in rows if len(row) > task and (a := row[task]) is not None]
             matrix[i, j] = np.mean(values) if values else np.nan
     return matrix
 
 
-def _task_series(row: ClientRow, local_view: str) -> list[float | None]:
-    """Return a client's accuracy on each task so far, in the global view if it has no own one."""
-    views = row.get("views", {})
-    found = views.get(local_view, {}).get("tasks") or views.get("global", {}).get("tasks") or []
-    return list(found)
+def _is_scored(records: Sequence[Record], view: str) -> bool:
+    """Tell whether any client is scored in a view."""
+    rows = (row for record in records for row in record.get("clients", {}).values())
+    return any(view in row.get("views", {}) for row in rows)
+
+
+def _task_series(row: ClientRow, view: str) -> list[float | None]:
+    """Return a client's accuracy on each task so far in a view; empty if it has no score there."""
+    return list(row.get("views", {}).get(view, {}).get("tasks") or [])
 
 
 def iaa_series(run: Path) -> list[float]:

@@ -76,6 +76,16 @@ class FedCilReferences:
     draw: torch.Generator
 
 
+@torch.no_grad()
+def taught(teacher: SplitNet, x: Tensor) -> Tensor:
+    """Return a teacher's logits (B, K) in evaluation mode; it stays in the mode that it was in."""
+    mode = teacher.training
+    teacher.eval()
+    logits: Tensor = teacher(x)
+    teacher.train(mode)
+    return logits
+
+
 def consistency_loss(student: Tensor, teacher: Tensor) -> Tensor:
     """Return KL(teacher ‖ student) of the classes of two batches with the same labels, (B, K)."""
     wanted, found = teacher.detach().log_softmax(1), student.log_softmax(1)
@@ -317,9 +327,8 @@ class FedCIL(Accompanied):
         for x, y in parts:  # real images, and the client's own of earlier tasks
             rows = torch.isin(y, refs.known)
             if int(rows.sum()) > 1:  # a batch of one cannot be normalised
-                with torch.no_grad():
-                    received = refs.received(y[rows], refs.draw)
-                    wanted = (net if refs.teacher is None else refs.teacher)(received)
+                received = refs.received(y[rows], refs.draw)
+                wanted = taught(net if refs.teacher is None else refs.teacher, received)
                 loss = loss + consistency_loss(net(x[rows]), wanted)
         labels = labels_from(refs.known, self.replay_batch, refs.draw)
         loss = loss + cross_entropy(net(refs.received(labels, refs.draw)), labels)

@@ -10,7 +10,7 @@ https://proceedings.mlr.press/v202/ye23b.html
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -136,22 +136,24 @@ def collaborated(
     uploads: Mapping[int, Bundle],
     alpha: float,
     similarity: str,
+    count: Callable[[Bundle], float],
 ) -> ServerState:
     """Return the state in which each client of the cohort has its mixture; absent ones keep theirs.
 
     Args:
         ctx: where in the run.
         state: before.
-        uploads: models and ``num_examples``.
+        uploads: models.
         alpha: of the graph.
         similarity: ``"all"`` parameters are compared, or those of the ``"head"``.
+        count: gives what an upload counts in p.
     """
     if not uploads:
         return state
     models, net = [u.weights for u in uploads.values()], ctx.run.make_net()
     compared = parameter_keys(net, "head/" if similarity == "head" else "")
     d = distances(models, ctx.run.initial_weights, compared)
-    shares = proportions([u.scalars["num_examples"] for u in uploads.values()])
+    shares = proportions([count(upload) for upload in uploads.values()])
     graph = collaboration_graph(d, shares, alpha)
     clients, every = dict(state.clients), parameter_keys(net)
     for client, row in zip(uploads, graph, strict=True):

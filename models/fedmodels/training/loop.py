@@ -205,7 +205,7 @@ def begin_phase(
     return optimizer_of(
         [{"params": ps, "weight_decay": decay} for decay, ps in groups.items()],
         training,
-        phase.lr or training.lr,
+        training.lr if phase.lr is None else phase.lr,
     )
 
 

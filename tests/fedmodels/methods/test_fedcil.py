@@ -11,7 +11,8 @@ from torch import nn
 
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
-from fedmodels.methods.fedcil import consistency_loss
+from fedmodels.methods.fedcil import consistency_loss, taught
+from fedmodels.nets import make_net
 from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
@@ -114,6 +115,16 @@ def test_consistency_by_hand_and_without_a_gradient_to_the_teacher():
     assert teacher.grad is None
     torch.testing.assert_close(student.grad, torch.tensor([[-0.25, 0.25]]))
     assert consistency_loss(teacher, teacher).item() == 0
+
+
+def test_a_teacher_is_asked_in_evaluation_mode_and_learns_nothing():
+    net = make_net("resnet20", num_classes=3, input_shape=(1, 8, 8)).train()
+    x, before = torch.randn(4, 1, 8, 8), {k: t.clone() for k, t in weights_of(net).items()}
+    found = taught(net, x)
+    assert net.training
+    assert all(torch.equal(t, before[k]) for k, t in weights_of(net).items())
+    torch.testing.assert_close(found, net.eval()(x))
+    assert not found.requires_grad
 
 
 def test_parts_weigh_by_importance(digits):

@@ -110,13 +110,15 @@ def uploads_of(run, moves):
     }
 
 
-@pytest.mark.parametrize("method", [{}, {"similarity": "head"}])
+@pytest.mark.parametrize("method", [{}, {"similarity": "head"}, {"weighting": "uniform"}])
 def test_large_alpha_gives_everybody_the_fedavg_model(method):
     run = RunFacts(
         tiny_experiment(method={"name": "pfedgraph", "alpha": 1e12, **method}),
         Problem((1, 8, 8), 10),
     )
-    graph, mean = method_of(run.experiment), method_of(tiny_experiment())
+    plain = {"weighting": method.get("weighting", "examples")}
+    graph = method_of(run.experiment)
+    mean = method_of(tiny_experiment(method={"name": "fedavg", **plain}))
     uploads = uploads_of(run, {0: (1.0, 10.0), 1: (-2.0, 30.0), 2: (0.5, 0.0)})
     ctx = ServerContext(run, START, (0, 1, 2))
     mine = graph.aggregate(ctx, graph.init_server(run), graph.received(uploads))

@@ -141,6 +141,8 @@ def test_learning_rate_and_decay_of_a_phase():
     assert found[id(net.head[1].weight)] == (0.3, 0.0, 0.9)
     assert found[id(net.head[1].bias)] == (0.3, 0.25, 0.9)
     assert len(found) == len(PARAMETERS)
+    still = begin_phase([net], Phase(1, lr=0.0), training)
+    assert {group["lr"] for group in still.param_groups} == {0.0}
 
 
 @pytest.mark.parametrize(

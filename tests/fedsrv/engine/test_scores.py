@@ -387,6 +387,17 @@ def test_task_matrix_of_tasks_within_each_round():
 def test_task_matrix_falls_back_on_the_global_model():
     records = [record(t, t, {"0": row(*[0.5] * (t + 1), view="global")}) for t in range(3)]
     assert task_matrix(records, "after_local").shape == (3, 3)
+    assert "forgetting_trained" not in run_of(records)
+    assert run_of(records)["forgetting_received"] == 0.0
+
+
+def test_clients_that_did_not_train_are_not_scored_as_just_trained():
+    """Client 1 is scored by everyone's model in round 1: that is no model just trained."""
+    own, other = row(0.8), row(0.5, 0.9)
+    idle = row(0.1, 0.1, view="global")
+    records = [record(0, 0, {"0": own, "1": own}), record(1, 1, {"0": other, "1": idle})]
+    np.testing.assert_allclose(task_matrix(records, "after_local"), [[0.8, np.nan], [0.5, 0.9]])
+    assert run_of(records)["forgetting_trained"] == pytest.approx(0.3)
 
 
 def test_no_forgetting_with_one_task_or_no_scores():

@@ -67,7 +67,7 @@ class Collaborating(FedAvg):
         return BundleSpec(), model_spec(run)
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
-        return collaborated(ctx, state, uploads, self.alpha, self.similarity)
+        return collaborated(ctx, state, uploads, self.alpha, self.similarity, self.count)
 
     def finish(
         self, ctx: ServerContext, state: ServerState, uploads: Uploads
