@@ -46,6 +46,9 @@ class CutInput:
     seed: int
     groups: IntArray | None  # (n + m,)
     coarse: IntArray | None  # (K,)
+    has_own_parts: bool = False
+    overlapping: bool = False
+    """Of the data set, both."""
 
     @property
     def num_pairs(self) -> int:

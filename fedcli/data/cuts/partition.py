@@ -83,6 +83,8 @@ def partition(
     groups: IntArray | None = None,
     *,
     coarse: IntArray | None = None,
+    has_own_parts: bool = False,
+    overlapping: bool = False,
 ) -> Partition:
     """Deal a data set out to clients and tasks.
 
@@ -95,6 +97,8 @@ def partition(
         seed: the run's seed.
         groups: (n + m,) natural client of each training, then of each test example.
         coarse: (K,) coarse class of each class, for Pachinko.
+        has_own_parts: whether natural clients keep the training and the test part as they are.
+        overlapping: whether examples may share rows of a recording.
 
     Raises:
         ConfigError: the scenario does not fit the data set or the number of clients.
@@ -108,6 +112,8 @@ def partition(
         seed=seed,
         groups=groups,
         coarse=coarse,
+        has_own_parts=has_own_parts,
+        overlapping=overlapping,
     )
     out = _cut(scenario, given)
     if not out.pooled:
@@ -205,10 +211,18 @@ def _drawn(scenario: Drawn, given: CutInput) -> Partition:
 def _natural(scenario: Natural, given: CutInput) -> Partition:
     if given.groups is None:
         raise ConfigError("[scenario] natural needs a data set that tells its subjects apart")
+    if given.has_own_parts and scenario.split != Natural.model_fields["split"].default:
+        raise ConfigError(
+            "[scenario] split is for sensor data sets that come with fedtide; data of one's own "
+            "are split by [data.columns] test_share or split, or by their function: leave it out"
+        )
     labels, clients, tests = given.pooled_labels, [], []
     owned = natural_clients(given.groups, len(given.tasks))
     for indices, num_tasks in zip(owned, given.tasks, strict=True):
-        train, test = split_along_time(indices, labels, scenario.train_folds)
+        if given.has_own_parts:
+            train, test = np.split(indices, [np.searchsorted(indices, len(given.train))])
+        else:
+            train, test = split_along_time(indices, labels, scenario.train_folds)
         trains = chunks([train], [num_tasks])
         holds = class_table(labels, trains, given.num_classes) > 0
         parts = held_tests(labels[test], holds)
@@ -247,6 +261,11 @@ def _dirichlet_pooled(scenario: DirichletPooled, given: CutInput) -> Partition:
     """Deal training and test set out as one, then split each client's share into both."""
     if scenario.same_props:
         return _same_props(scenario, given)
+    if given.overlapping:
+        raise ConfigError(
+            "[scenario] dirichlet_pooled deals test examples out anew, and these windows overlap: "
+            "set same_props = true, or [data.columns] hop to the length of a window"
+        )
     labels, rng = given.pooled_labels, given.rng("clients")
     sizes = np.bincount(labels, minlength=given.num_classes)
     owners = len(given.tasks)

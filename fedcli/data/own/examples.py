@@ -35,6 +35,8 @@ def dataset_of(
     class_names: Sequence[str],
     variant: str,
     group_names: Sequence[str] = (),
+    *,
+    overlapping: bool = False,
 ) -> Dataset:
     """Make a data set; inputs are normalised per channel by the moments of the training part.
 
@@ -66,6 +68,8 @@ def dataset_of(
         groups_test=test.groups,
         group_names=tuple(group_names),
         variant=variant,
+        has_own_parts=True,
+        overlapping=overlapping,
     )
 
 

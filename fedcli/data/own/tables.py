@@ -79,7 +79,10 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
         Examples(rows.x[chosen], y[chosen], groups[chosen] if columns.client else None)
         for chosen in (train, test)
     ]
-    return dataset_of(name, parts[0], parts[1], classes, variant, people if columns.client else ())
+    return dataset_of(
+        name, parts[0], parts[1], classes, variant, people if columns.client else (),
+        overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
+    )  # fmt: skip
 
 
 def files_of(root: Path) -> list[Path]:

@@ -41,6 +41,10 @@ class Dataset:
     coarse: IntArray | None = None  # (K,) coarse class of each class
     variant: str = "full"
     """What this copy is, where it is not the whole published set."""
+    has_own_parts: bool = False
+    """Whether its owner chose the test part, so that natural clients keep it as it is."""
+    overlapping: bool = False
+    """Whether examples may share rows of a recording: windows with a hop below their length."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -146,6 +146,7 @@ def _made(name: str, arrays: Arrays, variant: str) -> Dataset:
         group_names=tuple(f"subject {s}, {device_names[d]}" for s, d in clients),
         devices=tuple(models[d] for _, d in clients),
         variant=variant,
+        overlapping=True,
     )
 
 

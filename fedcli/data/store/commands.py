@@ -81,6 +81,8 @@ def run_partition(
         seed,
         dataset.groups,
         coarse=dataset.coarse,
+        has_own_parts=dataset.has_own_parts,
+        overlapping=dataset.overlapping,
     )
     if reserve is not None and made.zscore != "none":
         raise ConfigError(

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedcli.data.own.tables import EXTRA
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
-from fedmodels.config.scenario import Columns, Data
+from fedcli.data.store.commands import run_partition
+from fedmodels.config.scenario import Columns, Data, DirichletPooled, Natural, ScenarioTable
 from fedmodels.errors import ConfigError, DataError
 
 pandas = pytest.importorskip("pandas")
@@ -144,6 +146,33 @@ def test_wrong_places_get_one_line(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="cannot be read") as caught:
             loaded(tmp_path / name)
         assert "\n" not in str(caught.value)
+
+
+def dealt(csv: Path, out: Path, scenario: ScenarioTable) -> dict[str, np.ndarray]:
+    """Deal windows of four rows, two apart, out to ann and ben; return all inputs of each part."""
+    columns = Columns(
+        label="activity", window=4, hop=2, test_share=0.25, client="person", features=("ax",)
+    )
+    data = Data(name="table", root=str(csv), columns=columns)
+    run_partition(data, scenario, 2, 0, out, Console(quiet=True))
+    parts = {
+        part: [np.load(path) for path in sorted(out.glob(f"[01]/task-0/{part}_x.npy"))]
+        for part in ("train", "test")
+    }
+    return {part: np.concatenate([x.ravel() for x in xs]) for part, xs in parts.items()}
+
+
+def test_natural_clients_keep_the_parts_of_their_windows(csv: Path, tmp_path: Path) -> None:
+    found = dealt(csv, tmp_path / "out", Natural(kind="natural"))
+    assert not {*found["train"]} & {*found["test"]}
+    assert set(found["test"]) == {6, 7, 8, 9, 104, 105, 106, 107}
+    with pytest.raises(ConfigError, match=r"\[scenario\] split is for sensor data sets that come"):
+        dealt(csv, tmp_path / "other", Natural(kind="natural", split=0.7))
+
+
+def test_windows_that_overlap_are_not_dealt_out_anew(csv: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="these windows overlap: set same_props"):
+        dealt(csv, tmp_path / "out", DirichletPooled(kind="dirichlet_pooled", alpha=10.0))
 
 
 def test_a_hop_without_a_window_is_refused() -> None:
