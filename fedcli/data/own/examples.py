@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import IntArray, digest_of
 from fedcli.data.sets.dataset import Dataset, Inputs
 from fedcli.data.sets.directory import channel_moments
 from fedmodels.errors import DataError, suggestion
@@ -67,7 +68,7 @@ def dataset_of(
         groups_train=train.groups,
         groups_test=test.groups,
         group_names=tuple(group_names),
-        variant=variant,
+        variant=f"{variant}, sha256 {digest_of(train.x, train.y, test.x, test.y)}",
         has_own_parts=True,
         overlapping=overlapping,
     )
@@ -89,6 +90,7 @@ def coded(
     found, places = np.unique(values.astype(str), return_inverse=True)
     if names is None:
         names = sorted(found.tolist(), key=_by_size_or_letter)
+        _check_unlike(names, what)
     unknown = [value for value in found.tolist() if value not in names]
     if unknown:
         known = ", ".join(list(names)[:SHOWN])
@@ -98,6 +100,16 @@ def coded(
         )
     order = np.array([list(names).index(value) for value in found.tolist()], dtype=np.int64)
     return order[places.reshape(-1)], list(names)
+
+
+def _check_unlike(names: Sequence[str], what: str) -> None:
+    """Check that no two names are one number written in two ways, as 1 and 1.0."""
+    seen = dict[float, str]()
+    for name in names:
+        if re.fullmatch(r"-?[0-9]+(\.0*)?", name):
+            like = seen.setdefault(float(name), name)
+            if like != name and "." in like + name:
+                raise DataError(f"{what} holds {like!r} and {name!r}: write equal numbers alike")
 
 
 def last_of_each(keys: NDArray[Any], share: float) -> NDArray[np.bool_]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcli.data.own.examples import Examples, coded, dataset_of
 from fedcli.data.own.functions import as_array
-from fedcli.data.own.tables import PARTS, joined, made, rows_of, windowed
+from fedcli.data.own.tables import PARTS, joined, made, windowed
 from fedcli.data.sets.dataset import Dataset, Inputs, Source
 from fedmodels.config.scenario import Columns
 from fedmodels.errors import DataError, suggestion
@@ -105,14 +105,14 @@ def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
     update: dict[str, Any] = {"classes": _names(parts["train"], columns)}
     if len(parts) > 1:
         update["split"] = "split"
-    asked, tables = columns.model_copy(update=update), []
+    asked, frames = columns.model_copy(update=update), []
     for part, rows in parts.items():
         frame = rows.to_pandas()
         frame[columns.label] = _labels(rows, columns)
         if len(parts) > 1:
             frame["split"] = part
-        tables.append(rows_of(frame, asked, f"{root} ({part})"))
-    rows = joined(tables)
+        frames.append((frame, f"{root} ({part})"))
+    rows = joined(frames, asked)
     if columns.window is not None:
         rows = windowed(rows, columns.window, columns.hop or columns.window, root)
     return made(rows, asked, "huggingface", str(root), f"{len(rows.label)} examples")

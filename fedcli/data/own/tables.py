@@ -12,8 +12,9 @@ their names. A window never crosses the border of two files, clients, classes or
 
 from __future__ import annotations
 
-import hashlib
 import importlib
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ from fedmodels.errors import DataError, suggestion
 
 SUFFIXES = (".csv", ".parquet")
 PARTS = ("train", "test")
+MISSING = (
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
+    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+)  # fmt: skip
+"""What says in a column of numbers that one is missing, as pandas has it."""
 EXTRA = "install the extra: pip install 'fedtide[tables]'"
 
 
@@ -55,11 +61,10 @@ def table(source: Source) -> Dataset:
         raise DataError("table: say where the files lie, [data] root = 'recordings.csv'")
     root, columns = source.roots[0], source.data.columns or Columns()
     files = files_of(root)
-    rows = joined([rows_of(read_frame(path), columns, path) for path in files])
+    rows = joined(((read_frame(path, columns), path) for path in files), columns)
     if columns.window is not None:
         rows = windowed(rows, columns.window, columns.hop or columns.window, root)
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    return made(rows, columns, "table", str(root), f"{len(files)} files, sha256 {digest[:12]}")
+    return made(rows, columns, "table", str(root), f"{len(files)} files")
 
 
 def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> Dataset:
@@ -103,8 +108,11 @@ def files_of(root: Path) -> list[Path]:
     return [root]
 
 
-def read_frame(path: Path) -> Any:
+def read_frame(path: Path, columns: Columns) -> Any:
     """Read one file as a frame of pandas.
+
+    A CSV's labels, clients and parts are what stands in it: ``01`` is not ``1``, and ``NA`` is a
+    name.
 
     Raises:
         DataError: pandas or pyarrow is missing, or the file is damaged.
@@ -118,7 +126,19 @@ def read_frame(path: Path) -> Any:
     try:
         if path.suffix.lower() == ".parquet":
             return pandas.read_parquet(path, engine="pyarrow")
-        return pandas.read_csv(path, low_memory=False)
+        texts = {columns.label, columns.client, columns.split}
+        header = pandas.read_csv(path, nrows=0, index_col=False).columns
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows beyond the header
+            return pandas.read_csv(
+                path, low_memory=False, index_col=False, keep_default_na=False,
+                dtype={name: str for name in header if name in texts},
+                na_values={name: MISSING for name in header if name not in texts},
+            )  # fmt: skip
+    except pandas.errors.ParserWarning:
+        raise DataError(
+            f"{path}: rows have more fields than the first line has names; maybe a comma ends them"
+        ) from None
     except (OSError, ValueError, UnicodeError) as error:  # pandas' and pyarrow's own are of these
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be read: {reason}") from None
@@ -143,9 +163,7 @@ def rows_of(frame: Any, columns: Columns, where: object) -> Rows:
                 f"{where} has no column {column!r}.{suggestion(column, known)} "
                 f"It has: {', '.join(known[:20])}"
             )
-    features = list(columns.features or _numeric(frame, [c for c in known if c not in named]))
-    if not features:
-        raise DataError(f"{where} has no column of numbers beside the label: set features")
+    features = columns.features or features_of(frame, columns, where)
     x = np.stack([_numbers(frame[name], name, where) for name in features], axis=1)
     label, client, part = (_texts(frame, column, where) for column in named)
     wrong = np.flatnonzero(~np.isin(part, PARTS))
@@ -163,26 +181,57 @@ def rows_of(frame: Any, columns: Columns, where: object) -> Rows:
     return Rows(x, label, client, part, stretch, start)
 
 
-def joined(tables: list[Rows]) -> Rows:
+def joined(frames: Iterable[tuple[Any, object]], columns: Columns) -> Rows:
     """Put the rows of several files together; a stretch stays within its file.
 
+    Args:
+        frames: of pandas, each with its name for error lines; the first one says which columns a
+            net sees, unless ``columns`` does.
+        columns: what the columns are.
+
     Raises:
-        DataError: files differ in the number of features.
+        DataError: files differ in their columns of numbers.
     """
-    widths = {rows.x.shape[1] for rows in tables}
-    if len(widths) > 1:
-        raise DataError(
-            f"files have from {min(widths)} to {max(widths)} columns of numbers: name the columns "
-            "in [data.columns] features"
-        )
+    tables, asked = list[Rows](), columns
+    for frame, where in frames:
+        if not asked.features:
+            asked = columns.model_copy(update={"features": features_of(frame, columns, where)})
+        elif not columns.features:
+            _check_same(asked.features, features_of(frame, columns, where), where)
+        tables.append(rows_of(frame, asked, where))
     shifts = np.cumsum([0, *(rows.stretch.max(initial=-1) + 1 for rows in tables)])
-    columns = {
+    joint = {
         name: np.concatenate([getattr(rows, name) for rows in tables])
         for name in Rows.__dataclass_fields__
         if name != "stretch"
     }
     stretch = np.concatenate([r.stretch + s for r, s in zip(tables, shifts, strict=False)])
-    return Rows(**columns, stretch=stretch)
+    return Rows(**joint, stretch=stretch)
+
+
+def features_of(frame: Any, columns: Columns, where: object) -> tuple[str, ...]:
+    """Return a frame's columns of numbers but the label, the client and the split.
+
+    Raises:
+        DataError: there is none.
+    """
+    named = (columns.label, columns.client, columns.split)
+    others = [str(column) for column in frame.columns if str(column) not in named]
+    found = tuple(name for name in others if frame[name].dtype.kind in "iufb")
+    if not found:
+        raise DataError(f"{where} has no column of numbers beside the label: set features")
+    return found
+
+
+def _check_same(first: tuple[str, ...], found: tuple[str, ...], where: object) -> None:
+    """Check that a file has the columns of numbers of the first one, in whatever order."""
+    for name in (*first, *found):
+        if name not in found or name not in first:
+            has = "no" if name in first else "a"
+            raise DataError(
+                f"{where} has {has} column of numbers {name!r}, unlike the first file: name the "
+                "columns in [data.columns] features"
+            )
 
 
 def windowed(rows: Rows, length: int, hop: int, where: object) -> Rows:
@@ -216,11 +265,6 @@ def _shares_rows(rows: Rows, test: NDArray[np.bool_], length: int) -> NDArray[np
     return overlaps
 
 
-def _numeric(frame: Any, names: list[str]) -> list[str]:
-    """Return the columns that hold numbers."""
-    return [name for name in names if frame[name].dtype.kind in "iufb"]
-
-
 def _numbers(column: Any, name: str, where: object) -> NDArray[np.float32]:
     """Return a column's numbers (n,)."""
     pandas = importlib.import_module("pandas")
@@ -246,7 +290,7 @@ def _texts(frame: Any, column: str | None, where: object) -> NDArray[np.str_]:
     """Return a column as texts (n,); empty ones where there is no such column."""
     if column is None:
         return np.full(len(frame), "", dtype=np.str_)
-    empty = np.flatnonzero(frame[column].isna())
+    empty = np.flatnonzero(frame[column].isna() | (frame[column] == ""))
     if len(empty):
         raise DataError(f"{where}: column {column!r} is empty in row {empty[0] + 1}")
     return np.array([str(value) for value in frame[column]], dtype=np.str_)

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import DAMAGED, IntArray, read_array
+from fedcli.data.arrays import DAMAGED, IntArray, digest_of, read_array
 from fedcli.data.sets.dataset import Dataset, Inputs, Source
 from fedmodels.errors import DataError, reason_of, suggestion
 
 KEYS = ("scale", "mean", "std", "class_names")
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 Labelled = tuple[Inputs, IntArray]
 
 
@@ -37,7 +37,7 @@ def directory(source: Source) -> Dataset:
     folders = (root / "train").is_dir()
     names: list[str] = [str(name) for name in about.get("class_names", [])]
     if folders and not names:
-        names = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
+        names = [path.name for path in class_folders(root / "train")]
     parts = [
         read_class_folders(root / part, names) if folders else _read_arrays(root, part)
         for part in ("train", "test")
@@ -50,6 +50,8 @@ def _made(
 ) -> Dataset:
     """Put the parts together; what ``dataset.json`` leaves out is derived."""
     (scale,) = _numbers(root, about, "scale", (255.0 if train[0].dtype == np.uint8 else 1.0,))
+    if not len(train[1]):
+        raise DataError(f"{root} holds no example for training")
     highest = max((int(y.max()) for _, y in (train, test) if len(y)), default=-1)
     num_classes = max(len(names), highest + 1)
     if names and highest >= len(names):
@@ -68,7 +70,9 @@ def _made(
         class_names=tuple(names) or tuple(str(k) for k in range(num_classes)),
         groups_train=_read_groups(root / "groups_train.npy", len(train[1])),
         groups_test=_read_groups(root / "groups_test.npy", len(test[1])),
-        variant=f"{len(train[1])} train and {len(test[1])} test examples",
+        variant=f"{len(train[1])} train and {len(test[1])} test examples, "
+        f"sha256 {digest_of(*train, *test)}",
+        has_own_parts=True,
     )
 
 
@@ -148,15 +152,38 @@ def read_class_folders(folder: Path, class_names: list[str]) -> Labelled:
         raise DataError(f"{folder} is missing")
     images: list[NDArray[np.uint8]] = []
     labels: list[int] = []
-    for place in sorted(path for path in folder.iterdir() if path.is_dir()):
+    for place in class_folders(folder):
         label = _label_of(place, class_names)
-        for path in sorted(p for p in place.iterdir() if p.suffix.lower() in IMAGES):
+        for path in images_in(place):
             images.append(read_image(path))
             labels.append(label)
             if images[-1].shape != images[0].shape:
                 raise DataError(f"{path} is {images[-1].shape}; others are {images[0].shape}")
     x = np.stack(images) if images else np.empty((0, 1, 1, 1), dtype=np.uint8)
     return x, np.array(labels, dtype=np.int64)
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """Return the directories of classes by name; hidden ones are none."""
+    found = (path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    return sorted(found)
+
+
+def images_in(place: Path) -> list[Path]:
+    """Return the images of a class by name.
+
+    Raises:
+        DataError: there are files, and none is an image; or there is a directory among them.
+    """
+    found = sorted(path for path in place.iterdir() if path.name[0] != ".")
+    images = [path for path in found if path.suffix.lower() in IMAGES]
+    known = ", ".join(f"*{end}" for end in IMAGES)
+    inner = [path for path in found if path.is_dir()]
+    if inner:
+        raise DataError(f"{inner[0]} is a directory; images ({known}) lie in {place} itself")
+    if found and not images:
+        raise DataError(f"{found[0]} is no image, and {place} has none: {known}")
+    return images
 
 
 def _label_of(place: Path, class_names: list[str]) -> int:

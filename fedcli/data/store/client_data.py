@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray, read_array
-from fedcli.data.sets.directory import Labelled, read_class_folders
+from fedcli.data.sets.directory import Labelled, class_folders, read_class_folders
 from fedmodels.data_description import (
     ClientFile,
     Normaliser,
@@ -170,7 +170,7 @@ class ClientData:
             DataError: a folder's name is none of ``class_names``; the line says what to write.
         """
         names = list(self.file.class_names)
-        found = sorted(path.name for path in place.iterdir() if path.is_dir())
+        found = [path.name for path in class_folders(place)]
         strange = [name for name in found if name not in names and not name.isdecimal()]
         if strange:
             example = json.dumps(sorted({*names, *found}) if not names else [*names, *strange])
@@ -183,18 +183,22 @@ class ClientData:
         return read_class_folders(place, names)
 
     def _counted(self) -> tuple[TaskCounts, ...]:
-        """Count the examples of ``task-0``, ``task-1`` and so on, up to the first that is absent.
+        """Count the examples of ``task-0``, ``task-1`` and so on.
 
         Raises:
-            DataError: there is no ``task-0``, or a task's files do not hold what they must.
+            DataError: one is missing, or a task's files do not hold what they must.
         """
         tasks: list[TaskCounts] = []
         while (self.directory / f"task-{len(tasks)}").is_dir():
             labels = [self._read(len(tasks), part)[1] for part in PARTS]
             train, test = (np.bincount(y, minlength=self.file.num_classes) for y in labels)
             tasks.append(TaskCounts(train=tuple(train.tolist()), test=tuple(test.tolist())))
-        if not tasks:
-            raise DataError(f"{self.directory} holds no task-0")
+        further = sorted(path.name for path in self.directory.glob("task-*") if path.is_dir())
+        if len(further) > len(tasks) or not tasks:
+            beside = f", but {further[-1]}" if further else ""
+            raise DataError(
+                f"{self.directory} holds no task-{len(tasks)}{beside}: tasks are task-0, task-1 …"
+            )
         return tuple(tasks)
 
 
@@ -220,11 +224,12 @@ def check_examples(path: Path, x: NDArray[Any], y: NDArray[Any], problem: Proble
     Raises:
         DataError: names the file and what is wrong with it.
     """
+    inputs = path.with_name(path.name.replace("_y.npy", "_x.npy"))
     if x.dtype not in (np.uint8, np.float32):
-        raise DataError(f"{path}: inputs are {x.dtype}; expected uint8 or float32")
+        raise DataError(f"{inputs}: inputs are {x.dtype}; expected uint8 or float32")
     if x.shape[1:] != problem.input_shape:
         raise DataError(
-            f"{path}: inputs have shape {list(x.shape[1:])}; expected {list(problem.input_shape)}"
+            f"{inputs}: inputs have shape {list(x.shape[1:])}; expected {list(problem.input_shape)}"
         )
     if y.dtype != np.int64 or y.shape != (len(x),):
         raise DataError(f"{path}: labels are {y.dtype} {list(y.shape)}; expected int64 [{len(x)}]")

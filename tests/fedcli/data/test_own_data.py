@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from rich.console import Console
 
 from fedcli.cli import main
 from fedcli.data.sets.directory import read_image
+from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.inspection import inspect
+from fedmodels.config.scenario import Data
 from fedmodels.errors import DataError, PayloadError, RunFailed, TrainingFailed
 from fedmodels.resolution import experiment_of
 from fedsrv.engine.admission import Admission
@@ -203,3 +206,43 @@ def test_an_image_of_16_bits_keeps_its_shades(tmp_path):
     deep = np.array([[0, 257, 25700, 65535]], dtype=np.uint16)
     Image.fromarray(deep).save(tmp_path / "deep.png")
     assert read_image(tmp_path / "deep.png").tolist() == [[[0, 1, 100, 255]]]
+
+
+def test_a_task_that_is_missing_is_named(tmp_path):
+    place = own(tmp_path, 0)
+    shutil.copytree(place / "task-0", place / "task-2")
+    with pytest.raises(DataError, match="holds no task-1, but task-2"):
+        ClientData(place)
+    (place / "task-2").rename(place / "task-1")
+    assert ClientData(place).num_tasks == 2
+
+
+def test_inputs_of_another_type_are_named_by_their_file(tmp_path):
+    place = own(tmp_path, 0, np.float64)
+    with pytest.raises(DataError, match=r"train_x\.npy: inputs are float64; expected uint8 or"):
+        ClientData(place)
+
+
+def test_class_folders_hold_images_alone(tmp_path):
+    for part in ("train", "test"):
+        for name in ("cat", "dog"):
+            _image(tmp_path / part / name / "a.tif")
+        (tmp_path / part / ".cache").mkdir()
+        (tmp_path / part / "cat" / ".DS_Store").write_bytes(b"")
+    found = load(Data(name="directory", root=str(tmp_path)))
+    assert found.class_names == ("cat", "dog")
+    assert len(found.train_y) == 2
+    (tmp_path / "train" / "dog" / "a.tif").rename(tmp_path / "train" / "dog" / "a.raw")
+    with pytest.raises(DataError, match=r"a\.raw is no image, and .*dog has none: \*\.png"):
+        load(Data(name="directory", root=str(tmp_path)))
+    _image(tmp_path / "train" / "dog" / "more" / "a.png")
+    with pytest.raises(DataError, match=r"dog/more is a directory; images .* lie in .*dog itself"):
+        load(Data(name="directory", root=str(tmp_path)))
+
+
+def test_other_arrays_are_another_partition(tmp_path):
+    place = own(tmp_path, 0) / "task-0"
+    variant = load(Data(name="directory", root=str(place))).variant
+    assert load(Data(name="directory", root=str(place))).variant == variant
+    np.save(place / "test_y.npy", 1 - np.load(place / "test_y.npy"))
+    assert load(Data(name="directory", root=str(place))).variant != variant

@@ -148,6 +148,48 @@ def test_wrong_places_get_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_columns_are_found_by_their_names_in_every_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("ax,ay,label\n1,10,x\n2,20,y\n3,30,x\n4,40,y\n")
+    (tmp_path / "b.csv").write_text("ay,label,ax\n50,x,5\n60,y,6\n70,x,7\n80,y,8\n")
+    found = loaded(tmp_path, label="label")
+    every = np.concatenate([found.train_x, found.test_x])
+    assert (every[:, 1] == 10 * every[:, 0]).all()
+    (tmp_path / "b.csv").write_text("ay,label,az\n50,x,5\n60,y,6\n")
+    with pytest.raises(DataError, match=r"b.csv has no column of numbers 'ax', unlike the first"):
+        loaded(tmp_path, label="label")
+    (tmp_path / "b.csv").write_text("ax,ay,label,az\n5,50,x,5\n6,60,y,6\n")
+    with pytest.raises(DataError, match=r"b.csv has a column of numbers 'az', unlike the first"):
+        loaded(tmp_path, label="label")
+
+
+def test_labels_are_what_stands_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("ax,label\n" + "1,01\n2,1\n3,NA\n4,None\n" * 3)
+    assert loaded(file, label="label").class_names == ("01", "1", "NA", "None")
+    file.write_text("ax,label\n1,a\n2,\n")
+    with pytest.raises(DataError, match="column 'label' is empty in row 2"):
+        loaded(file, label="label")
+    file.write_text("ax,label\n1,0\n2,1\n3,0\n4,1\n")
+    (tmp_path / "b.csv").write_text("ax,label\n1,0.0\n2,1.0\n")
+    with pytest.raises(DataError, match=r"holds '0' and '0\.0': write equal numbers alike"):
+        loaded(tmp_path, label="label")
+
+
+@pytest.mark.parametrize("rest", ["9", ""])
+def test_rows_longer_than_the_header_do_not_shift_the_columns(tmp_path: Path, rest: str) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("ax,label\n" + f"1,x,{rest}\n2,y,{rest}\n" * 3)
+    with pytest.raises(DataError, match="rows have more fields than the first line has names"):
+        loaded(file, label="label")
+
+
+def test_other_rows_are_another_partition(csv: Path) -> None:
+    before = loaded(csv).variant
+    assert loaded(csv).variant == before
+    csv.write_text(csv.read_text().replace("203.0", "204.0"))
+    assert loaded(csv).variant != before
+
+
 def dealt(csv: Path, out: Path, scenario: ScenarioTable) -> dict[str, np.ndarray]:
     """Deal windows of four rows, two apart, out to ann and ben; return all inputs of each part."""
     columns = Columns(
