@@ -60,6 +60,7 @@ def global_model(run: Path) -> TrainedModel:
         "global",
         record.rounds - 1,
         method.rules[0],
+        experiment.net.code_sha256 or "",
     )
     common = load_named(files[-1])[0]["common"]
     return TrainedModel(facts, method.global_weights(common))

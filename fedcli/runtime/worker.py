@@ -320,6 +320,7 @@ class Worker:
         return ModelFacts(
             net.name, net.options(), file.input_shape, file.num_classes, file.scale, file.mean,
             file.std, file.class_names, self.method.name, view, order.round, self.method.rules[0],
+            net.code_sha256 or "",
         )  # fmt: skip
 
     def _draw(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:

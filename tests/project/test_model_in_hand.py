@@ -207,6 +207,30 @@ def test_an_exported_model_says_the_same_of_raw_inputs(
     assert facts["view"] == model.facts.view
 
 
+def test_a_net_whose_file_has_changed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out = tmp_path / "my_net.py", tmp_path / "run"
+    code.write_text(
+        "from torch import nn\n"
+        "from fedmodels.nets.split import SplitNet\n"
+        "def mine(num_classes, input_shape):\n"
+        "    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU())\n"
+        "    return SplitNet(base, nn.Linear(4, num_classes), 4)\n"
+    )
+    run = fedtide.run({**TINY, "net": {"name": f"{code}:mine"}}, backend="inprocess", out=out)
+    np.save(tmp_path / "one.npy", run.example(0).numpy()[0])
+    code.write_text(code.read_text().replace("ReLU", "Tanh"))
+    for module, words in (
+        (fedcli.cli, ["predict", "--run", out, "--client", 0, tmp_path / "one.npy"]),
+        (fedsrv.cli, ["export", "--run", out, "--client", 0, "--to", "safetensors"]),
+        (fedsrv.cli, ["export", "--run", out, "--to", "safetensors"]),
+    ):
+        status, _, errors = typed(monkeypatch, capsys, module, *words)
+        assert (status, len(errors)) == (2, 1)
+        assert "my_net.py has changed since this run began" in errors[0]
+
+
 def test_creff_is_kept_with_the_head_that_was_scored(tmp_path: Path) -> None:
     quick = {"name": "creff", "match_steps": 2, "crt_epochs": 2}
     run = fedtide.run({**TINY, "method": quick}, backend="inprocess", out=tmp_path / "run")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedmodels.errors import ArchiveError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
+from fedmodels.own_code import is_own, own_name
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, Weights
 
@@ -43,6 +44,8 @@ class ModelFacts:
     round: int = -1
     rule: str = "classifier"
     """The rule of prediction that the method is scored by; the net here has a classifier alone."""
+    code_sha256: str = ""
+    """What the file of a net of one's own held; it must hold the same when the model is built."""
 
     def caveat(self) -> str:
         """Return a line where the method is scored by more than this net; empty text otherwise."""
@@ -80,11 +83,13 @@ class TrainedModel(nn.Module):
         """Build the net and put the weights into it.
 
         Raises:
-            ConfigError: the net is not known, or its options are wrong.
+            ConfigError: the net is not known, its file has changed, or its options are wrong.
             ArchiveError: the weights are those of another net.
         """
         super().__init__()
         self.facts = facts
+        if is_own(facts.net):
+            own_name(facts.net, "net", facts.code_sha256 or None, None)
         shape = tuple(facts.input_shape)
         self.net: SplitNet = make_net(
             facts.net, num_classes=facts.num_classes, input_shape=shape, **facts.options
