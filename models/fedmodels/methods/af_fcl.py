@@ -145,8 +145,9 @@ class AFFCL(Accompanied):
     """The flow trains in this many first batches of an interaction; 0 is all (pFedGRP: 100)."""
     flow_hidden: PositiveCount = 512
     """Width of the flow's conditioners."""
-    last: Literal["local", "global"] = "local"
-    """The predecessor: this client's model at the end of its previous task, or everyone's."""
+    last: Literal["local", "global"] = "global"
+    """The predecessor: everyone's model at the end of the client's previous task, as released, or
+    what this client itself trained last on it."""
     density: Literal["arithmetic", "geometric"] = "arithmetic"
     """Which mean over the coordinates of a Gaussian's densities."""
 

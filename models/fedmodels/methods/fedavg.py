@@ -97,8 +97,9 @@ class FedAvg(Method):
         return state if mean is None else ServerState(Bundle(mean), state.own, state.clients)
 
     def count(self, upload: Bundle) -> float:
-        """Return n_k, or 1."""
-        return 1.0 if self.weighting == "uniform" else upload.scalars["num_examples"]
+        """Return n_k; or 1, but 0 of a client that says it has no example."""
+        n = upload.scalars.get("num_examples", 1.0)
+        return n if self.weighting == "examples" else float(n > 0)
 
     def finish(
         self, ctx: ServerContext, state: ServerState, uploads: Uploads

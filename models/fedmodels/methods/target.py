@@ -62,6 +62,8 @@ from fedmodels.training.method import Batch, ClientContext, Metrics, Output, Run
 
 ANY, IMAGES = "any", f"{MEMORY}/images"
 BETAS = (0.5, 0.999)
+DECAY = 1e-4
+"""Weight decay of the student, as released."""
 DRAWN = 256
 """Images drawn at a time from a generator that was sent."""
 
@@ -140,7 +142,7 @@ class TARGET(Remembering):
     g_steps: PositiveCount = 10
     """Steps on the noise and the generator's copy for each."""
     lr_g: NonNegative = 2e-3
-    """Learning rate of generator and copy, with Adam."""
+    """Learning rate of the copy, with Adam; that of the generator is ``g_steps`` times it."""
     lr_z: NonNegative = 0.01
     """Learning rate of the noise."""
     bn: NonNegative = 10.0
@@ -155,8 +157,8 @@ class TARGET(Remembering):
     """Steps of the student after each batch, on all images up to then."""
     student_temperature: Positive = 20.0
     """Of its distillation."""
-    student_lr: NonNegative = 0.1
-    """Learning rate of the student, with momentum 0.9."""
+    student_lr: NonNegative = 0.2
+    """Learning rate of the student, with momentum 0.9 and weight decay 1e-4."""
     latent: PositiveCount = 256
     """Coordinates of the noise."""
     generator_width: PositiveCount = 64
@@ -256,9 +258,13 @@ class Synthesis:
         self.device, self.draw = known.device, ctx.generator()
         self.classes = known.nonzero().flatten()
         self.generator = method.fresh_generator(ctx.run).to(self.device)
-        self.adam = torch.optim.Adam(self.generator.parameters(), lr=method.lr_g, betas=BETAS)
+        meta_lr = method.lr_g * method.g_steps
+        self.adam = torch.optim.Adam(self.generator.parameters(), lr=meta_lr, betas=BETAS)
         role = f"server/student/{ctx.interaction}"
         self.student = ctx.run.make_net("method", role).to(self.device)
+        self.sgd = torch.optim.SGD(
+            self.student.parameters(), lr=method.student_lr, momentum=0.9, weight_decay=DECAY
+        )
         self.pool: list[Tensor] = []
         self.wanted: list[Tensor] = []
         self.earlier: list[LayerMoments] = []
@@ -284,13 +290,17 @@ class Synthesis:
         inner = torch.optim.Adam(fast.parameters(), lr=method.lr_g, betas=BETAS)
         inner.add_param_group({"params": [z], "lr": method.lr_z})
         best, lowest = torch.empty(0), float("inf")
+        summed = [torch.zeros_like(p) for p in fast.parameters()]
         for _ in range(method.g_steps):
             images = fast(z)
             loss = descend(self._loss(images, y, adversarial), inner)
+            for total, parameter in zip(summed, fast.parameters(), strict=True):
+                assert parameter.grad is not None, "the images depend on every weight"
+                total += parameter.grad
             if loss < lowest:
                 best, lowest = quantised(images), loss
         self.earlier = followed(self.watch.layers(), self.earlier, method.bn_momentum)
-        follow(self.generator, fast, self.adam)
+        follow(self.generator, fast, summed, self.adam)
         self.wanted.append(y)
         return best, lowest
 
@@ -311,7 +321,6 @@ class Synthesis:
     def _teach(self) -> None:
         """Distil the old model into the student on all images up to now."""
         method, pool = self.method, torch.cat(self.pool)
-        sgd = torch.optim.SGD(self.student.parameters(), lr=method.student_lr, momentum=0.9)
         order = shuffled(len(pool), method.synthesis_batch, self.draw)
         self.student.requires_grad_(True).train()
         for _ in range(method.kd_steps):
@@ -320,7 +329,8 @@ class Synthesis:
             with torch.no_grad():
                 teacher = self.old(x)[:, self.known]
             student = self.student(x)[:, self.known]
-            descend(distillation(teacher, student, method.student_temperature), sgd)
+            softness = method.student_temperature
+            descend(softness**2 * distillation(teacher, student, softness), self.sgd)
         self.student.requires_grad_(False)
 
     @torch.no_grad()

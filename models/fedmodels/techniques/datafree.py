@@ -9,7 +9,7 @@ Shapes: B batch, c channels of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -125,13 +125,24 @@ def quantised(images: Tensor) -> Tensor:
     return (255 * images.detach()).round().clamp(0, 255).to(torch.uint8)
 
 
-def follow(net: nn.Module, adapted: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Move a net by the last gradient of its adapted copy, and take over the copy's statistics.
+def follow(
+    net: nn.Module,
+    adapted: nn.Module,
+    gradients: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Move a net by gradients of its adapted copy, and take over the copy's statistics.
 
     Finn et al., Model-Agnostic Meta-Learning, ICML 2017, section 5.2: the first-order form.
+
+    Args:
+        net: whose optimiser steps.
+        adapted: its copy.
+        gradients: of the copy's parameters, in their order.
+        optimizer: of the net.
     """
-    for own, moved in zip(net.parameters(), adapted.parameters(), strict=True):
-        own.grad = moved.grad
+    for own, gradient in zip(net.parameters(), gradients, strict=True):
+        own.grad = gradient
     optimizer.step()
     for kept, found in zip(net.buffers(), adapted.buffers(), strict=True):
         kept.copy_(found)

@@ -199,7 +199,7 @@ def test_the_flow_trains_in_the_first_batches(digits, monkeypatch):
 
 
 def test_a_teacher_does_not_move(digits):
-    experiment = experiment_for()
+    experiment = experiment_for(last="local")
     first, second = trained(experiment, digits, (0, 1), before=range(10))
     last = part_of(second[2].state.weights, "last")
     now = part_of(first[2].state.weights, "now")
@@ -263,7 +263,7 @@ def test_labels_of_nobody_are_not_drawn(digits):
 
 def test_orders_are_the_servers(digits, tmp_path):
     """They come with every broadcast, never go up, and are the same for all after four rounds."""
-    experiment, out = experiment_for(), tmp_path / "out"
+    experiment, out = experiment_for(last="local"), tmp_path / "out"
     (ctx, payload, result), *_ = trained(experiment, digits)
     method = method_of(experiment)
     first = method.init_server(ctx.run)

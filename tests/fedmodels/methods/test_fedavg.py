@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,6 +59,12 @@ def test_two_clients_by_hand():
     assert aggregated(uploads)[key].flatten().tolist() == [-0.625, 0.625]
     uniform = make("fedavg", weighting="uniform")
     assert aggregated(uploads, uniform)[key].flatten().tolist() == [-0.25, 0.25]
+    idle = replace(
+        uploads[0], weights={key: uploads[0].weights[key] + 9}, scalars={"num_examples": 0.0}
+    )
+    for method in (uniform, make("fedavg")):
+        without = aggregated(uploads, method)[key]
+        assert torch.equal(aggregated({**uploads, 2: idle}, method)[key], without)
 
 
 def test_aggregate_by_hand():

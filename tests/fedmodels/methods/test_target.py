@@ -177,18 +177,46 @@ def test_a_synthesis_lowers_its_loss_and_moves_noise_and_generator(digits):
     assert set(made.wanted[0].tolist()) <= {1, 4}
 
 
-def test_the_generator_follows_the_last_gradient_of_its_copy(digits, monkeypatch):
+def test_the_generator_follows_its_copy(digits, monkeypatch):
     """After a single step the copy was moved by the one gradient there is: both are equal."""
     made, copies = synthesis(Course(target(), digits), g_steps=1), []
 
-    def follow(net, adapted, optimizer):
-        datafree.follow(net, adapted, optimizer)
+    def follow(net, adapted, gradients, optimizer):
+        datafree.follow(net, adapted, gradients, optimizer)
         copies.append(adapted)
 
     monkeypatch.setattr(target_module, "follow", follow)
     made._batch(adversarial=False)
     for own, adapted in zip(made.generator.parameters(), copies[0].parameters(), strict=True):
         assert torch.allclose(own, adapted, atol=1e-6)
+
+
+def test_the_generators_gradient_is_the_sum_of_its_copys(digits, monkeypatch):
+    made, seen, given = synthesis(Course(target(), digits), g_steps=3), [], []
+
+    def descend(loss, optimizer):
+        value = datafree.descend(loss, optimizer)
+        first, *_ = optimizer.param_groups
+        seen.append([p.grad.clone() for p in first["params"]])
+        return value
+
+    monkeypatch.setattr(target_module, "descend", descend)
+    monkeypatch.setattr(target_module, "follow", lambda *found: given.extend(found[2]))
+    made._batch(adversarial=False)
+    assert len(seen) == 3
+    for total, *steps in zip(given, *seen, strict=True):
+        torch.testing.assert_close(total, sum(steps))
+    assert made.adam.param_groups[0]["lr"] == pytest.approx(3 * made.method.lr_g)
+
+
+def test_the_student_learns_what_the_old_model_says(digits):
+    """Without the temperature squared, its gradients at 20 are 400 times smaller."""
+    made = synthesis(Course(target(), digits), kd_steps=150, synthesis_batch=64)
+    made.add(0)
+    x = as_inputs(made.pool[0], made.ctx.limits)
+    with torch.no_grad():
+        old, student = (net(x)[:, made.known].softmax(1) for net in (made.old, made.student.eval()))
+    assert float((old - student).abs().mean()) < 0.01
 
 
 def test_the_released_preset_never_asks_its_student(digits):
