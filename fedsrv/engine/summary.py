@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,7 @@ def run_metrics(
         rounds = 1 + max(record["round"] for record in records)
         out["aa" if len(iaa) == rounds else "aa_scored"] = float(np.mean(iaa))
         if experiment.evaluate.reference:
-            reference = iaa_series(Path(experiment.evaluate.reference))
-            out["afm"] = average_forgetting_measure(iaa, reference)
+            out["afm"] = _afm(records, Path(experiment.evaluate.reference))
     whole = _ends_of_tasks_are_scored(records)
     views = {"forgetting" if whole else "forgetting_scored": local_view}
     if whole:
@@ -168,8 +167,28 @@ def _task_series(row: ClientRow, view: str) -> list[float | None]:
     return list(row.get("views", {}).get(view, {}).get("tasks") or [])
 
 
-def iaa_series(run: Path) -> list[float]:
-    """Return the IAA series of a reference run.
+def _afm(records: Sequence[Record], reference: Path) -> float:
+    """Return AFM against a reference run.
+
+    Raises:
+        DataError: the reference scored other rounds.
+    """
+    run, other = _iaa_by_interaction(records), iaa_series(reference)
+    if run.keys() != other.keys():
+        raise DataError(
+            f"evaluate.reference: {reference} scored {len(other)} rounds, this run {len(run)}, and "
+            "not after the same interactions; give both the same rounds and evaluate.every"
+        )
+    return average_forgetting_measure(list(run.values()), list(other.values()))
+
+
+def _iaa_by_interaction(records: Iterable[Mapping[str, Any]]) -> dict[int, float]:
+    scored = (record for record in records if "iaa" in record["metrics"])
+    return {record["interaction"]: record["metrics"]["iaa"] for record in scored}
+
+
+def iaa_series(run: Path) -> dict[int, float]:
+    """Return the IAA of a reference run by interaction.
 
     Raises:
         DataError: the run has no such series.
@@ -181,7 +200,7 @@ def iaa_series(run: Path) -> list[float]:
             f"evaluate.reference: {run} is no run directory ({error.strerror}); run the "
             "Centralized reference first"
         ) from None
-    series = [metrics["iaa"] for line in lines if "iaa" in (metrics := json.loads(line)["metrics"])]
+    series = _iaa_by_interaction(map(json.loads, lines))
     if not series:
         raise DataError(f"evaluate.reference: the run {run} has no IAA series")
     return series

@@ -74,6 +74,8 @@ def experiment_of(
         experiment = Experiment.model_validate(tables)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_one_line(error, tables)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
     from fedmodels.methods import make  # methods import torch: only when a config is used
     from fedmodels.nets import check_net, net_names
 
@@ -86,6 +88,12 @@ def experiment_of(
                 + suggestion(experiment.net.name, net_names())
             )
         check_net(experiment.net.name, experiment.net.options())
+        views = experiment.evaluate.views
+        if views and not {*views} & {*method.views}:
+            raise ConfigError(
+                f"[evaluate] views = {list(views)}: {method.name} has {list(method.views)} alone, "
+                "so no model would be scored"
+            )
         if experiment.training.together > 1 and not method.may_train_together():
             raise ConfigError(
                 f"[training] together = {experiment.training.together}: clients of method "

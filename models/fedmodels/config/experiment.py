@@ -122,6 +122,8 @@ class Schedule(StrictTable):
             for key in ("buffer", "arrivals"):
                 if getattr(self, key) is not None:
                     raise ValueError(f'{key} belongs to order = "asynchronous"')
+            if self.staleness_exponent != type(self).model_fields["staleness_exponent"].default:
+                raise ValueError('staleness_exponent belongs to order = "asynchronous"')
         elif self.buffer is None:
             raise ValueError('order = "asynchronous" needs buffer, the uploads that end a round')
         elif self.buffer > at_once:

@@ -229,6 +229,15 @@ class PerClassShards(ScenarioTable):
     sharding: Literal["per_class", "equal_size"] = "per_class"
     """``equal_size`` cuts the label-sorted set in shards of one size, as ``label_shards`` does."""
 
+    @model_validator(mode="after")
+    def _distinct_labels_are_of_shards_per_class(self) -> PerClassShards:
+        if self.distinct_labels and self.sharding == "equal_size":
+            raise ConfigError(
+                "[scenario] distinct_labels needs shards of one class each; with sharding = "
+                "'equal_size' a shard may straddle two: leave one of them out"
+            )
+        return self
+
 
 class Natural(ScenarioTable):
     """One client per subject and device of a sensor data set (FedAli)."""
@@ -343,6 +352,10 @@ class DirichletPooled(ScenarioTable):
     def _check_switches(self) -> DirichletPooled:
         if self.same_props and self.pachinko:
             raise ConfigError("[scenario] same_props and pachinko exclude each other")
+        unused = "split" if self.same_props else "min_size" if self.pachinko else ""
+        if unused and getattr(self, unused) != type(self).model_fields[unused].default:
+            which = "same_props" if self.same_props else "pachinko"
+            raise ConfigError(f"[scenario] {unused} does nothing with {which}: leave it out")
         return self
 
 

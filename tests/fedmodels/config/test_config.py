@@ -174,6 +174,14 @@ def test_there_are_examples():
             "method.bn and method.reading.bn are one switch: give one",
         ),
         (["evaluate.views=['local']"], "evaluate.views.0: "),
+        (
+            ["method.name=fedem", "evaluate.views=['global']"],
+            "[evaluate] views = ['global']: fedem has ['after_downlink'] alone",
+        ),
+        (
+            ["scenario.distinct_labels=true", "scenario.sharding=equal_size"],
+            "distinct_labels needs shards of one class each",
+        ),
         (["training.lr=0"], "training.lr: "),
         (["training.precision=half"], "training.precision: Input should be 'float32' or "),
         (["seed=-1"], "seed: "),

@@ -313,6 +313,7 @@ def test_methods_that_do_more_than_average_are_refused(method, why, digits, tmp_
         ({"order": "asynchronous", "buffer": 4}, "buffer = 4 exceeds the 3 that train at once"),
         ({"order": "asynchronous", "buffer": 3, "per_round": 2}, "exceeds the 2"),
         ({"buffer": 2}, 'buffer belongs to order = "asynchronous"'),
+        ({"staleness_exponent": 1.0}, 'staleness_exponent belongs to order = "asynchronous"'),
         ({"arrivals": "run"}, 'arrivals belongs to order = "asynchronous"'),
         ({"order": "asynchronous", "buffer": 1, "staleness_exponent": -1.0}, "greater than"),
     ],

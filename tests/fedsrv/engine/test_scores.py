@@ -123,6 +123,12 @@ def test_iaa_is_weighted_by_what_was_met():
     assert metrics_of(scores, tasks_seen=2)["iaa"] == pytest.approx((300 * 0.8 + 100 * 0.5) / 400)
 
 
+def test_there_is_no_iaa_of_data_pooled_at_one_client():
+    scores = scores_of({0: [counts([4, 4], [5, 5])], 1: [counts([2, 3], [5, 5])]})
+    pooled = {0: profile([75, 125]), 1: profile([0, 0])}
+    assert "iaa" not in metrics_of(scores, profiles=pooled)
+
+
 def test_iaa_is_of_the_model_after_the_downlink():
     given = {0: [counts([4, 4], [5, 5], "global"), counts([1, 1], [5, 5], "after_downlink")]}
     assert metrics_of(scores_of(given), "after_local")["iaa"] == pytest.approx(0.8)
@@ -329,6 +335,14 @@ def test_aa_and_afm(tmp_path):
     assert found["afm"] == pytest.approx(0.25)
     assert found["iaa"] == 0.7
     assert "afm" not in run_of(records)
+
+
+def test_afm_needs_the_same_rounds(tmp_path):
+    """Each scored two rounds, the reference rounds 0 and 1, the run rounds 1 and 3."""
+    lines = [json.dumps(record(r, iaa=0.9)) for r in (0, 1)]
+    (tmp_path / "rounds.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"scored 2 rounds, this run 2, and not after the same"):
+        run_of([record(r, a_glo=0.5, iaa=0.5) for r in (1, 3)], reference=str(tmp_path))
 
 
 def test_what_depends_on_how_often_one_evaluates_says_so():
