@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmodels.errors import ConfigError
-
 if TYPE_CHECKING:
     from fedsrv.events import Event
-    from fedsrv.identity.tls import ChannelCredentials
 
 monitor_app = typer.Typer()
 
@@ -75,26 +72,17 @@ def watch(
 @monitor_app.command()
 def health(server: Coordinator, ca: Authority = None, cert: Cert = None, key: Key = None) -> None:
     """End with 0 if a coordinator serves, as probes of containers ask."""
+    from fedsrv.identity.tls import caller_credentials
     from fedsrv.monitor.health import check_health
 
-    check_health(server, _credentials(ca, cert, key))
+    check_health(server, caller_credentials(ca, cert, key, "--tls"))
 
 
 def _events(
     server: str, ca: Path | None, cert: Path | None, key: Path | None, seconds: float | None
 ) -> Iterator[Event]:
     """Yield what a coordinator tells a monitor."""
+    from fedsrv.identity.tls import caller_credentials
     from fedsrv.monitor.watch import watched
 
-    return watched(server, _credentials(ca, cert, key), seconds)
-
-
-def _credentials(ca: Path | None, cert: Path | None, key: Path | None) -> ChannelCredentials | None:
-    """Return the credentials of a monitor, if any are given."""
-    from fedsrv.identity.tls import monitor_credentials
-
-    if ca and cert and key:
-        return monitor_credentials(ca, cert, key)
-    if ca or cert or key:
-        raise ConfigError("--tls-ca, --tls-cert and --tls-key of a monitor belong together")
-    return None
+    return watched(server, caller_credentials(ca, cert, key, "--tls"), seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import zlib
 from pathlib import Path
@@ -51,11 +50,3 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise DataError(f"{path} is missing") from None
     except (*DAMAGED, AttributeError) as error:  # an .npy under that name
         raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
-
-
-def digest_of(*arrays: NDArray[Any]) -> str:
-    """Return twelve digits that tell these arrays from others, by their bytes."""
-    sha = hashlib.sha256()
-    for array in arrays:
-        sha.update(np.ascontiguousarray(array).data)
-    return sha.hexdigest()[:12]

@@ -182,6 +182,8 @@ class Link:
         """
         if why := distrust(details, self.address):
             raise LinkError(why)
+        if not self._over_tls and "Socket closed" in details:
+            return f"{details} (a server that wants TLS ends calls like this: give --tls-ca)"
         if self._over_tls and ("Socket closed" in details or "handshake" in details.lower()):
             return (
                 f"{details} (over TLS this may be a certificate that the server does not accept: "

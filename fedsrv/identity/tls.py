@@ -34,37 +34,29 @@ def server_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.Se
     return grpc.ssl_server_credentials([(key_pem, cert_pem)], roots, client_ca is not None)
 
 
-def monitor_credentials(ca: Path, cert: Path, key: Path) -> grpc.ChannelCredentials:
-    """Return credentials that trust the authority and show a monitor's certificate.
-
-    Raises:
-        ConfigError: a file is missing or unreadable, or the key is not the certificate's.
-    """
-    return _channel_credentials(ca, cert, key, "--tls")
-
-
-def uplink_credentials(
-    ca: Path | None, cert: Path | None, key: Path | None
+def caller_credentials(
+    ca: Path | None, cert: Path | None, key: Path | None, option: str
 ) -> grpc.ChannelCredentials | None:
-    """Return a relay's credentials for the coordinator above it; None for a link without TLS.
+    """Return a monitor's or a relay's credentials for a coordinator; None for a link without TLS.
+
+    Args:
+        ca: the coordinator's authority.
+        cert: the caller's certificate, if it has to show one.
+        key: that certificate's key.
+        option: how the options of the three begin, ``--tls`` or ``--up``.
 
     Raises:
         ConfigError: a file is missing or unreadable, the key is not the certificate's, one of the
             two is given alone, or both without an authority.
     """
     if (cert is None) != (key is None):
-        raise ConfigError("--up-cert and --up-key belong together; one of them is missing")
+        raise ConfigError(f"{option}-cert and {option}-key belong together; one of them is missing")
     if ca is None:
         if cert is not None:
-            raise ConfigError("--up-cert and --up-key need --up-ca")
+            raise ConfigError(f"{option}-cert and {option}-key need {option}-ca")
         return None
     if cert is None or key is None:
-        return grpc.ssl_channel_credentials(_authority(ca, "--up"))
-    return _channel_credentials(ca, cert, key, "--up")
-
-
-def _channel_credentials(ca: Path, cert: Path, key: Path, option: str) -> grpc.ChannelCredentials:
-    """Return credentials of the files that OPTION-ca, OPTION-cert and OPTION-key name."""
+        return grpc.ssl_channel_credentials(_authority(ca, option))
     ca_pem = _authority(ca, option)
     cert_pem, key_pem = read_pem(cert, f"{option}-cert"), read_pem(key, f"{option}-key")
     check_pair(cert, cert_pem, key, key_pem)

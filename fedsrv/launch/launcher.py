@@ -91,6 +91,8 @@ def launch(
         KeyboardInterrupt: the user stopped it before there was a run.
     """
     root = data or out / "data"
+    if server_data is not None and not server_data.is_dir():
+        raise DataError(f"--server-data {server_data} is no directory")
     held = server_data or root / "server"
     require_run(out) if resume else refuse_existing(out)
     _check_start(experiment, data, held, device)

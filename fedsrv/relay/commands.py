@@ -44,14 +44,14 @@ def relay(
     from fedmodels.config.places import check_address
     from fedmodels.tensors.heap import keep_large_blocks
     from fedsrv.coordinator import Listen
-    from fedsrv.identity.tls import uplink_credentials
+    from fedsrv.identity.tls import caller_credentials
     from fedsrv.narration import Telling
     from fedsrv.relay.relaying import Above, serve_relay
 
     keep_large_blocks()
     ids = range_of(clients)
     check_address(up, "--up")
-    above = Above(up, uplink_credentials(up_ca, up_cert, up_key))
+    above = Above(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
     place = Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure)
     signal.signal(signal.SIGTERM, _end)
     telling = Telling(names_address=not as_json, prints=False)

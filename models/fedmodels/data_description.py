@@ -68,6 +68,8 @@ class ProblemFile(_File):
             raise ValueError("mean / std and 1 / std must be finite in float32")
         if self.class_names and len(self.class_names) != self.num_classes:
             raise ValueError(f"class_names must hold {self.num_classes} names")
+        if len(set(self.class_names)) < len(self.class_names):
+            raise ValueError("class_names must differ from each other")
         return self
 
     @property

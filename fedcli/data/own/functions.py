@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.own.examples import Examples, dataset_of
+from fedcli.data.own.examples import SHOWN, Examples, dataset_of
 from fedcli.data.sets.dataset import Dataset, Inputs, Source
 from fedmodels.errors import DataError
 
@@ -50,6 +50,12 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
         examples_of(part, f"{name}: the {which} set")
         for part, which in zip(found, ("training", "test"), strict=True)
     )
+    stated = [list(getattr(part, "classes", None) or ()) for part in found]
+    if all(stated) and stated[0] != stated[1]:
+        raise DataError(
+            f"{name}: the training set has the classes {stated[0][:SHOWN]}, the test set "
+            f"{stated[1][:SHOWN]}: labels would not stand for the same; give both the same"
+        )
     highest = max(int(examples.y.max(initial=-1)) for examples in (train, test))
     names = [str(c) for c in getattr(found[0], "classes", None) or range(highest + 1)]
     if highest >= len(names):

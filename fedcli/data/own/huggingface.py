@@ -112,7 +112,7 @@ def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
         if len(parts) > 1:
             frame["split"] = part
         frames.append((frame, f"{root} ({part})"))
-    rows = joined(frames, asked)
+    rows, asked = joined(frames, asked)
     if columns.window is not None:
         rows = windowed(rows, columns.window, columns.hop or columns.window, root)
     return made(rows, asked, "huggingface", str(root), f"{len(rows.label)} examples")

@@ -61,7 +61,7 @@ def table(source: Source) -> Dataset:
         raise DataError("table: say where the files lie, [data] root = 'recordings.csv'")
     root, columns = source.roots[0], source.data.columns or Columns()
     files = files_of(root)
-    rows = joined(((read_frame(path, columns), path) for path in files), columns)
+    rows, columns = joined(((read_frame(path, columns), path) for path in files), columns)
     if columns.window is not None:
         rows = windowed(rows, columns.window, columns.hop or columns.window, root)
     return made(rows, columns, "table", str(root), f"{len(files)} files")
@@ -87,6 +87,7 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
     return dataset_of(
         name, parts[0], parts[1], classes, variant, people if columns.client else (),
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
+        columns=columns.features or (),
     )  # fmt: skip
 
 
@@ -181,8 +182,10 @@ def rows_of(frame: Any, columns: Columns, where: object) -> Rows:
     return Rows(x, label, client, part, stretch, start)
 
 
-def joined(frames: Iterable[tuple[Any, object]], columns: Columns) -> Rows:
+def joined(frames: Iterable[tuple[Any, object]], columns: Columns) -> tuple[Rows, Columns]:
     """Put the rows of several files together; a stretch stays within its file.
+
+    Also return the columns with the features that were found.
 
     Args:
         frames: of pandas, each with its name for error lines; the first one says which columns a
@@ -206,7 +209,7 @@ def joined(frames: Iterable[tuple[Any, object]], columns: Columns) -> Rows:
         if name != "stretch"
     }
     stretch = np.concatenate([r.stretch + s for r, s in zip(tables, shifts, strict=False)])
-    return Rows(**joint, stretch=stretch)
+    return Rows(**joint, stretch=stretch), asked
 
 
 def features_of(frame: Any, columns: Columns, where: object) -> tuple[str, ...]:
@@ -268,7 +271,14 @@ def _shares_rows(rows: Rows, test: NDArray[np.bool_], length: int) -> NDArray[np
 def _numbers(column: Any, name: str, where: object) -> NDArray[np.float32]:
     """Return a column's numbers (n,)."""
     pandas = importlib.import_module("pandas")
-    values = pandas.to_numeric(column, errors="coerce").to_numpy(dtype=np.float32, na_value=np.nan)
+    if column.dtype.kind in "mM":
+        raise DataError(
+            f"{where}: column {name!r} holds times: make numbers of them, such as seconds since "
+            "the beginning, or leave the column out of features"
+        )
+    with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is named
+        values = pandas.to_numeric(column, errors="coerce")
+        values = values.to_numpy(dtype=np.float32, na_value=np.nan)
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
         more = f" and in {len(wrong) - 1} more" if len(wrong) > 1 else ""

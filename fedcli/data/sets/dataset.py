@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +49,32 @@ class Dataset:
     overlapping: bool = False
     """Whether examples may share rows of a recording: windows with a hop below their length."""
 
+    columns: tuple[str, ...] = ()
+    """Names of the columns of a table that an example consists of, in their order."""
+
+    def __post_init__(self) -> None:
+        """Check that every class has a name of its own.
+
+        Raises:
+            DataError: two have one name.
+        """
+        check_names(self.class_names, self.name)
+
+    @property
+    def identity(self) -> str:
+        """What tells data of one's own from others under the same name: all that is in them."""
+        if not self.has_own_parts:
+            return self.variant
+        sha = hashlib.sha256()
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if isinstance(value, np.ndarray):
+                sha.update(f"{part.name} {value.dtype} {value.shape}".encode())
+                sha.update(np.ascontiguousarray(value).data)
+            else:
+                sha.update(repr((part.name, value)).encode())
+        return f"{self.variant}, sha256 {sha.hexdigest()[:12]}"
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
@@ -57,6 +86,17 @@ class Dataset:
         if self.groups_train is None or self.groups_test is None:
             return None
         return np.concatenate([self.groups_train, self.groups_test])
+
+
+def check_names(names: Sequence[str], where: object) -> None:
+    """Check that every class has a name of its own.
+
+    Raises:
+        DataError: two have one name.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{where}: two classes have the name {twice[0]!r}")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import DAMAGED, IntArray, digest_of, read_array
+from fedcli.data.arrays import DAMAGED, IntArray, read_array
 from fedcli.data.sets.dataset import Dataset, Inputs, Source
 from fedmodels.errors import DataError, reason_of, suggestion
 
@@ -38,6 +38,10 @@ def directory(source: Source) -> Dataset:
     names: list[str] = [str(name) for name in about.get("class_names", [])]
     if folders and not names:
         names = [path.name for path in class_folders(root / "train")]
+    for name in names if folders else ():
+        place = root / "train" / name
+        if place.is_dir() and not images_in(place):
+            raise DataError(f"{place} is empty: a class needs images to train on")
     parts = [
         read_class_folders(root / part, names) if folders else _read_arrays(root, part)
         for part in ("train", "test")
@@ -70,8 +74,7 @@ def _made(
         class_names=tuple(names) or tuple(str(k) for k in range(num_classes)),
         groups_train=_read_groups(root / "groups_train.npy", len(train[1])),
         groups_test=_read_groups(root / "groups_test.npy", len(test[1])),
-        variant=f"{len(train[1])} train and {len(test[1])} test examples, "
-        f"sha256 {digest_of(*train, *test)}",
+        variant=f"{len(train[1])} train and {len(test[1])} test examples",
         has_own_parts=True,
     )
 

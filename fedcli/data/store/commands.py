@@ -67,7 +67,7 @@ def run_partition(
     dataset = thinned(dataset, experiment_data, seed)
     config = {
         "data": experiment_data.identity(),
-        "variant": dataset.variant,
+        "variant": dataset.identity,
         "scenario": experiment_scenario.model_dump(mode="json"),
         "clients": num_clients,
         "seed": seed,
@@ -95,6 +95,9 @@ def run_partition(
     written = write_partition(out, dataset, made, config, reserve, layout)
     if written:
         draw_partition(out)
+    if dataset.columns:
+        shown = f"an example has the columns {', '.join(dataset.columns)}"
+        console.print(shown, markup=False, highlight=False, soft_wrap=True)
     _show(console, out, reserve, written=written)
     return str(out)
 

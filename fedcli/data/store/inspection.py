@@ -73,6 +73,10 @@ class Inspected:
         if not train.sum() and not test.sum():
             self.wrong.append("there is no example: fill task-0, or leave this client out")
             return
+        if not train.sum():
+            self.wrong.append("there is no example to train on: fill task-0/train")
+        if not test.sum():
+            self.notes.append("there is no test example, so its model has no score of its own")
         if not (np.isfinite(self.low) and np.isfinite(self.high)):
             self.wrong.append("inputs hold NaN or infinity: remove or replace those examples")
         elif max(-self.low, self.high) > HUGE:

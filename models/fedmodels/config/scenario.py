@@ -64,6 +64,8 @@ class Columns(StrictTable):
 
     @model_validator(mode="after")
     def _features_are_only_that(self) -> Columns:
+        if len({*(self.classes or ())}) < len(self.classes or ()):
+            raise ConfigError("[data.columns] classes names a class twice")
         others = {"label": self.label, "client": self.client, "split": self.split}
         features = self.features or ()
         for role, column in others.items():

@@ -94,3 +94,21 @@ def test_a_mistake_gets_one_line(tmp_path: Path, body: str, line: str) -> None:
 def test_something_else_than_a_function_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is no function: it is int"):
         loaded(tmp_path, "load = 3\n")
+
+
+def test_two_sets_with_other_classes_are_refused(tmp_path):
+    """A folder of test images that lacks a class would number the others anew."""
+    code = tmp_path / "mine.py"
+    code.write_text(
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "def load():\n"
+        "    x, y = torch.rand(6, 3), torch.tensor([0, 1, 0, 1, 0, 1])\n"
+        "    train, test = TensorDataset(x, y), TensorDataset(x, y)\n"
+        "    train.classes, test.classes = ['bar', 'box', 'disc'], ['box', 'disc']\n"
+        "    return train, test\n"
+    )
+    with pytest.raises(
+        DataError, match=r"\['bar', 'box', 'disc'\], the test set \['box', 'disc'\]"
+    ):
+        load(Data(name=f"{code}:load"))

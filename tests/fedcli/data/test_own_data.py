@@ -18,8 +18,8 @@ from fedcli.data.sets.directory import read_image
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.inspection import inspect
-from fedmodels.config.scenario import Data
-from fedmodels.errors import DataError, PayloadError, RunFailed, TrainingFailed
+from fedmodels.config.scenario import Columns, Data
+from fedmodels.errors import ConfigError, DataError, PayloadError, RunFailed, TrainingFailed
 from fedmodels.resolution import experiment_of
 from fedsrv.engine.admission import Admission
 from fedtide.inprocess import run_in_process
@@ -242,7 +242,30 @@ def test_class_folders_hold_images_alone(tmp_path):
 
 def test_other_arrays_are_another_partition(tmp_path):
     place = own(tmp_path, 0) / "task-0"
-    variant = load(Data(name="directory", root=str(place))).variant
-    assert load(Data(name="directory", root=str(place))).variant == variant
+    variant = load(Data(name="directory", root=str(place))).identity
+    assert load(Data(name="directory", root=str(place))).identity == variant
     np.save(place / "test_y.npy", 1 - np.load(place / "test_y.npy"))
-    assert load(Data(name="directory", root=str(place))).variant != variant
+    assert load(Data(name="directory", root=str(place))).identity != variant
+
+
+def test_classes_have_names_of_their_own(tmp_path):
+    with pytest.raises(DataError, match="class_names must differ"):
+        ClientData(own(tmp_path, 0, num_classes=3, class_names=["a", "a", "c"]))
+    place = own(tmp_path, 1) / "task-0"
+    (place / "dataset.json").write_text(json.dumps({"class_names": ["a", "a"]}))
+    with pytest.raises(DataError, match="two classes have the name 'a'"):
+        load(Data(name="directory", root=str(place)))
+    with pytest.raises(ConfigError, match="classes names a class twice"):
+        Columns(classes=("lo", "lo"))
+
+
+def test_check_names_parts_without_examples(tmp_path, capsys):
+    for client, name in enumerate(("train", "test")):
+        place = own(tmp_path, client)
+        for array in ("x", "y"):
+            rewrite(place, f"{name}_{array}.npy", lambda held: held[:0])
+    with pytest.raises(SystemExit):
+        main(["check", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "wrong: client 0: there is no example to train on" in said
+    assert "note: client 1: there is no test example" in said

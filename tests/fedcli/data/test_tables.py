@@ -94,9 +94,9 @@ def test_a_directory_of_parquet_reads_as_its_csv_does(csv: Path, tmp_path: Path)
 
 
 def test_a_changed_file_is_another_data_set(csv: Path) -> None:
-    before = loaded(csv).variant
+    before = loaded(csv).identity
     csv.write_text(csv.read_text().replace("100.0", "101.0"))
-    assert loaded(csv).variant != before
+    assert loaded(csv).identity != before
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_rows_longer_than_the_header_do_not_shift_the_columns(tmp_path: Path, re
 
 
 def test_other_rows_are_another_partition(csv: Path) -> None:
-    before = loaded(csv).variant
-    assert loaded(csv).variant == before
+    before = loaded(csv).identity
+    assert loaded(csv).identity == before
     csv.write_text(csv.read_text().replace("203.0", "204.0"))
-    assert loaded(csv).variant != before
+    assert loaded(csv).identity != before
 
 
 def dealt(csv: Path, out: Path, scenario: ScenarioTable) -> dict[str, np.ndarray]:
@@ -251,3 +251,22 @@ def test_without_pandas_the_extra_is_named(csv: Path, monkeypatch: pytest.Monkey
 def test_partitions_made_before_columns_keep_their_digest() -> None:
     assert "columns" not in Data(name="digits").identity()
     assert "columns" in Data(name="table", columns=Columns()).identity()
+
+
+def test_a_column_of_times_is_no_number(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    times = pandas.date_range("2026-01-01", periods=4)
+    frame = pandas.DataFrame({"when": times, "ax": [1.0, 2, 3, 4], "label": list("abab")})
+    frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="column 'when' holds times: make numbers of them"):
+        loaded(tmp_path / "a.parquet", label="label", features=("when", "ax"))
+    assert loaded(tmp_path / "a.parquet", label="label").columns == ("ax",)
+
+
+def test_other_clients_or_names_are_another_partition(csv: Path) -> None:
+    found = {loaded(csv).identity, loaded(csv, client="person").identity}
+    csv.write_text(csv.read_text().replace("ben", "bob"))
+    found.add(loaded(csv, client="person").identity)
+    csv.write_text(csv.read_text().replace("sit", "sat"))
+    found.add(loaded(csv, client="person").identity)
+    assert len(found) == 4

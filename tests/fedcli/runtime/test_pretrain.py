@@ -40,7 +40,9 @@ def waves(name="waves"):
     x[24:] = 10 * x[24:] + 3
     y = np.zeros(48, dtype=np.int64)
     people = np.repeat([0, 1], 24)
-    return Dataset(name, x, y, x[:1], y[:1], 5, 1.0, (0.0,), (1.0,), ("a",) * 5, people, people[:1])
+    return Dataset(
+        name, x, y, x[:1], y[:1], 5, 1.0, (0.0,), (1.0,), tuple("abcde"), people, people[:1]
+    )
 
 
 @pytest.fixture

@@ -204,6 +204,6 @@ def test_mistakes_are_one_line(
 ) -> None:
     with pytest.raises(LinkError, match=r"no coordinator answers at 127\.0\.0\.1:1"):
         list(watched("127.0.0.1:1", connect_s=0.3))
-    status, _, errors = typed(monkeypatch, capsys, "watch", "127.0.0.1:1", "--tls-ca", "x")
+    status, _, errors = typed(monkeypatch, capsys, "watch", "127.0.0.1:1", "--tls-key", "x")
     assert (status, len(errors)) == (2, 1)
     assert "belong together" in errors[0]
