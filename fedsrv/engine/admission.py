@@ -92,7 +92,10 @@ class Admission:
         with self._lock:
             known = self._known.get(client) if isinstance(client, int) else None
             if known is not None and json.loads(known) != json.loads(text):
-                raise PayloadError(f"client {client} had other data when it first joined this run")
+                raise PayloadError(
+                    f"client {client} had other data when it first joined this run, by its counts; "
+                    "a run keeps what it began with: begin a new one, with [net] weights from this"
+                )
             if self._problem is not None and profile.problem != self._problem:
                 raise PayloadError(
                     f"client {client} has {_described(profile.problem)}; the run has "
