@@ -15,9 +15,9 @@ from pathlib import Path
 
 import tomli_w
 
-from fedmodels.config.experiment import Experiment
+from fedmodels.config.experiment import Experiment, forbidden_changes
 from fedmodels.config.places import check_device
-from fedmodels.errors import DataError, Interrupted, RunFailed, RunStopped
+from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
@@ -94,7 +94,11 @@ def launch(
     if server_data is not None and not server_data.is_dir():
         raise DataError(f"--server-data {server_data} is no directory")
     held = server_data or root / "server"
-    require_run(out) if resume else refuse_existing(out)
+    if resume:
+        require_run(out)
+        _check_resumed(experiment, out / "config.toml")
+    else:
+        refuse_existing(out)
     _check_start(experiment, data, held, device)
     title = f"{experiment.method.name} on {name_of(experiment, data)}"
     display = display_of(title, log_level.number, as_json=as_json)
@@ -158,6 +162,26 @@ def _check_start(experiment: Experiment, data: Path | None, held: Path, device: 
         from fedsrv.engine.summary import iaa_series
 
         iaa_series(Path(experiment.evaluate.reference))
+
+
+def _check_resumed(experiment: Experiment, config: Path) -> None:
+    """Check that a resumed run has its config, before data are dealt out for another one.
+
+    Raises:
+        ConfigError: names the keys that differ.
+    """
+    from fedmodels.resolution import parse_experiment
+
+    try:
+        before = parse_experiment(config.read_text(), str(config))
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return  # the coordinator has the config in its database, and looks again
+    changed = [key for key in forbidden_changes(before, experiment) if "sha256" not in key]
+    if changed:
+        raise ConfigError(
+            f"{config.parent} was begun with another config; it differs in {', '.join(changed)}. "
+            f"Resume with the config in {config}"
+        )
 
 
 def _joining(

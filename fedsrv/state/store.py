@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmodels.config.experiment import Experiment, difference
+from fedmodels.config.experiment import Experiment, forbidden_changes
 from fedmodels.errors import ArchiveError, ArchiveNotRead, ConfigError, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.tensors.bundle import state_digest
@@ -97,12 +97,7 @@ class Store:
         """The newest interaction that is known to be safe on every disk."""
         if "experiment" in stored:
             before = experiment_of(json.loads(stored["experiment"]), str(self.path / "run.db"))
-            changed = [
-                key
-                for key in difference(before, self.experiment)
-                if not self._may_change(key, before)
-            ]
-            if changed:
+            if changed := forbidden_changes(before, self.experiment):
                 raise ConfigError(
                     f"{self.path} was begun with another config; it differs in "
                     f"{', '.join(changed)}. Resume with the config in {self.path / 'config.toml'}"
@@ -110,16 +105,6 @@ class Store:
         text = json.dumps(self.experiment.to_dict(), sort_keys=True)
         with writing(self.path):
             self._ledger.set_facts(experiment=text)
-
-    def _may_change(self, key: str, before: Experiment) -> bool:
-        """Tell whether a resume may change a key: ``max_rollback``, or more rounds at the end."""
-        now, scenario = self.experiment.schedule, self.experiment.scenario
-        one_task = scenario is not None and scenario.tasks == 1 and not scenario.fixes_tasks
-        return key == "server.max_rollback" or (
-            key == "schedule.rounds"
-            and now.rounds >= before.schedule.rounds
-            and (now.order == "rounds_outer" or one_task)
-        )
 
     # --- what is committed ------------------------------------------------------------------------
 

@@ -302,6 +302,19 @@ def difference(one: Experiment, other: Experiment) -> list[str]:
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
 
 
+def forbidden_changes(before: Experiment, now: Experiment) -> list[str]:
+    """Return the dotted keys in which a resumed run differs from what it was, and must not.
+
+    It may have another ``max_rollback``, and more rounds at the end.
+    """
+    scenario, schedule = now.scenario, now.schedule
+    one_task = scenario is not None and scenario.tasks == 1 and not scenario.fixes_tasks
+    allowed = {"server.max_rollback"}
+    if schedule.rounds >= before.schedule.rounds and (schedule.order == "rounds_outer" or one_task):
+        allowed.add("schedule.rounds")
+    return [key for key in difference(before, now) if key not in allowed]
+
+
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return the values of nested tables by dotted key, as JSON."""
     out: dict[str, str] = {}

@@ -19,7 +19,7 @@ from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.resolution import experiment_of, parse_experiment
 from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve
-from fedsrv.launch.launcher import show_end
+from fedsrv.launch.launcher import _check_resumed, show_end
 from fedsrv.launch.progress import Lines, Objects
 from fedsrv.state.run_directory import beginning, launching
 from fedsrv.tracking import trackers
@@ -266,3 +266,14 @@ def test_another_method_drops_the_keys_of_the_former(caplog):
 def test_options_of_a_net_are_checked_with_the_config():
     with pytest.raises(ConfigError, match=r"unknown option 'hiden' of net 'mlp'.*'hidden'"):
         experiment_of({**TABLES, "net": {"name": "mlp", "hiden": [3]}})
+
+
+def test_a_resume_with_another_config_is_refused_before_data_are_dealt(tmp_path: Path) -> None:
+    before = tiny_experiment()
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(before.to_dict()))
+    more = {**before.to_dict()["schedule"], "rounds": before.schedule.rounds + 1}
+    _check_resumed(tiny_experiment(schedule=more, scenario={"tasks": 1}), tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"it differs in seed\. Resume with the config in "):
+        _check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")
+    (tmp_path / "config.toml").write_text("damaged =")
+    _check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")  # run.db decides
