@@ -27,7 +27,7 @@ Written = tuple[NDArray[np.uint8], IntArray, list[str]]
 def femnist(source: Source) -> Dataset:
     """Load FEMNIST, one natural client per writer.
 
-    Without LEAF's own split, every fifth example of each class is for test. ``max_per_class = 600``
+    Without LEAF's own split, the last fifth of each class is for test. ``max_per_class = 600``
     makes FedMLP's balanced set of 62 x 600.
 
     Raises:

@@ -26,7 +26,7 @@ class NetTable(BaseModel):
     """A net's name, or ``file.py:Name``."""
     weights: str | None = None
     """A file of weights that all start from, such as ``fedcli pretrain`` writes; every process
-    of the run reads it. What it lacks is initialised as ever."""
+    of the run reads it. What it lacks is initialised as ever; so are FedEM's learners but one."""
     weights_sha256: str | None = None
     """Of that file; the coordinator fills it in, and every process checks what it reads."""
 

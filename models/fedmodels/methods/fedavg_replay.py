@@ -1,5 +1,5 @@
 """FedAVG-replay — FedAvg whose clients replay the classes they met, as in pFedGRP.
-Tan and Liu, https://arxiv.org/abs/2410.01502v2, section 5
+Tan and Liu, https://arxiv.org/abs/2410.01502v2, appendices B and D.1
 
     paper    here                          paper       here
     C        state.common.weights          A_{i,c}     private generators, one for each class

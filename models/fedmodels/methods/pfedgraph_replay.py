@@ -1,5 +1,5 @@
 """pFedGraph-replay — pFedGraph whose clients replay the classes they met, as in pFedGRP.
-Tan and Liu, https://arxiv.org/abs/2410.01502v2, section 5
+Tan and Liu, https://arxiv.org/abs/2410.01502v2, appendices B and D.1
 
     paper       here                                paper       here
     theta_i     clients[i].weights                  A_{i,c}     private generators, one a class

@@ -40,8 +40,8 @@ USUAL: Mapping[tuple[Arch, Literal["grey", "colour"]], tuple[int, int, float]] =
     ("dcgan", "colour"): (64, 1000, 1e-4),
     ("ddpm", "colour"): (32, 6000, 2e-4),
 }
-"""Width, epochs and learning rate where none are given (pFedGRP, section 5.1): for grey images as
-MNIST's, and for colour images as CIFAR's."""
+"""Width and epochs where none are given (pFedGRP, appendix C.3): for grey images as MNIST's, and for
+colour images as CIFAR's. Learning rates are ours: the paper gives none."""
 
 CRITIC_STEPS = 5
 """Steps of the GAN's critic for each step of its generator."""
