@@ -378,7 +378,7 @@ class Engine:
         """Let every client store its final model and report its digest; return the summary."""
         everyone: list[ClientId] = list(self.profiles)
         ctx = self._context(self.steps[-1], tuple(self.profiles))
-        common, personal = self.method.broadcast(ctx, self.state)
+        common, personal = self.method.evaluation(ctx, self.state)  # what is scored is stored
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)
         orders = self._orders(ctx, rpc.ORDER_KIND_FINISH, everyone, (), 0)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedmodels.config.bounds import NonNegative
+from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.bases.private_parts import PrivatePrefixes
 from fedmodels.methods.bases.round_heads import RoundHeads
@@ -41,6 +42,15 @@ class FedRep(PrivatePrefixes, RoundHeads):
     """Weight decay of the head, in place of the run's."""
     bn_of_frozen: Literal["train", "eval"] = "train"
     """Whether running statistics of the base move while the head trains; as released, they do."""
+
+    def __post_init__(self) -> None:
+        """Check that all heads travel where they live for a round.
+
+        Raises:
+            ConfigError: other weights are private.
+        """
+        if self.heads_travel and self.private != ("head/",):
+            raise ConfigError('[method] reading.heads = "round" leaves nothing private but heads')
 
     def shares(self, name: str) -> bool:
         return self.heads_travel or super().shares(name)

@@ -40,7 +40,7 @@ USUAL: Mapping[tuple[Arch, Literal["grey", "colour"]], tuple[int, int, float]] =
     ("dcgan", "colour"): (64, 1000, 1e-4),
     ("ddpm", "colour"): (32, 6000, 2e-4),
 }
-"""Width and epochs where none are given (pFedGRP, appendix C.3): for grey images as MNIST's, and for
+"""Width and epochs where none are given (pFedGRP, appendix C.3): for grey images as MNIST's, for
 colour images as CIFAR's. Learning rates are ours: the paper gives none."""
 
 CRITIC_STEPS = 5

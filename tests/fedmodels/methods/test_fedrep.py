@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.archive import load
@@ -115,3 +116,8 @@ def test_head_by_hand():
     found = result.state.weights["head/weight"].flatten().tolist()
     assert found == pytest.approx([expected, -expected], abs=1e-6)
     assert result.upload.weights == {"base/weight": torch.ones(1, 1)}
+
+
+def test_heads_of_a_round_leave_nothing_else_private():
+    with pytest.raises(ConfigError, match="leaves nothing private but heads"):
+        make("fedrep", private=("base/fc", "head/"), reading={"heads": "round"})
