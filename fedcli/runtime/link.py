@@ -83,6 +83,8 @@ class Link:
         self._give_up_after_s = give_up_after_s
         self._over_tls = credentials is not None
         self._closed = threading.Event()
+        self._answered = False
+        """Whether the server has ever answered a call."""
         alone = ChannelOptions.SingleThreadedUnaryStream  # a Pull needs no thread of its own
         options = [*channel_options(), (alone, 1)]
         self._channel = (
@@ -130,7 +132,9 @@ class Link:
         wait_s = 0.1
         while True:
             try:
-                return call()
+                found = call()
+                self._answered = True
+                return found
             except grpc.RpcError as error:
                 again_s = _again_after_s(error)
                 if again_s is None:
@@ -182,7 +186,7 @@ class Link:
         """
         if why := distrust(details, self.address):
             raise LinkError(why)
-        if not self._over_tls and "Socket closed" in details:
+        if not self._over_tls and not self._answered and "Socket closed" in details:
             return f"{details} (a server that wants TLS ends calls like this: give --tls-ca)"
         if self._over_tls and ("Socket closed" in details or "handshake" in details.lower()):
             return (

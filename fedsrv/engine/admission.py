@@ -93,8 +93,9 @@ class Admission:
             known = self._known.get(client) if isinstance(client, int) else None
             if known is not None and json.loads(known) != json.loads(text):
                 raise PayloadError(
-                    f"client {client} had other data when it first joined this run, by its counts; "
-                    "a run keeps what it began with: begin a new one, with [net] weights from this"
+                    f"client {client} had other data when it first joined this run, by its "
+                    "description; a run keeps the data that it began with, so begin a new run "
+                    "(its [net] weights may be this run's exported model)"
                 )
             if self._problem is not None and profile.problem != self._problem:
                 raise PayloadError(

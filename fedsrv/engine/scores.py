@@ -189,8 +189,9 @@ def _weighted_accuracy(
     view = "after_downlink" if local_view == "after_downlink" else "global"
     own = {c: own_test(sets) for c, sets in scores.of(view).items()}
     met = {c: int(profiles[c].train[:tasks_seen].sum()) for c, counts in own.items() if counts}
-    if not sum(met.values()) or any(not profiles[c].train.sum() for c in met):
-        return None  # the data are pooled at one client: the others weigh nothing
+    holders = sum(bool(profiles[c].train.sum()) for c in met)
+    if not sum(met.values()) or (holders == 1 and len(met) > 1):
+        return None  # all data are pooled at one client: its accuracy alone would be the mean
     return iaa([counts.accuracy() for counts in own.values() if counts], list(met.values()))
 
 

@@ -44,13 +44,16 @@ def _interrupted() -> NoReturn:
 
 
 def _end(line: str, exit_code: int) -> NoReturn:
-    print(line, file=sys.stderr)
+    if sys.stderr is not None:  # it may have been closed before the command began
+        sys.stderr.write(f"{line}\n")
     _drop_unwritten_output()
     sys.exit(exit_code)
 
 
 def _drop_unwritten_output() -> None:
     """Write standard output, or nowhere if that fails: the interpreter's end would fail again."""
+    if sys.stdout is None:  # it was closed before the command began
+        return
     try:
         sys.stdout.flush()
     except OSError:

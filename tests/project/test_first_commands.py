@@ -101,6 +101,14 @@ def test_a_full_disk_behind_standard_output_is_one_line(words: list[str]) -> Non
     assert (found.returncode, found.stderr) == (2, line)
 
 
+def test_a_mistake_is_one_line_where_standard_output_is_closed(tmp_path: Path) -> None:
+    command = f"exec {sys.executable} -m fedsrv report {tmp_path / 'nowhere'} >&-"
+    found = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=180)
+    assert found.returncode == 1
+    assert found.stderr.startswith("error: ")
+    assert len(found.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("package", ["fedsrv", "fedcli", "fedtide"])
 def test_windows_gets_one_line(package: str) -> None:
     script = f"import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; import {package}"

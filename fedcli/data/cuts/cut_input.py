@@ -47,8 +47,9 @@ class CutInput:
     groups: IntArray | None  # (n + m,)
     coarse: IntArray | None  # (K,)
     has_own_parts: bool = False
+    """Whether the owner of the data chose the test part."""
     overlapping: bool = False
-    """Of the data set, both."""
+    """Whether examples may share rows of a recording."""
 
     @property
     def num_pairs(self) -> int:

@@ -264,7 +264,7 @@ def _dirichlet_pooled(scenario: DirichletPooled, given: CutInput) -> Partition:
     if given.overlapping:
         raise ConfigError(
             "[scenario] dirichlet_pooled deals test examples out anew, and these windows overlap: "
-            "set same_props = true, or [data.columns] hop to the length of a window"
+            "set same_props = true, or, for a table, [data.columns] hop to the length of a window"
         )
     labels, rng = given.pooled_labels, given.rng("clients")
     sizes = np.bincount(labels, minlength=given.num_classes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
     except Exception as error:  # whatever the user's code raises
         raise DataError(f"{name} failed: {type(error).__name__}: {error}") from error
     if isinstance(found, Dataset):
-        return found
+        return replace(found, has_own_parts=True)
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise DataError(
             f"{name} returned {type(found).__name__}; it must return two torch data sets, the one "

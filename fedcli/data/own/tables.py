@@ -74,7 +74,7 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
         DataError: a class is unknown, or a part is empty.
     """
     y, classes = coded(rows.label, columns.classes, f"{where}: column {columns.label!r}")
-    groups, people = coded(rows.client, None, where)
+    groups, people = coded(rows.client, None, f"{where}: column {columns.client!r}")
     if columns.split is None:
         test = last_of_each(groups * len(classes) + y, columns.test_share)
         train = ~test & ~_shares_rows(rows, test, columns.window or 1)

@@ -16,6 +16,7 @@ from fedmodels.errors import ArchiveError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.own_code import is_own, own_name
+from fedmodels.printable import printable
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, Weights
 
@@ -51,8 +52,9 @@ class ModelFacts:
         """Return a line where the method is scored by more than this net; empty text otherwise."""
         if self.rule == "classifier":
             return ""
+        method = printable(str(self.method), 60)
         return (
-            f"{self.method} is scored by its rule {self.rule!r}, which needs more than this net; "
+            f"{method} is scored by its rule {self.rule!r}, which needs more than this net; "
             "the net predicts with its classifier, and may be less accurate"
         )
 

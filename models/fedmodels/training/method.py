@@ -338,7 +338,7 @@ class Method(ABC):
         """Load the global model into ``ctx.net``."""
 
     def global_weights(self, common: Bundle) -> Weights:
-        """Return the global model's weights, of what the server has in common for all clients."""
+        """Return the global model's weights, taken from the common part of the server's state."""
         return common.weights
 
     @abstractmethod

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedcli.runtime.link import Link
 from fedcli.runtime.sessions import Session, SessionFile, Sessions
 from fedmodels.errors import ArchiveError
 
@@ -173,3 +174,12 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArchiveError, match="state directory"):
         Sessions(tmp_path / "file", shared=False).of(0)
+
+
+def test_a_missing_authority_is_suspected_before_the_first_answer_alone() -> None:
+    """A server that is killed closes its sockets as well, and has nothing to do with TLS."""
+    link = Link("127.0.0.1:1")
+    assert "give --tls-ca" in link._explained("Socket closed")
+    assert link._patiently("a call", lambda: 1) == 1
+    assert link._explained("Socket closed") == "Socket closed"
+    link.close()

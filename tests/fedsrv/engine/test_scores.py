@@ -129,6 +129,12 @@ def test_there_is_no_iaa_of_data_pooled_at_one_client():
     assert "iaa" not in metrics_of(scores, profiles=pooled)
 
 
+def test_one_client_without_training_data_takes_no_metric_away():
+    scores = scores_of({c: [counts([4, n], [5, 5])] for c, n in enumerate((4, 2, 0))})
+    idle = {**PROFILES, 2: profile([0, 0], [0, 0])}
+    assert metrics_of(scores, profiles=idle)["iaa"] == pytest.approx((0.8 + 0.6) / 2)
+
+
 def test_iaa_is_of_the_model_after_the_downlink():
     given = {0: [counts([4, 4], [5, 5], "global"), counts([1, 1], [5, 5], "after_downlink")]}
     assert metrics_of(scores_of(given), "after_local")["iaa"] == pytest.approx(0.8)
