@@ -11,7 +11,7 @@ ARG TORCH=cpu
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-cache-dir "torch>=2.9" "torchvision>=0.24" --index-url "https://download.pytorch.org/whl/${TORCH}" \
     && pip install --no-cache-dir /wheels/*.whl \
-    && useradd --create-home --uid 10001 fedtide && install -d -o fedtide /state
+    && useradd --create-home --uid 10001 fedtide && install -d -o fedtide -m 1777 /state
 USER 10001
 WORKDIR /state
 VOLUME /state

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import read_array
@@ -91,13 +92,10 @@ def read_input(path: Path, facts: ModelFacts) -> NDArray[np.float32]:
         raise DataError(f"{path} is {list(x.shape)}; the model takes {list(shape)}, or several")
     if not len(x):
         raise DataError(f"{path} holds no example")
-    if facts.scale > 1 and x.max() > facts.scale:
-        raise DataError(
-            f"{path} goes up to {x.max():g}; the model was trained on values up to "
-            f"{facts.scale:g}: scale it likewise"
-        )
     with np.errstate(over="ignore"):
         found = x.astype(np.float32)
     if not np.isfinite(found).all():
         raise DataError(f"{path} holds values that are not finite in float32")
+    if fault := facts.fault_of(torch.from_numpy(found)):
+        raise DataError(f"{path} {fault}")
     return found

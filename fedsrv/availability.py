@@ -65,10 +65,11 @@ def with_digest(experiment: Experiment) -> Experiment:
     """Return the experiment with the digest of its trace, if it names one.
 
     Raises:
-        ConfigError: the file cannot be read, or is not the one the run began with.
+        ConfigError: the file cannot be read, has a wrong row, or is not the one the run began with.
     """
     if experiment.schedule.availability is None:
         return experiment
+    read_availability(experiment)  # before anybody joins
     digest = hashlib.sha256(_content(experiment)).hexdigest()
     schedule = experiment.schedule.model_copy(update={"availability_sha256": digest})
     return experiment.model_copy(update={"schedule": schedule})

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Collection
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Column, Table
 
 from fedmodels.errors import ConfigError, suggestion
@@ -29,8 +30,12 @@ def methods_table() -> Table:
     """Return one line for each registered method."""
     table = Table("method", "what it is", "paper")
     for name in names():
-        cls = method_class(name)
-        table.add_row(name, _first_line(cls), cls.citation)
+        try:
+            cls = method_class(name)
+        except ConfigError as error:  # of another package: no reason to hide the others
+            table.add_row(name, escape(f"cannot be used: {error}"), "")
+            continue
+        table.add_row(name, _first_line(cls), getattr(cls, "citation", ""))
     return table
 
 
@@ -41,7 +46,7 @@ def method_table(name: str) -> Table:
         ConfigError: no method has this name.
     """
     cls = method_class(name)
-    table = Table("key", "default", "meaning", title=f"{name}: {_first_line(cls)} {cls.citation}")
+    table = Table("key", "default", "meaning", title=_title(name, cls))
     reading = reading_of(cls)
     _add_fields(table, cls, "", without=set() if reading is None else {"reading"})
     if reading is not None:
@@ -58,7 +63,18 @@ def _add_fields(
     for field in dataclasses.fields(cls):
         if field.name not in without:
             name, meaning = prefix + field.name, meanings.get(field.name, "")
-            table.add_row(name, repr(field.default), meaning)
+            table.add_row(name, _default(field), meaning)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    """Return what a field holds unless it is given."""
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return "(none: give one)" if field.default is dataclasses.MISSING else repr(field.default)
+
+
+def _title(name: str, cls: type[Method]) -> str:
+    return f"{name}: {_first_line(cls)} {getattr(cls, 'citation', '')}"
 
 
 _METRIC_HEADS = ("metric", "what it is", "formula", "range", "better", "source")

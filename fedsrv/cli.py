@@ -158,7 +158,7 @@ def serve(
             server_data=server_data,
             on_ready=telling.begin,
             stop=_set_by_sigterm(),
-            watchers=_watchers(metrics_port, dashboard, out),
+            watchers=_watchers(metrics_port, dashboard, out, insecure),
         )
     telling.end()
     if not (events or quiet or as_json):
@@ -191,23 +191,40 @@ def _telling_the_end(telling: Telling, out: Path) -> Iterator[None]:
 
 
 def _watchers(
-    metrics_port: str | None, dashboard: str | None, out: Path
+    metrics_port: str | None, dashboard: str | None, out: Path, insecure: bool
 ) -> list[Callable[[EventLog], Ending]]:
-    """Return what follows a run's events, as options ask for it."""
-    from fedmodels.config.places import http_place
+    """Return what follows a run's events, as options ask for it.
 
+    Raises:
+        ConfigError: a place is none, or other machines reach it and ``insecure`` is not given.
+    """
     found: list[Callable[[EventLog], Ending]] = []
     if metrics_port is not None:
         from fedsrv.tracking.prometheus import export
 
-        place = http_place(metrics_port, "--metrics-port")
+        place = _http_place(metrics_port, "--metrics-port", insecure)
         found.append(lambda events: export(events, *place))
     if dashboard is not None:
         from fedsrv.dashboard.server import show
 
-        page = http_place(dashboard, "--dashboard")
+        page = _http_place(dashboard, "--dashboard", insecure)
         found.append(lambda events: show(events, out, *page))
     return found
+
+
+def _http_place(text: str, option: str, insecure: bool) -> tuple[str, int]:
+    """Return where a page is: it has no TLS and asks nobody who they are."""
+    from fedmodels.config.places import http_place
+    from fedmodels.errors import ConfigError
+    from fedsrv.identity.tls import is_loopback
+
+    host, port = http_place(text, option)
+    if not insecure and not is_loopback(f"[{host}]" if ":" in host else host):
+        raise ConfigError(
+            f"{option} {text} can be reached from other machines without TLS; give the port alone "
+            "for this machine, or --insecure"
+        )
+    return host, port
 
 
 def _end_with_stdin() -> None:
@@ -249,6 +266,7 @@ def launch(
     as_json: AsJson = False,
     metrics_port: MetricsPort = None,
     dashboard: Dashboard = None,
+    insecure: Insecure = False,
     on: On = None,
     host_cpus: HostCpus = 1.0,
     host_gpus: HostGpus = 0.0,
@@ -261,7 +279,7 @@ def launch(
     from fedmodels.resolution import read_experiment
 
     experiment = read_experiment(config, sets or ())
-    _watchers(metrics_port, dashboard, out)  # the coordinator makes its own: these are checked
+    _watchers(metrics_port, dashboard, out, insecure)  # the coordinator makes its own
     from fedsrv.launch.launcher import launch as launch_run
 
     launch_run(
@@ -274,7 +292,10 @@ def launch(
         server_data=server_data,
         log_level=level,
         as_json=as_json,
-        serve_options=_given({"--metrics-port": metrics_port, "--dashboard": dashboard}),
+        serve_options=[
+            *_given({"--metrics-port": metrics_port, "--dashboard": dashboard}),
+            *(["--insecure"] if insecure else []),
+        ],
         ray=ray_place(on, host_cpus, host_gpus, node_dir, device),
     )
 

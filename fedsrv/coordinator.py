@@ -24,6 +24,7 @@ from fedmodels.config.places import check_address
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
 from fedmodels.printable import printable
+from fedmodels.training.fault import faults_told
 from fedmodels.training.initial_weights import pinned
 from fedsrv.availability import with_digest
 from fedsrv.engine.admission import Admission
@@ -157,15 +158,18 @@ def serve(
             requires_identity=listen.requires_identity,
         )
         address = _open_server(stack, service, listen)
+        stack.enter_context(telling_the_end(events))
         began.set()
-        clients, needed = experiment.schedule.clients, experiment.min_clients
+        clients = experiment.schedule.clients
+        all_are_needed = experiment.server.deadline_s is None  # to begin with
+        needed = clients if all_are_needed else experiment.min_clients
         events.tell("listening", address=address, clients=clients, needed=needed)
         if stop is not None:
             begin_drain = partial(_drain, stop, service, out)
             threading.Thread(target=begin_drain, name="drain", daemon=True).start()
         on_ready(address, events)
         engine = engine_for(experiment, cohort, store, events, held)
-        return _run_to_the_end(engine, cohort, store)
+        return _run_to_the_end(engine, cohort, store, events)
 
 
 def _open_server(stack: ExitStack, service: Service, listen: Listen) -> str:
@@ -196,13 +200,17 @@ def _cohort_of(
     )
 
 
-def _run_to_the_end(engine: Engine, cohort: RemoteCohort, store: Store) -> dict[str, Any]:
+def _run_to_the_end(
+    engine: Engine, cohort: RemoteCohort, store: Store, events: EventLog
+) -> dict[str, Any]:
     """Run what is left of a run, store its summary, and let the clients go."""
     before = store.ended()
-    with _telling_failures(cohort):
+    with _telling_failures(cohort), faults_told(engine.method):
         summary = before or engine.run()
     if before is None:
         store.end(summary)
+    else:  # the engine did not
+        events.tell("finished", metrics=before["metrics"], state_sha256=before["state_sha256"])
     with writing(store.path):
         write_atomically(store.path / "summary.json", json.dumps(summary, indent=2) + "\n")
     cohort.end(returning=before is not None)
@@ -223,6 +231,27 @@ def _drain(stop: threading.Event, service: Service, out: Path) -> None:
 
 
 @contextmanager
+def telling_the_end(events: EventLog) -> Iterator[None]:
+    """Tell monitors why a run ends before its end; the command says it itself."""
+    try:
+        yield
+    except RunStopped as stopped:
+        events.tell("ended", reason=printable(str(stopped)))
+        raise
+    except KeyboardInterrupt:
+        events.tell("ended", reason="stopped by Ctrl-C: the same command with --resume goes on")
+        raise
+    except Exception as error:
+        events.tell("ended", reason=f"{HAS_FAILED}{_said_of(error)}")
+        raise
+
+
+def _said_of(error: Exception) -> str:
+    """Return what others are told of an error."""
+    return printable(str(error)) if isinstance(error, FedtideError) else type(error).__name__
+
+
+@contextmanager
 def _telling_failures(cohort: RemoteCohort) -> Iterator[None]:
     """Tell clients why a run failed; clients of a run that was stopped wait until it is resumed."""
     try:
@@ -230,8 +259,7 @@ def _telling_failures(cohort: RemoteCohort) -> Iterator[None]:
     except RunStopped:
         raise
     except Exception as error:
-        said = printable(str(error)) if isinstance(error, FedtideError) else type(error).__name__
-        cohort.end(f"{HAS_FAILED}{said}")
+        cohort.end(f"{HAS_FAILED}{_said_of(error)}")
         raise
 
 

@@ -59,14 +59,23 @@ def watch(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Follow a run from outside until it ends, a line for each thing that happens."""
-    from fedsrv.narration import Narrator, level_of
+    """Follow a run from outside until it ends, a line for each thing that happens.
 
-    narrator = Narrator()
+    Ends with 0 if the run has finished, else with 1 and a line that says why.
+    """
+    from fedmodels.errors import RunFailed
+    from fedsrv.narration import ENDED, Narrator, level_of
+
+    narrator, finished = Narrator(), False
+    why = f"{server} ended without a word of why; fedsrv serve's last line may say more"
     for event in _events(server, ca, cert, key, None):
         if as_json or level_of(event) > logging.DEBUG:
             typer.echo(event.to_json() if as_json else narrator.line(event))
             sys.stdout.flush()
+        if event.kind in ("finished", ENDED):
+            finished, why = event.kind == "finished", narrator.line(event)
+    if not finished:
+        raise RunFailed(why)
 
 
 @monitor_app.command()

@@ -23,13 +23,15 @@ DOING = {1: "trains", 2: "scores", 3: "finishes"}
 """What a client does with an order, by its kind."""
 FREQUENT = frozenset({"order", "beat", "upload"})
 """Kinds that come for every client in every interaction."""
+ENDED = "ended"
+"""The kind that tells monitors why a run ends before its end; the command's last line says it."""
 GRAVE = frozenset({"failed", "waiting", "rollback", "started-over", "missed", "draining"})
 """Kinds that a user may have to act on."""
 
 
 def level_of(event: Event) -> int:
     """Return how much an event matters, as a level of ``logging``."""
-    if event.kind in FREQUENT:
+    if event.kind in FREQUENT or event.kind == ENDED:
         return logging.DEBUG
     return logging.WARNING if event.kind in GRAVE else logging.INFO
 
@@ -106,7 +108,11 @@ class Narrator:
         return f"{_place(event)} scored: {figures_text(event.detail.get('metrics'))}"
 
     def _say_finished(self, event: Event) -> str:
-        return f"the run has finished: {figures_text(event.detail.get('metrics'))}"
+        metrics = event.detail.get("metrics")
+        return "the run has finished" + (f": {figures_text(metrics)}" if metrics else "")
+
+    def _say_ended(self, event: Event) -> str:
+        return str(event.detail.get("reason", ""))
 
     def _say_failed(self, event: Event) -> str:
         return f"client {event.client} failed: {event.detail.get('reason', '')}"

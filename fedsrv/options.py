@@ -51,7 +51,7 @@ Key = Annotated[Path | None, typer.Option(help="Its key.")]
 ClientAuthority = Annotated[
     Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
 ]
-Insecure = Annotated[bool, typer.Option(help="Allow a reachable address without TLS.")]
+Insecure = Annotated[bool, typer.Option(help="Allow reachable addresses without TLS.")]
 AwaitsEvaluator = Annotated[
     bool, typer.Option(help="Wait for the evaluator before the first round.")
 ]

@@ -62,7 +62,7 @@ _HOMES = {
     "Run": "fedtide.runs",
     "TrainedModel": "fedtide.models",
     "methods": "fedmodels.methods:names",
-    "make_method": "fedmodels.methods:make",
+    "make_method": "fedmodels.resolution:make_method",
     "register": "fedmodels.methods",
     "make_net": "fedmodels.nets",
     "FedAvg": "fedmodels.methods.fedavg",

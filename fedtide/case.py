@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import FedtideError
+from fedmodels.methods import method_class
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.fault import fault_in, line_of
+from fedmodels.training.hooks import init_server, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import LocalResult, Method, RunFacts, ServerContext, ServerState
 from fedtide.inprocess import run_in_process
@@ -40,6 +45,16 @@ class Case:
         """Return a path that nobody has used."""
         return self.place / f"run-{next(iter(self._numbers))}"
 
+    def why(self, error: Exception) -> str:
+        """Return why a check failed, on one line: also where an ``assert`` says nothing more."""
+        if fault := fault_in(method_class(self.name), error):
+            return fault
+        if str(error):
+            said = isinstance(error, AssertionError | FedtideError)
+            return str(error).partition("\n")[0] if said else line_of(error)
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {last.line}"
+
     def run(self, experiment: Experiment, data: Path | None = None, **options: Any) -> Finished:
         """Run an experiment to its end without a network."""
         out = self.fresh()
@@ -60,7 +75,7 @@ class Case:
                 method_of(experiment), ctx, *payload_of(experiment, ctx)
             )
         method, run = method_of(experiment), ctx.run
-        return Trained(method, run, method.init_server(run), results)
+        return Trained(method, run, init_server(method, run), results)
 
 
 @dataclass
@@ -92,7 +107,7 @@ class Trained:
 
     def after(self, ctx: ServerContext) -> ServerState:
         """Return the state after the server half."""
-        return self.method.reduce(ctx, self.state, self.uploads)[0]
+        return reduce(self.method, ctx, self.state, self.uploads)[0]
 
 
 def bytes_of(*bundles: Bundle) -> list[dict[str, bytes]]:

@@ -21,6 +21,7 @@ from fedmodels.errors import ClientFailed
 from fedmodels.files import write_atomically
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
+from fedmodels.training.fault import faults_told
 from fedmodels.training.initial_weights import pinned
 from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -202,6 +203,8 @@ def run_in_process(
     store = Store(out, experiment, resume)
     try:
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
-        return engine_for(experiment, cohort, store, EventLog(), held).run()
+        engine = engine_for(experiment, cohort, store, EventLog(), held)
+        with faults_told(engine.method):
+            return engine.run()
     finally:
         store.close()

@@ -225,7 +225,7 @@ def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     from fedmodels.resolution import put
 
     if isinstance(config, Mapping):
-        tables: dict[str, Any] = json.loads(json.dumps(config))
+        tables: dict[str, Any] = _plain(config, "the config")
     else:
         path = _file_of(config)
         try:
@@ -235,8 +235,16 @@ def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for key, value in overrides.items():
-        put(tables, key, value)
+        put(tables, key, _plain(value, key))
     return tables
+
+
+def _plain(value: Any, what: str) -> Any:
+    """Return a value as a TOML file would give it; a path is its text."""
+    try:
+        return json.loads(json.dumps(value, default=os.fspath))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{what} holds what no TOML file can: {error}") from None
 
 
 def _file_of(config: str | os.PathLike[str]) -> Path:

@@ -19,45 +19,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
 import torch
+from torch import Tensor
 
-from fedmodels.methods import _CLASSES, make, method_class
+from fedmodels.errors import ConfigError, suggestion
+from fedmodels.methods import make, method_class
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.archive import load, load_named, save, save_named
-from fedmodels.tensors.bundle import (
-    Bundle,
-    Problem,
-    Weights,
-    check_finite,
-    state_digest,
-)
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Weights, check_finite, state_digest
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Method,
-    Output,
-    RunFacts,
-)
+from fedmodels.training.method import Batch, ClientContext, Method, Output, RunFacts
 from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.case import Case, bytes_of, newest_states, states_of
+from fedtide.classifier import the_classifier_is_the_net
 from fedtide.inprocess import run_in_process, transported
+from fedtide.stacked import training_together_comes_to_the_same
 from fedtide.trial import (
     TABLES,
     context_of,
     digits_in,
+    few_in,
     method_of,
     payload_of,
+    registered,
     server_context,
-    write_server_data,
 )
-
-FEW = [[3] * 20, [5], []]
-"""Training labels of three clients: one class, one example, nothing."""
 
 Check = Callable[["Case"], None]
 CHECKS: dict[str, Check] = {}
@@ -81,21 +70,27 @@ def check_method(
 
     Raises:
         AssertionError: the method fails a check; its name and the reason are in the message.
+        ConfigError: no check has such a name.
     """
-    if isinstance(method, str):
-        name = method
-    else:
-        name = vars(method).get("name", method.__name__.lower())
-        method.name = name
-        _CLASSES.setdefault(name, method)
-    with tempfile.TemporaryDirectory() as place:
+    wanted = CHECKS if checks is None else _known(checks)
+    with tempfile.TemporaryDirectory() as place, registered(method) as name:
         root = Path(place)
         case = Case(name, hyper_parameters, tables or {}, digits_in(root / "data"), root)
-        for check in checks if checks is not None else CHECKS:
+        for check in wanted:
             try:
                 CHECKS[check](case)
-            except AssertionError as error:
-                raise AssertionError(f"{name} fails {check!r}: {error}") from error
+            except Exception as error:  # whatever the method's code raises
+                label = method if isinstance(method, str) else method.name
+                raise AssertionError(f"{label} fails {check!r}: {case.why(error)}") from error
+
+
+def _known(checks: Iterable[str]) -> list[str]:
+    found = list(checks)
+    for name in found:
+        if name not in CHECKS:
+            known = ", ".join(CHECKS)
+            raise ConfigError(f"unknown check {name!r}; known: {known}.{suggestion(name, CHECKS)}")
+    return found
 
 
 def check(function: Check) -> Check:
@@ -331,20 +326,40 @@ def what_travels_is_what_is_expected(case: Case) -> None:
 
 @check
 def predictions_are_scores_of_classes(case: Case) -> None:
-    """Every rule gives (B, K) scores, also for a single input."""
+    """Every rule gives (B, K) scores, also for a single input and for the evaluator.
+
+    The evaluator scores everyone's model, and its private state is empty.
+    """
     experiment = case.experiment()
     method, ctx = method_of(experiment), context_of(experiment, case.data)
     payload, state = payload_of(experiment, ctx)
     result = train_locally(method, ctx, payload, state)
-    ctx.net.eval()
     x = ctx.stream.test(0)[0]  # type: ignore[attr-defined]
+    _check_scores(method, ctx, payload, result.state, x)
+    if "global" in method.views:
+        server = server_context(ctx.run, 0, (0,))
+        common, own = method.evaluation(server, method.init_server(ctx.run))
+        ctx = replace(ctx, client=EVALUATOR, view="global")
+        payload = merged({"common": common, "personal": own.get(EVALUATOR, Bundle())})
+        method.load_global(ctx, payload)
+        _check_scores(method, ctx, payload, Bundle(), x)
+
+
+def _check_scores(
+    method: Method, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
+) -> None:
+    ctx.net.eval()
     with torch.no_grad():
         for inputs in (x, x[:1]):
-            found = method.predict(ctx, payload, result.state, inputs)
-            assert found
+            found = method.predict(ctx, payload, state, inputs)
+            assert found, "predict returns no rule"
             for rule, scores in found.items():
-                assert scores.shape == (len(inputs), 10), rule
-                assert not torch.isnan(scores).any(), rule
+                assert scores.shape == (len(inputs), 10), f"{rule}: scores {tuple(scores.shape)}"
+                assert not torch.isnan(scores).any(), f"{rule}: scores are NaN"
+
+
+check(the_classifier_is_the_net)
+check(training_together_comes_to_the_same)
 
 
 # --- clients with little --------------------------------------------------------------------------
@@ -370,7 +385,7 @@ def little(case: Case, net: Any) -> None:
     experiment = case.experiment(
         training=training, schedule=schedule, scenario={"tasks": 1}, net=net
     )
-    made = case.run(experiment, data=few_in(case))
+    made = case.run(experiment, data=few_in(case.fresh(), case.data))
     assert all(map(math.isfinite, made.summary["metrics"].values()))
     for line in (made.out / "rounds.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=_no_json)
@@ -378,23 +393,3 @@ def little(case: Case, net: Any) -> None:
 
 def _no_json(name: str) -> None:
     raise AssertionError(f"{name} is no JSON")
-
-
-def few_in(case: Case) -> Path:
-    """Write clients that hold a single class, a single example, and nothing to train on."""
-    root = case.fresh()
-    rng = np.random.default_rng(0)
-    for client, labels in enumerate(FEW):
-        facts = json.loads((case.data / "0" / "client.json").read_text())
-        tests = [3, 5, 7] if labels else []
-        for part, ys in (("train", labels), ("test", tests)):
-            place = root / str(client) / "task-0"
-            place.mkdir(parents=True, exist_ok=True)
-            x = rng.uniform(0, 16, (len(ys), *facts["input_shape"])).astype(np.float32)
-            np.save(place / f"{part}_x.npy", x)
-            np.save(place / f"{part}_y.npy", np.array(ys, dtype=np.int64))
-        facts.pop("tasks")
-        facts.pop("partition", None)  # these were not dealt out by any config
-        (root / str(client) / "client.json").write_text(json.dumps(facts))
-    write_server_data(root)
-    return root

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.stream import TaskStream
 from fedmodels.config.experiment import Experiment
-from fedmodels.methods import make
+from fedmodels.methods import _CLASSES, make
+from fedmodels.own_code import renew
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.hooks import broadcast, init_client, init_server
 from fedmodels.training.method import ClientContext, Method, RunFacts, ServerContext, ServerData
 from fedmodels.training.position import START, Position
 from fedpb.codec import merged
@@ -31,6 +34,8 @@ TABLES: dict[str, dict[str, Any]] = {
     "training": {"batch_size": 16, "lr": 0.05},
 }
 """Three clients, two tasks, about 33 training examples of at most five classes in each."""
+FEW = [[3] * 20, [5], []]
+"""Training labels of three clients: one class, one example, nothing."""
 
 
 def tiny_experiment(**overrides: Any) -> Experiment:
@@ -109,6 +114,49 @@ def payload_of(experiment: Experiment, ctx: ClientContext) -> tuple[Bundle, Bund
     method = method_of(experiment)
     assert isinstance(ctx.client, int)
     server = ServerContext(ctx.run, START, (ctx.client,))
-    common, personal = method.broadcast(server, method.init_server(ctx.run))
+    common, personal = broadcast(method, server, init_server(method, ctx.run))
     parts = {"common": common, "personal": personal.get(ctx.client, Bundle())}
-    return merged(parts), method.init_client(ctx.run, ctx.client)
+    return merged(parts), init_client(method, ctx.run, ctx.client)
+
+
+def few_in(root: Path, data: Path) -> Path:
+    """Write clients that hold a single class, a single example, and nothing to train on.
+
+    Args:
+        root: the partition's root; absent.
+        data: a partition of the digits.
+    """
+    rng = np.random.default_rng(0)
+    for client, labels in enumerate(FEW):
+        facts = json.loads((data / "0" / "client.json").read_text())
+        tests = [3, 5, 7] if labels else []
+        for part, ys in (("train", labels), ("test", tests)):
+            place = root / str(client) / "task-0"
+            place.mkdir(parents=True, exist_ok=True)
+            x = rng.uniform(0, 16, (len(ys), *facts["input_shape"])).astype(np.float32)
+            np.save(place / f"{part}_x.npy", x)
+            np.save(place / f"{part}_y.npy", np.array(ys, dtype=np.int64))
+        facts.pop("tasks")
+        facts.pop("partition", None)  # these were not dealt out by any config
+        (root / str(client) / "client.json").write_text(json.dumps(facts))
+    write_server_data(root)
+    return root
+
+
+@contextmanager
+def registered(method: str | type[Method]) -> Iterator[str]:
+    """Register a class for a while, under a name that no other has; give that name."""
+    if isinstance(method, str):
+        renew(method)
+        yield method
+        return
+    method.name = vars(method).get("name", method.__name__.lower())
+    if _CLASSES.get(method.name) is method:
+        yield method.name
+        return
+    name = f"{method.name}-{id(method):x}"
+    _CLASSES[name] = method
+    try:
+        yield name
+    finally:
+        del _CLASSES[name]

@@ -72,7 +72,7 @@ FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors", "fedmodels
 ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
-        "trial", "case", "testing",
+        "trial", "case", "classifier", "stacked", "testing",
     ),
     "fedmodels": (
         "errors", "printable", "log_lines", "files", "commands", "own_code", "tensors",

@@ -8,6 +8,7 @@ together, as many results as they are.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -27,10 +28,11 @@ from fedcli.runtime.link import (
     Superseded,
     UploadRefused,
 )
+from fedcli.runtime.state_lock import lock_states
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers
-from fedmodels.errors import FedtideError, LinkError, PayloadError
+from fedmodels.errors import ArchiveError, FedtideError, LinkError, PayloadError
 from fedmodels.printable import printable
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
@@ -41,6 +43,8 @@ from fedpb.zstd import check_installed
 
 IDLE_TOLD_S = 60.0
 """A process without an order says so at this interval."""
+WAKE_S = 1.0
+"""A wait is cut into pieces of this length: a signal that another thread got is seen then."""
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +73,7 @@ class Host:
             start_over: go on from the initial private state where a lost one is too far back.
             code: files of one's own whose code may run, if the server's experiment asks for it.
         """
-        self.link, self.code = link, code
+        self.link, self.code, self._states = link, code, states
         self.workers = Workers(clients, data, states, device)
         self._ids = frozenset(map(str, clients))
         self.enrolment = Enrolment(link, self.workers, states, start_over=start_over)
@@ -81,6 +85,8 @@ class Host:
         """An order taken off the queue that did not belong to those before it."""
         self._together = 1
         self._failure: BaseException | None = None
+        self._unfinished: dict[str, str] = {}
+        """Why a client could not do its last order, by id."""
         self._closed = threading.Event()
 
     # --- joining ----------------------------------------------------------------------------------
@@ -114,18 +120,23 @@ class Host:
 
         Raises:
             LinkError: the server refused, stayed away for longer than allowed, or the run failed.
+            ArchiveError: another process has one of the clients, or the run is over, and one could
+                not store its final model.
         """
-        leaving = ""
+        leaving, lock = "", None
         try:
+            lock = lock_states(self._states, self.workers.clients)
             self.join()
             log.info("waiting for orders")
             give_back_free_pages()
             self._work()
             leaving = "finished"
-            self._results.put(None)
-            self._pushing.join()
+            self._hand_on(None)
+            while self._pushing.is_alive():
+                self._pushing.join(WAKE_S)
             if self._failure is not None:
                 raise self._failure
+            self._check_finished()
         except Dismissed:
             leaving = "told that the run has failed"
             raise
@@ -138,6 +149,8 @@ class Host:
             for member in self.enrolment.members.values() if leaving else ():
                 self.link.leave(member, leaving)
             self.link.close()
+            if lock is not None:
+                os.close(lock)
 
     def _work(self) -> None:
         """Do what orders say until the run is over."""
@@ -152,7 +165,13 @@ class Host:
             except RunOver:
                 return
             for result in self._execute(tasks):
-                self._results.put(result)
+                self._hand_on(result)
+
+    def _hand_on(self, result: Result | None) -> None:
+        """Wait until the thread that pushes has room for a result, or for the end."""
+        while True:
+            with suppress(queue.Full):
+                return self._results.put(result, timeout=WAKE_S)
 
     def _next_tasks(self) -> list[Task]:
         """Wait for an order, and for those that are to be trained together with it."""
@@ -179,12 +198,14 @@ class Host:
 
     def _next_found(self) -> tuple[rpc.Order, Bundle] | BaseException:
         """Wait for what the thread that pulls brings; say each minute that nothing came."""
-        begun = time.monotonic()
+        begun = told = time.monotonic()
         while True:
             with suppress(queue.Empty):
-                return self._orders.get(timeout=IDLE_TOLD_S)
-            waited = time.monotonic() - begun
-            log.info("no order for %.0f s: the server waits for other clients, or is gone", waited)
+                return self._orders.get(timeout=WAKE_S)
+            now = time.monotonic()
+            if now >= told + IDLE_TOLD_S:
+                told, waited = now, now - begun
+                log.info("no order for %.0f s: the server waits for others, or is gone", waited)
 
     def _execute(self, tasks: list[Task]) -> list[Result]:
         """Do what orders say; those that were abandoned on the way have no result."""
@@ -192,7 +213,21 @@ class Host:
         if self._together > 1 and first.order.kind == rpc.ORDER_KIND_TRAIN:
             return execute_together(tasks)
         result = first.worker.execute(first.order, first.payload)
+        if result is not None and first.order.kind == rpc.ORDER_KIND_FINISH:
+            self._unfinished[first.order.client_id] = result.failure
         return [] if result is None else [result]
+
+    def _check_finished(self) -> None:
+        """Check that every client stored what is left of a run.
+
+        Raises:
+            ArchiveError: one did not; says why.
+        """
+        for client, why in self._unfinished.items():
+            if why:
+                raise ArchiveError(
+                    f"the run is over, but client {client} has no final model: {why}"
+                )
 
     def _pull_forever(self) -> None:
         while not self._closed.is_set():

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 
 from fedmodels.errors import ConfigError
-from fedpb.pem import check_certificate, check_pair, read_pem
+from fedpb.pem import check_authority, check_pair, read_pem
 
 
 def channel_credentials(
@@ -30,7 +30,7 @@ def channel_credentials(
         given, wanted = ("--tls-cert", "--tls-key") if cert else ("--tls-key", "--tls-cert")
         raise ConfigError(f"{given} needs {wanted} beside it")
     ca_pem = read_pem(ca, "--tls-ca")
-    check_certificate(ca, ca_pem, "--tls-ca")
+    check_authority(ca, ca_pem, "--tls-ca")
     if cert is None or key is None:
         return grpc.ssl_channel_credentials(ca_pem)
     cert_pem, key_pem = read_pem(cert, "--tls-cert"), read_pem(key, "--tls-key")

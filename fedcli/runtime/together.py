@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedcli.runtime.worker import CAUGHT, Result, Worker
+from fedcli.runtime.worker import Result, Worker
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.loop import ClientHalf
-from fedmodels.training.stack import begin_apart, fit_together
+from fedmodels.training.stack import begin_apart, end_apart, fit_together
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
@@ -40,7 +40,7 @@ def execute_together(tasks: Sequence[Task]) -> list[Result]:
                 continue
             begin_apart(half)
             begun.append((task, half))
-        except CAUGHT as error:
+        except Exception as error:
             found.append(task.worker.failed(task.order, error))
     if begun:
         found += _trained(begun)
@@ -51,7 +51,7 @@ def _trained(begun: Sequence[tuple[Task, ClientHalf]]) -> list[Result | None]:
     start = time.monotonic()
     try:
         losses = fit_together([half for _, half in begun])
-    except CAUGHT as error:
+    except Exception as error:
         return [task.worker.failed(task.order, error) for task, _ in begun]
     each = (time.monotonic() - start) / len(begun)
     return [_ended(*one, loss, each) for one, loss in zip(begun, losses, strict=True)]
@@ -59,6 +59,6 @@ def _trained(begun: Sequence[tuple[Task, ClientHalf]]) -> list[Result | None]:
 
 def _ended(task: Task, half: ClientHalf, loss: float, seconds: float) -> Result | None:
     try:
-        return task.worker.end(task.order, half, half.end(loss), seconds)
-    except CAUGHT as error:
+        return task.worker.end(task.order, half, end_apart(half, loss), seconds)
+    except Exception as error:
         return task.worker.failed(task.order, error)

@@ -25,6 +25,8 @@ from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.nets.trained import ModelFacts, header_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
 from fedmodels.training.compression import Compression
+from fedmodels.training.fault import fault_in, line_of
+from fedmodels.training.hooks import init_client
 from fedmodels.training.loop import ClientHalf, score, train_locally
 from fedmodels.training.method import ClientContext, LocalResult, RunFacts
 from fedmodels.training.position import Position
@@ -47,18 +49,6 @@ class Progress:
 
 class Abandoned(Exception):
     """The work under way is no longer wanted."""
-
-
-CAUGHT = (
-    Abandoned,
-    FedtideError,
-    RuntimeError,
-    ValueError,
-    ArithmeticError,
-    LookupError,
-    TypeError,
-)
-"""Errors of an order; they fail the client for one interaction, and the process goes on."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +115,7 @@ class Worker:
             if order.kind == rpc.ORDER_KIND_FINISH:
                 return self._finish(order, payload)
             raise PayloadError(f"an order of an unknown kind, {order.kind}")
-        except CAUGHT as error:
+        except Exception as error:  # whatever the method's code raises
             return self.failed(order, error)
 
     def failed(self, order: rpc.Order, error: Exception) -> Result | None:
@@ -133,9 +123,13 @@ class Worker:
         if isinstance(error, Abandoned):
             return None
         if isinstance(error, FedtideError):
+            log.error("client %s, interaction %d: %s", self.client, order.interaction, error)
             return Result(order, Bundle(), rpc.Report(), str(error))
+        if isinstance(error, MemoryError):
+            raise error  # the process ends: others may need what it holds
         log.exception("client %s, interaction %d", self.client, order.interaction)
-        return Result(order, Bundle(), rpc.Report(), f"{type(error).__name__}: {error}")
+        why = fault_in(self.method, error) or line_of(error)
+        return Result(order, Bundle(), rpc.Report(), why)
 
     def close(self) -> None:
         """Free data, state and upload; the next order finds a client as after a restart."""
@@ -176,13 +170,13 @@ class Worker:
             raise PayloadError("the evaluator has no private state to train with")
         if not self.stateful:
             return self._fixed_state
-        return self.states.load(order.base, self.method.init_client(self.run, self.client))
+        return self.states.load(order.base, init_client(self.method, self.run, self.client))
 
     @cached_property
     def _fixed_state(self) -> Bundle:
         """The private state of a method that keeps none from one interaction to the next."""
         assert isinstance(self.client, int)
-        return self.method.init_client(self.run, self.client)
+        return init_client(self.method, self.run, self.client)
 
     def _train(self, order: rpc.Order, payload: Bundle) -> Result:
         """Train in the net of this process."""
@@ -286,7 +280,7 @@ class Worker:
         if isinstance(self.client, int) and self.client < self.experiment.evaluate.pictures:
             try:
                 self._draw(ctx, payload, state)
-            except (OSError, RuntimeError, ValueError) as error:  # no reason to lose a run
+            except Exception as error:  # no reason to lose a run
                 log.warning("client %s drew no picture: %s", self.client, error)
         digest = state_digest([("client", self._stored(order))])
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
@@ -389,4 +383,5 @@ class Worker:
 
 def _same(one: rpc.Order, other: rpc.Order) -> bool:
     """Tell whether the result of one order to train answers another as well."""
-    return one.interaction == other.interaction and one.views == other.views
+    same_training = one.interaction == other.interaction and one.trip == other.trip
+    return same_training and one.views == other.views

@@ -19,7 +19,9 @@ from fedcli.data.store.partition_store import PartitionStore
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
+from fedmodels.methods import make
 from fedmodels.tensors.bundle import BundleSpec, ClientId
+from fedmodels.training.fault import faults_told
 
 MOST_OPEN = 64
 """Clients of a process that are open at a time; more where more train together."""
@@ -58,7 +60,10 @@ class Workers:
         if self._experiment is None:
             self._experiment = experiment
             self._most_open = max(MOST_OPEN, 2 * experiment.training.together)
-            self.of(self.clients[0])  # what is wrong with the run shows at once
+            table = experiment.method
+            with faults_told(make(table.name, **table.hyper_parameters())):
+                self.of(self.clients[0])  # what is wrong with the run shows at once
+                assert self.payload_spec
 
     def data(self, client: ClientId) -> ClientData:
         """Open a client's data.

@@ -23,6 +23,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, DataError, RunFailed
 from fedmodels.tensors.bundle import BundleSpec, Weights
 from fedmodels.tensors.staleness import discount, rebased
+from fedmodels.training.hooks import init_server
 from fedmodels.training.method import (
     Method,
     Metrics,
@@ -176,7 +177,7 @@ def check_asynchronous(method: Method, run: RunFacts) -> None:
         ConfigError: they may not be; the line says why.
     """
     upload, of_net = method.upload_spec(run), {f"weights/{name}" for name in run.forms}
-    everybodys = set(method.init_server(run).common.by_key())
+    everybodys = set(init_server(method, run).common.by_key())
     sent = {k for k in (*upload.required, *upload.optional) if not k.startswith("scalars/")}
     if method.reduction != "mean":
         reason = "its server half reads single uploads"

@@ -12,23 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedmodels.errors import ClientFailed, PayloadError, RunFailed
+from fedmodels.errors import ClientFailed, FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import Bundle, check_finite
 from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.fault import fault_in, line_of
+from fedmodels.training.hooks import reduce
 from fedmodels.training.method import Method, Metrics, ServerContext, ServerState
 
-CAUGHT = (
-    PayloadError,
-    ArithmeticError,
-    AssertionError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""Errors that an upload's values may cause in a method's server half."""
-
 log = logging.getLogger(__name__)
+
+
+class Spoilt(Exception):
+    """These uploads cannot be reduced; the line says why."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +54,9 @@ def reduced(
     """
     try:
         return _attempt(method, ctx, state, uploads)
-    except CAUGHT as error:
+    except Spoilt as error:
         log.exception("interaction %d cannot be reduced as it is", ctx.interaction)
-        reason = _line(error)
+        reason = str(error)
     behind = {} if uploads.is_folded else _behind(method, ctx, state, uploads)
     if not behind:
         raise RunFailed(
@@ -75,15 +70,30 @@ def reduced(
         raise RunFailed(str(ClientFailed(client, ctx.round, "reduction", why)) + others)
     try:
         return replace(_attempt(method, ctx, state, left), left_out=behind)
-    except CAUGHT as error:
+    except Spoilt as error:
         failed = ClientFailed(client, ctx.round, "reduction", why)
-        raise RunFailed(f"{failed}{others}; without it: {_line(error)}") from None
+        raise RunFailed(f"{failed}{others}; without it: {error}") from None
 
 
 def _attempt(method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
-    """Aggregate and finish; raise an error if the result holds infinities."""
+    """Aggregate and finish.
+
+    Raises:
+        Spoilt: the method's code raised an error, or the result holds infinities.
+    """
+    try:
+        return _unguarded(method, ctx, state, uploads)
+    except PayloadError as error:
+        raise Spoilt(str(error).partition("\n")[0]) from error
+    except (FedtideError, MemoryError):  # no upload is behind it
+        raise
+    except Exception as error:
+        raise Spoilt(fault_in(method, error) or line_of(error)) from error
+
+
+def _unguarded(method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
     ctx = replace(ctx, series={})
-    after, metrics = method.reduce(ctx, state, uploads)
+    after, metrics = reduce(method, ctx, state, uploads)
     before = {id(bundle) for _, bundle in state.named()}
     for name, bundle in after.named():
         if id(bundle) not in before:
@@ -103,11 +113,15 @@ def _check(name: str, bundle: Bundle) -> None:
 def _behind(
     method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads
 ) -> dict[int, str]:
-    """Return the clients whose uploads fail alone, or else one whose absence cures the failure."""
+    """Return the clients whose uploads fail alone, or else one whose absence cures the failure.
+
+    Where all of several fail for one reason, that is the method's and nobody's.
+    """
     alone = {c: _failure(method, ctx, state, uploads.of({c})) for c in uploads}
     behind = {c: why for c, why in alone.items() if why}
     if behind:
-        return behind
+        same = len(behind) == len(uploads) > 1 and len({*behind.values()}) == 1
+        return {} if same else behind
     for client in uploads:
         others = uploads.of(uploads.keys() - {client})
         if others and not _failure(method, ctx, state, others):
@@ -121,15 +135,9 @@ def _failure(
     """Return why these uploads cannot be reduced, on one line; None if they can."""
     try:
         _attempt(method, ctx, state, uploads)
-    except CAUGHT as error:
-        return _line(error)
+    except Spoilt as error:
+        return str(error)
     return None
-
-
-def _line(error: Exception) -> str:
-    """Return an error on one line."""
-    first = str(error).partition("\n")[0]
-    return first if isinstance(error, PayloadError) else f"{type(error).__name__}: {first}"
 
 
 def _is_finite(values: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -11,6 +12,8 @@ from fedmodels.numerics.metrics import frequency_groups, minority_classes
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.schedule import Step
 from fedsrv.state.store import Store
+
+log = logging.getLogger(__name__)
 
 
 class Roster:
@@ -40,11 +43,28 @@ class Roster:
     def tasks(self, clients: int) -> dict[int, int]:
         """Return the number of tasks of each client, as fixed when the run began.
 
-        An unknown client counts as one with the most tasks.
+        An unknown client counts as one with the most tasks. Where clients bring data of their own
+        and ``min_clients`` is given, tasks that fewer clients have are left out: nobody is a cohort
+        alone by saying that its stream is longer.
         """
         met = {c: p.num_tasks for c, p in self.profiles.items()}
+        if least := self._least_for_a_task():
+            most = sorted(met.values(), reverse=True)[min(least, len(met)) - 1]
+            longer = [str(c) for c, tasks in met.items() if tasks > most]
+            if longer:
+                log.warning(
+                    "clients %s announce more than %d tasks; fewer than min_clients = %d clients "
+                    "have the tasks after those, so the run leaves these tasks out",
+                    ", ".join(longer), most, least,
+                )  # fmt: skip
+            met = {c: min(tasks, most) for c, tasks in met.items()}
         absent = dict.fromkeys(range(clients), max(met.values()))
         return self._store.fixed("tasks", {**absent, **met})
+
+    def _least_for_a_task(self) -> int | None:
+        """Return how many clients must have a task; None if the config itself deals tasks out."""
+        experiment = self._store.experiment
+        return experiment.server.min_clients if experiment.scenario is None else None
 
     def weights(self) -> dict[int, int] | None:
         """Return each client's training examples, as fixed when the run began; None: all are alike.

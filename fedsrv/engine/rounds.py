@@ -15,12 +15,15 @@ from functools import partial
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.prototypes import drift
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.heap import give_back_free_pages
 from fedmodels.training.compression import Compression
+from fedmodels.training.fault import faults_told
+from fedmodels.training.hooks import broadcast, evaluation, init_server
 from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
 from fedmodels.training.stack import check_stacks
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -32,7 +35,7 @@ from fedsrv.engine.rows import commit_facts, record_of
 from fedsrv.engine.schedule import Step, ends_task, is_scored, scorers, steps
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.engine.server_data import check_fits, check_given
-from fedsrv.engine.summary import summarise
+from fedsrv.engine.summary import check_reference, summarise
 from fedsrv.engine.terms import Terms
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
@@ -104,13 +107,13 @@ class Engine:
         self.tasks = self.roster.tasks(self.experiment.schedule.clients)
         trainers = self.method.trainers(self.run_facts)
         self.steps = steps(self.experiment, trainers, self.tasks, self.roster.weights())
+        check_reference(self.experiment, self.steps)
         how = Compression.of(self.method, self.run_facts)
         self.stateful = self.method.keeps_state(self.run_facts) or how.feedback
         self.upload_spec = how.upload_spec(self.method.upload_spec(self.run_facts))
         self.terms = Terms(self.method, self.run_facts, self.profiles, self.steps)
         self.trip = partial(Trip, check_report=self.terms.check_report, compression=how)
-        if self.server_data is not None:
-            check_fits(self.server_data, self.run_facts.problem)
+        check_fits(self.server_data, self.run_facts.problem)
         if self.stateful:  # a client that lost too much must join again, and learns what to do
             self._remember(self.store.committed)
             self.cohort.require(self._holds_state, self.last_trained, self.store.watermark)
@@ -170,7 +173,7 @@ class Engine:
     def _state_after(self, interaction: int) -> ServerState:
         """Return the committed state after an interaction; the initial one for -1."""
         if interaction < 0:
-            return self.method.init_server(self.run_facts)
+            return init_server(self.method, self.run_facts)
         return self.store.state(interaction)
 
     def _remember(self, interaction: int) -> None:
@@ -234,8 +237,7 @@ class Engine:
             results.failed[client] = reason
             facts = {"interaction": ctx.interaction, "round": ctx.round, "reason": reason}
             self.events.tell("failed", client, **facts)
-        before, after = (s.common.prototypes.get("class") for s in (self.state, found.state))
-        moved = drift(before, after)
+        moved = drift(*(s.common.prototypes.get("class") for s in (self.state, found.state)))
         more = {} if moved is None else {"prototype_drift": moved}
         return found.state, {**found.metrics, **more}, found.series
 
@@ -263,7 +265,7 @@ class Engine:
 
     def _trip(self, ctx: ServerContext, state: ServerState, due: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
-        common, personal = self.method.broadcast(ctx, state)
+        common, personal = broadcast(self.method, ctx, state)
         scored = due and "after_local" in {*self.method.views} & {*self.experiment.evaluate.views}
         views = ["after_local"] if scored else []
         orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
@@ -280,7 +282,8 @@ class Engine:
         """Check the values of an upload that was trained from a state; called from any thread."""
         assert isinstance(client, int), "the evaluator trains nothing"
         announced = self.terms.announced(client, self.steps[ctx.interaction])
-        self.method.check_upload(ctx, state, upload, announced)
+        with faults_told(self.method, PayloadError):
+            self.method.check_upload(ctx, state, upload, announced)
 
     def _orders(
         self,
@@ -293,16 +296,13 @@ class Engine:
     ) -> dict[ClientId, rpc.Order]:
         is_last = ctx.interaction == len(self.steps) - 1
         confusion = is_last and self.run_facts.problem.num_classes <= MOST_CONFUSED
-        orders: dict[ClientId, rpc.Order] = {}
-        for client in clients:
-            orders[client] = rpc.Order(
-                kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,
-                task=ctx.task, views=views, tasks_seen=tasks_seen, trip=trip,
-                global_test=self.experiment.evaluate.generalization,
-                confusion=confusion and bool(views) and client != EVALUATOR,
-                base=self.last_trained.get(client, -1) if isinstance(client, int) else -1,
-            )  # fmt: skip
-        return orders
+        return {client: rpc.Order(
+            kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,
+            task=ctx.task, views=views, tasks_seen=tasks_seen, trip=trip,
+            global_test=self.experiment.evaluate.generalization,
+            confusion=confusion and bool(views) and client != EVALUATOR,
+            base=self.last_trained.get(client, -1) if isinstance(client, int) else -1,
+        ) for client in clients}  # fmt: skip
 
     def _advance_watermark(self, record: Record, syncer: Syncer) -> None:
         committed = record["interaction"]
@@ -325,7 +325,7 @@ class Engine:
     def _score(self, step: Step, record: Record, scores: Scores) -> None:
         """Score the committed models and complete the record."""
         ctx = self._context(step, self.roster.cohort_of(step))
-        common, personal = self.method.evaluation(ctx, self.state)
+        common, personal = evaluation(self.method, ctx, self.state)
         clients: list[ClientId] = [*self._scorers(step, record)]
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
@@ -378,7 +378,7 @@ class Engine:
         """Let every client store its final model and report its digest; return the summary."""
         everyone: list[ClientId] = list(self.profiles)
         ctx = self._context(self.steps[-1], tuple(self.profiles))
-        common, personal = self.method.evaluation(ctx, self.state)  # what is scored is stored
+        common, personal = evaluation(self.method, ctx, self.state)  # what is scored is stored
         if self.cohort.has_evaluator():
             everyone.append(EVALUATOR)
         orders = self._orders(ctx, rpc.ORDER_KIND_FINISH, everyone, (), 0)

@@ -84,12 +84,14 @@ def read_server_data(directory: Path) -> ServerData:
     return ServerData(inputs, torch.from_numpy(y), others)
 
 
-def check_fits(data: ServerData, problem: Problem) -> None:
-    """Check that the server's examples are of the clients' problem.
+def check_fits(data: ServerData | None, problem: Problem) -> None:
+    """Check that the server's examples, if it has some, are of the clients' problem.
 
     Raises:
         DataError: shapes or classes differ.
     """
+    if data is None:
+        return
     low, high = int(data.y.min()), int(data.y.max())
     if tuple(data.x.shape[1:]) != problem.input_shape or not 0 <= low <= high < problem.num_classes:
         raise DataError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,9 @@ import numpy as np
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import DataError
-from fedmodels.numerics.metrics import (
-    average_forgetting_measure,
-    best_round,
-    forgetting,
-)
+from fedmodels.numerics.metrics import average_forgetting_measure, best_round, forgetting
+from fedmodels.own_code import short_name
+from fedsrv.engine.schedule import Step, is_scored
 from fedsrv.state.record import ClientRow, Record
 
 _OF_CLIENTS = ("personalization", "personalization_std", "generalization", "generalization_std")
@@ -71,7 +69,7 @@ def data_of(experiment: Experiment, datasets: Sequence[str]) -> str:
     """Return the name of the data: as clients state it, else as the config does."""
     if datasets:
         return " and ".join(name for name, _ in Counter(datasets).most_common(3))
-    return experiment.data.name if experiment.data else "own"
+    return short_name(experiment.data.name) if experiment.data else "own"
 
 
 def run_metrics(
@@ -174,12 +172,29 @@ def _afm(records: Sequence[Record], reference: Path) -> float:
         DataError: the reference scored other rounds.
     """
     run, other = _iaa_by_interaction(records), iaa_series(reference)
-    if run.keys() != other.keys():
+    _check_same_rounds(run, other, reference)
+    return average_forgetting_measure(list(run.values()), list(other.values()))
+
+
+def check_reference(experiment: Experiment, steps: Sequence[Step]) -> None:
+    """Check at a run's start that its reference scored the rounds that this run will score.
+
+    Raises:
+        DataError: the reference has no IAA series, or that of other rounds.
+    """
+    if not experiment.evaluate.reference or experiment.schedule.is_asynchronous:
+        return
+    reference = Path(experiment.evaluate.reference)
+    due = [s.interaction for s in steps if is_scored(steps, s, experiment.evaluate.every)]
+    _check_same_rounds(due, iaa_series(reference), reference)
+
+
+def _check_same_rounds(run: Collection[int], other: Mapping[int, float], reference: Path) -> None:
+    if set(run) != other.keys():
         raise DataError(
             f"evaluate.reference: {reference} scored {len(other)} rounds, this run {len(run)}, and "
             "not after the same interactions; give both the same rounds and evaluate.every"
         )
-    return average_forgetting_measure(list(run.values()), list(other.values()))
 
 
 def _iaa_by_interaction(records: Iterable[Mapping[str, Any]]) -> dict[int, float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedmodels.errors import PayloadError
+from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.tensors.announced import Announced, check_examples
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.training.class_masks import rules_of
@@ -42,6 +42,14 @@ class Terms:
     run: RunFacts
     profiles: Mapping[int, Profile]
     steps: Sequence[Step]
+
+    def __post_init__(self) -> None:
+        """Refuse a method whose clients report what every report has already."""
+        for name in sorted(self.method.reported(self.run) & OWN_KEYS):
+            raise ConfigError(
+                f"clients of {type(self.method).__name__} cannot report {name!r}, which every "
+                "report has already: give it another name in ctx.metrics and in reported"
+            )
 
     def announced(self, client: int, step: Step) -> Announced:
         """Return the announced examples behind a client's upload."""

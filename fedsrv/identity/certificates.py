@@ -26,6 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedmodels.errors import ConfigError, reason_of
 from fedmodels.files import write_new
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedpb.pem import check_dates
 
 AUTHORITY_DAYS = 3650
 IDENTITY_DAYS = 730
@@ -194,6 +195,8 @@ def _load_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurve
         raise ConfigError(f"{directory / 'ca.key'} is not an elliptic-curve key")
     if certificate.public_key() != key.public_key():
         raise ConfigError(f"ca.pem and ca.key in {directory} do not belong together")
+    if wrong := check_dates(directory / "ca.pem", certificate, "the authority"):
+        raise ConfigError(wrong.replace("issue another one", "make another with fedsrv certs init"))
     return certificate, key
 
 

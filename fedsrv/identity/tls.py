@@ -10,8 +10,9 @@ from typing import TypeAlias
 import grpc
 
 from fedmodels.errors import ConfigError
+from fedpb.channels import channel_options
 from fedpb.handshakes import distrust
-from fedpb.pem import check_certificate, check_pair, read_pem
+from fedpb.pem import check_authority, check_pair, read_pem
 
 IDENTITY_SCHEME = "fedtide:"
 Credentials: TypeAlias = grpc.ServerCredentials
@@ -30,7 +31,7 @@ def server_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.Se
     roots = None
     if client_ca is not None:
         roots = read_pem(client_ca, "--tls-client-ca")
-        check_certificate(client_ca, roots, "--tls-client-ca")
+        check_authority(client_ca, roots, "--tls-client-ca")
     return grpc.ssl_server_credentials([(key_pem, cert_pem)], roots, client_ca is not None)
 
 
@@ -59,14 +60,29 @@ def caller_credentials(
         return grpc.ssl_channel_credentials(_authority(ca, option))
     ca_pem = _authority(ca, option)
     cert_pem, key_pem = read_pem(cert, f"{option}-cert"), read_pem(key, f"{option}-key")
-    check_pair(cert, cert_pem, key, key_pem)
+    check_pair(cert, cert_pem, key, key_pem, option)
     return grpc.ssl_channel_credentials(ca_pem, key_pem, cert_pem)
 
 
 def _authority(ca: Path, option: str) -> bytes:
     pem = read_pem(ca, f"{option}-ca")
-    check_certificate(ca, pem, f"{option}-ca")
+    check_authority(ca, pem, f"{option}-ca")
     return pem
+
+
+def monitor_channel(address: str, credentials: ChannelCredentials | None) -> grpc.Channel:
+    """Return a monitor's channel to a coordinator, over TLS if there are credentials."""
+    if credentials is None:
+        return grpc.insecure_channel(address, options=channel_options())
+    return grpc.secure_channel(address, credentials, options=channel_options())
+
+
+def silence_of(channel: grpc.Channel, address: str) -> str:
+    """Return why a channel that never got ready did not, as far as that can be told."""
+    return distrust_of(channel, address) or (
+        f"no coordinator answers at {address}: is the address right, the run still going on, and "
+        "TLS used on both sides or on none?"
+    )
 
 
 def distrust_of(channel: grpc.Channel, address: str) -> str:

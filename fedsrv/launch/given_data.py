@@ -12,8 +12,10 @@ from fedmodels.config.origin import check_origin, data_and_scenario
 from fedmodels.data_description import ClientFile, ProblemFile, read_file
 from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.methods import make
+from fedmodels.own_code import short_name
 from fedmodels.printable import printable
 from fedmodels.training.compression import Compression
+from fedmodels.training.fault import faults_told
 from fedmodels.training.run import RunFacts
 
 TABLE = "partition.json"
@@ -64,6 +66,7 @@ def check_net(experiment: Experiment, root: Path) -> None:
     Raises:
         ConfigError: the net cannot be built or does not fit the inputs, or nothing that the method
             sends can travel as ``[compression]`` says.
+        RunFailed: a function of the method fails, which every process of the run needs.
     """
     try:
         said = _description(root)
@@ -71,7 +74,11 @@ def check_net(experiment: Experiment, root: Path) -> None:
         return
     run, table = RunFacts(experiment, said.problem), experiment.method
     run.make_net()
-    Compression.of(make(table.name, **table.hyper_parameters()), run)
+    method = make(table.name, **table.hyper_parameters())
+    with faults_told(method):
+        method.keeps_state(run)
+        method.payload_spec(run)
+        Compression.of(method, run)
 
 
 def name_of(experiment: Experiment, root: Path | None) -> str:
@@ -82,7 +89,7 @@ def name_of(experiment: Experiment, root: Path | None) -> str:
         except DataError:  # the client itself says what is wrong
             said = "own"
         return printable(said, 60)
-    return experiment.data.name if experiment.data else "own"
+    return short_name(experiment.data.name) if experiment.data else "own"
 
 
 def _description(root: Path) -> ProblemFile:

@@ -21,6 +21,7 @@ from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, Run
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
+from fedsrv.availability import read_availability
 from fedsrv.engine.server_data import check_given
 from fedsrv.events import HAS_FAILED, Event
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, share_memory
@@ -33,6 +34,7 @@ from fedsrv.launch.processes import (
     coordinator_arguments,
     error_in,
     next_said,
+    notes_in,
     started,
 )
 from fedsrv.launch.progress import Lines, display_of
@@ -155,6 +157,7 @@ def _check_start(experiment: Experiment, data: Path | None, held: Path, device: 
     """
     check_device(device)
     check_extras(experiment)
+    read_availability(experiment)
     check_given_data(experiment, data)
     asked = experiment.data is not None and experiment.data.server_examples is not None
     check_given(experiment, (data is None and asked) or held.is_dir())
@@ -281,9 +284,10 @@ class Launch:
         """
         if self.dealing is not None:
             self.display.say(f"dealing out data to {self.experiment.schedule.clients} clients")
-            status = self.dealing.wait()
+            status, log = self.dealing.wait(), self._log("partition")
+            for line in notes_in(log):
+                self.display.say(line)
             if status:
-                log = self._log("partition")
                 raise DataError(error_in(log) or f"fedcli partition ended with {status}: see {log}")
 
     def start(self, hosts: int | None) -> None:

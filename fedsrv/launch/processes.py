@@ -112,6 +112,16 @@ def coordinator_arguments(
     return [*command, "--server-data", str(server_data)] if server_data else command
 
 
+def notes_in(log: Path) -> list[str]:
+    """Return the notes on the data in the log of a partition, each once."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    said = (line.partition("note: ")[2] for line in lines if " fedcli.data." in line)
+    return [f"note: {text}" for text in dict.fromkeys(said) if text]
+
+
 def error_in(log: Path) -> str:
     """Return the last error line of a log, without its prefix; empty where there is none."""
     try:

@@ -6,7 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedmodels.errors import LinkError
-from fedsrv.identity.tls import distrust_of
+from fedsrv.identity.tls import distrust_of, monitor_channel, silence_of
 
 HEALTH_S = 5.0
 """A coordinator that is there answers sooner."""
@@ -25,16 +25,16 @@ def check_health(
     Raises:
         LinkError: it does not answer, is about to end, or its certificate is not trusted.
     """
-    channel = (
-        grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
-    )
-    with channel:
+    with monitor_channel(address, credentials) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(), timeout=within_s, wait_for_ready=True
             )
         except grpc.RpcError as error:
-            why = distrust_of(channel, address) or f"no health of {address}: {error.code().name}"
+            code = error.code()
+            if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise LinkError(silence_of(channel, address)) from None
+            why = distrust_of(channel, address) or f"no health of {address}: {code.name}"
             raise LinkError(why) from None
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

@@ -11,7 +11,7 @@ from fedmodels.errors import LinkError
 from fedmodels.printable import printable
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
-from fedsrv.identity.tls import distrust_of
+from fedsrv.identity.tls import monitor_channel, silence_of
 from fedsrv.transport.event_messages import event_of
 from fedsrv.transport.service import SERVICE
 
@@ -36,18 +36,11 @@ def watched(
     Raises:
         LinkError: nobody answers, the coordinator refuses, or its certificate is not trusted.
     """
-    channel = (
-        grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
-    )
-    with channel:
+    with monitor_channel(address, credentials) as channel:
         try:
             grpc.channel_ready_future(channel).result(connect_s)
         except grpc.FutureTimeoutError:
-            why = (
-                f"no coordinator answers at {address}: is the address right, the run still going "
-                "on, and TLS used on both sides or on none?"
-            )
-            raise LinkError(distrust_of(channel, address) or why) from None
+            raise LinkError(silence_of(channel, address)) from None
         watch: Any = channel.unary_stream(
             f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString
         )

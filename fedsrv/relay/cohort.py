@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from fedsrv.transport.spool import Spool
 
 SUMS_BY = 0.8
 """Part of the run's deadline after which a sum goes up without those that are missing."""
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -70,6 +72,7 @@ class RelayCohort(RemoteCohort):
         """How many times a client came or left, as far as calls tell."""
         self.changed = self._changed
         self._issue = 0
+        self._has_told_of_strangers = False
         self._grouped: set[OpenTrip] = set()
         """The trips of the group: several, where clients came late to the relay."""
 
@@ -154,8 +157,22 @@ class RelayCohort(RemoteCohort):
         group = self.group
         if group is None or not group.is_ready(self._clock(), self._sessions):
             return None
+        strangers = group.strangers(self._sessions)
+        if strangers and self._clock() >= group.strangers_until:
+            self._tell_of(strangers)
         group.is_closed = True
         return group
+
+    def _tell_of(self, strangers: set[int]) -> None:
+        """Say once that the relay waited for clients that never came."""
+        if not self._has_told_of_strangers:
+            log.warning(
+                "waited %.0f s for clients %s, who joined under this relay's name and never came "
+                "here: if another relay has the same --clients, give each relay clients of its "
+                "own, or every round waits as long",
+                self.LEASE_S, ", ".join(map(str, sorted(strangers))),
+            )  # fmt: skip
+        self._has_told_of_strangers = True
 
     def group_for(self, client: ClientId, trip: OpenTrip) -> Group | None:
         """Return the group that may still take a client's weights; its result is on its way."""

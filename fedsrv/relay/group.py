@@ -53,10 +53,17 @@ class Group:
         """
         if self.is_closed or self.on_their_way:
             return False
-        missing = set(self.clients) - self.results.keys() - self.failed
+        missing = self._missing()
         if now >= self.strangers_until:
-            missing = {client for client in missing if client in joined}
+            missing -= self.strangers(joined)
         return not missing or (now >= self.until and bool(self.results))
+
+    def _missing(self) -> set[int]:
+        return set(self.clients) - self.results.keys() - self.failed
+
+    def strangers(self, joined: Container[ClientId]) -> set[int]:
+        """Return the clients that are missing and never joined here."""
+        return {client for client in self._missing() if client not in joined}
 
     def sums(self) -> Weights | None:
         """Return the weighted sums of all results, and drop their weights; None: nothing counts."""

@@ -21,7 +21,7 @@ from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
 from fedpb.orders import read_order
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.coordinator import Listen
+from fedsrv.coordinator import Listen, telling_the_end
 from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.identity.tls import ChannelCredentials
 from fedsrv.narration import Telling
@@ -98,7 +98,9 @@ def serve_relay(
         telling.begin(address, events)
         relaying = Relaying(cohort, uplink)
         stack.callback(relaying.stop)
-        relaying.run()
+        with telling_the_end(events):
+            relaying.run()
+        events.tell("finished", metrics={}, state_sha256="")  # the coordinator's monitors know more
 
 
 class Relaying:

@@ -178,7 +178,10 @@ def _note(group: SeedGroup) -> str:
     if count == 1:
         note = "" if seeds[0] is None else f"seed {seeds[0]}"
     else:
-        note = f"{count} {'seeds' if len(set(map(str, seeds))) == count else 'runs'}"
+        different = len(set(map(str, seeds)))
+        note = f"{count} seeds"
+        if different < count:  # copies of a run, or one seed run twice
+            note = f"{count} runs of {different} seed{'s' if different > 1 else ''}"
     going_on = sum(not run.is_finished for run in group.runs)
     if going_on:
         note += ", not finished" if count == 1 else f", {going_on} not finished"

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 from fedmodels.errors import ArchiveError
 from fedmodels.numerics.metric_names import current
+from fedmodels.own_code import short_name
 from fedsrv.state.record import Record
 
 K = TypeVar("K", bound=Hashable)
@@ -86,7 +87,7 @@ class RunRecord:
 
     def title(self) -> str:
         """Return one line that says what this run is."""
-        data = self.summary.get("data") or self.setting("data.name")
+        data = self.summary.get("data") or short_name(str(self.setting("data.name") or ""))
         where = f"{self.method} on {data}" if data else self.method
         return f"{where}, {self.kind}" if self.kind else where
 
@@ -250,6 +251,8 @@ def _experiment_of(run: RunRecord) -> dict[str, str]:
         key: run.summary.get(key) for key in ("method", "data", "scenario", "rounds")
     }
     found = {key: value for key, value in _leaves(stated) if key not in _NOT_COMPARED}
+    if "data.name" in found:  # the place of a file of one's own tells no experiments apart
+        found["data.name"] = short_name(str(json.loads(found["data.name"])))
     # Runs of earlier versions have readings beside the hyper-parameters.
     return {key.replace("method.reading.", "method.", 1): found[key] for key in found}
 

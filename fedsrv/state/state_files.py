@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedmodels.errors import ArchiveError
+from fedmodels.errors import ArchiveError, ArchiveNotRead
 from fedmodels.files import sync_path
 from fedmodels.tensors.archive import load_named, save_named
 from fedmodels.tensors.bundle import Bundle
@@ -56,19 +56,31 @@ class StateFiles:
         return ServerState(named.get("common", Bundle()), named.get("own", Bundle()), clients)
 
     def why_unusable(self, interaction: int) -> str:
-        """Return why a state cannot be read; an empty text if it can."""
+        """Return why a state is of no use; an empty text if it can be read.
+
+        Raises:
+            ArchiveNotRead: it may be whole, but cannot be read now.
+        """
         try:
             self.read(interaction, aside=True)
+        except ArchiveNotRead:
+            raise
         except ArchiveError as error:
             return str(error)
         return ""
 
     def exists(self, interaction: int) -> bool:
-        """Tell whether all files of a state are there."""
+        """Tell whether all files of a state are there.
+
+        Raises:
+            ArchiveNotRead: its file cannot be read now.
+        """
         if not self.path(interaction).exists():
             return False
         try:
             return self._parts.exist(self._manifest(interaction))
+        except ArchiveNotRead:
+            raise
         except ArchiveError:
             return False
 
@@ -101,11 +113,19 @@ class StateFiles:
             self.drop_parts()
 
     def drop_parts(self) -> None:
-        """Delete the parts that no state file names any more."""
+        """Delete the parts that no state file names any more.
+
+        Raises:
+            ArchiveNotRead: a state cannot be read now, so nobody knows what it names.
+        """
         manifests: dict[int, Manifest] = {}
         for interaction in sorted(self.kept):
-            with contextlib.suppress(ArchiveError):
+            try:
                 manifests[interaction] = self._manifest(interaction)
+            except ArchiveNotRead:
+                raise
+            except ArchiveError:
+                continue
         self._manifests = manifests
         self._parts.drop(manifests.values())
 

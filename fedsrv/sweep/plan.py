@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedmodels.config.experiment import difference
+from fedmodels.config.experiment import Experiment, difference
 from fedmodels.errors import ArchiveError, ConfigError, reason_of, suggestion
 from fedmodels.resolution import override, parse_experiment
 from fedsrv.presets import preset_file
@@ -173,7 +173,8 @@ class PlannedRun:
     def changes(self) -> list[str]:
         """Return the keys in which its config differs from the one it was begun with.
 
-        The reference is left out: its path is another where the runs were moved.
+        The reference is left out: its path is another where the runs were moved. What a file of
+        one's own held when the run was begun is written in the run's directory.
 
         Raises:
             ArchiveError: the config it was begun with is none any more.
@@ -184,8 +185,24 @@ class PlannedRun:
             before = parse_experiment(self.config_file.read_text(), str(self.config_file))
         except (OSError, UnicodeDecodeError, ConfigError) as error:
             raise ArchiveError(f"{self.config_file} is damaged: {error}") from None
-        found = difference(before, parse_experiment(self.config, self.cell.row))
-        return [key for key in found if key != "evaluate.reference"]
+        now = parse_experiment(self.config, self.cell.row)
+        found = [key for key in difference(before, now) if key != "evaluate.reference"]
+        return found + _edited(self.directory / "config.toml", now)
+
+
+def _edited(config: Path, now: Experiment) -> list[str]:
+    """Return the digests of one's own code that are others than those a run was begun with."""
+    try:
+        then = tomllib.loads(config.read_text())
+    except (OSError, ValueError):  # a damaged run is told of where it is read
+        return []
+    found = {"method": now.method.code_sha256, "net": now.net.code_sha256}
+    began = {key: then.get(key, {}).get("code_sha256") for key in found}
+    return [
+        f"{key}.code_sha256"
+        for key, digest in found.items()
+        if digest and began[key] not in (None, digest)
+    ]
 
 
 def plan(

@@ -38,6 +38,7 @@ class Holdings:
         self._unsafe = set(last_trained)
         for client, session in list(self._sessions.items()):
             session.trained = self.trained(client)
+            session.durable = min(session.durable, session.trained)  # later states are done again
             try:
                 self.lacks(client, session.versions, session.start_over)
             except LossTooLarge:  # the client learns the reason when it joins again

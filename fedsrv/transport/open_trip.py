@@ -13,6 +13,7 @@ from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Flush, Trip
 from fedsrv.engine.folding import Folding, mean_with_sums
+from fedsrv.transport.order_numbers import answers, numbered
 from fedsrv.transport.relayed import dtypes_of_weights, groups_of, rest_spec
 from fedsrv.transport.sessions import Caller, Superseded
 
@@ -67,6 +68,7 @@ class OpenTrip:
         zstd = trip.compression.zstd
         common = encode(trip.sent, zstd=zstd)
         personal = _encoded_once(trip.personal, zstd=zstd)
+        trip = replace(trip, orders=numbered(trip.orders, common, personal))
         return cls(trip, common, personal, folding, groups=groups, relays=relays)
 
     def spec_of(self, client: ClientId, *, is_summed: bool) -> BundleSpec:
@@ -240,8 +242,8 @@ class OpenTrips:
     def answered_by(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
         """Return the trip whose order a result answers; None if there is none."""
         for trip in self._all():
-            order = trip.trip.orders.get(client)
-            if order is not None and answers(header, order):
+            orders = trip.trip.orders
+            if client in orders and answers(header, orders[client], orders.values()):
                 return trip
         return None
 
@@ -343,12 +345,6 @@ def _encoded_once(bundles: Mapping[ClientId, Bundle], *, zstd: bool) -> dict[Cli
         if id(bundle) not in by_object:
             by_object[id(bundle)] = encode(bundle, zstd=zstd)
     return {client: by_object[id(bundle)] for client, bundle in bundles.items()}
-
-
-def answers(header: rpc.PushHeader, order: rpc.Order) -> bool:
-    """Tell whether a result answers an order, also one issued again after a crash."""
-    same = header.kind == order.kind and header.interaction == order.interaction
-    return same and (order.kind == rpc.ORDER_KIND_TRAIN or header.trip == order.trip)
 
 
 def _by_id(found: Mapping[ClientId, T]) -> dict[ClientId, T]:

@@ -373,8 +373,8 @@ class RemoteCohort:
             is_current = trip is self._trips.current
             if not is_current or trip.has_enough() or isinstance(result, str):
                 self._changed.notify_all()
-            if caller := self._sessions[client].caller:
-                caller.answered(client, trip.issue)
+            if (session := self._sessions.get(client)) and session.caller:  # a relay may forget it
+                session.caller.answered(client, trip.issue)
         if first:
             why = {"reason": result} if isinstance(result, str) else {}
             facts = {"interaction": sample.interaction, "round": sample.round, **why}

@@ -17,6 +17,8 @@ from fedsrv.transport.service import MOST_WATCHERS, SERVICE, Service
 
 MOST_WAITING = 1000
 """Calls that may wait for a thread."""
+BORNE_PING_MS = 5000
+"""A caller that asks more often whether the server is there is cut off, for too many pings."""
 FORMER_SERVICE = "fedpb.Coordinator"
 """Name up to protocol 3; a client of those days is refused with the line about its protocol."""
 
@@ -90,7 +92,7 @@ def start_server(
             ("grpc.http2.bdp_probe", 0),  # it lets whole uploads pile up in gRPC, one per caller
             ("grpc.http2.lookahead_bytes", 2 << 20),  # 40 MB/s a caller at 50 ms there and back
             ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+            ("grpc.http2.min_ping_interval_without_data_ms", BORNE_PING_MS),
         ],
     )
     service.complaints.open()

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from functools import cache
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,18 @@ from fedmodels.errors import ConfigError, suggestion
 def is_own(name: str) -> bool:
     """Tell whether a name is that of a file and of something in it."""
     return ".py:" in name
+
+
+def short_name(name: str) -> str:
+    """Return a name without the place of its file: ``my_data.py:load``; others as they are."""
+    return name.rpartition("/")[2] if is_own(name) else name
+
+
+def with_place(name: str) -> str:
+    """Return the name with the place of its file, where there is such a file."""
+    file, _, inside = name.rpartition(":")
+    place = Path(file).expanduser().resolve()
+    return f"{place}:{inside}" if place.is_file() else name
 
 
 def own_name(name: str, table: str, sha256: str | None, trusted: Sequence[Path] | None) -> str:
@@ -43,10 +55,12 @@ def own_name(name: str, table: str, sha256: str | None, trusted: Sequence[Path] 
                 f"[{table}] {place} has changed since this run began (sha256 {sha256}); put the "
                 "old file back, or begin a new run"
             )
+        renew(f"{place}:{inside}")
         return f"{place}:{inside}"
     for candidate in trusted:
         place = candidate.expanduser().resolve()
         if digest_of(f"{place}:{inside}") == sha256:
+            renew(f"{place}:{inside}")
             return f"{place}:{inside}"
     raise ConfigError(
         f"[{table}] this run needs the code of {Path(file).name} (sha256 {sha256}); if you trust "
@@ -67,15 +81,49 @@ def digest_of(name: str) -> str:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
 
 
-@cache
+def loaded(point: EntryPoint) -> Any:
+    """Return what an entry point of another package stands for.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    try:
+        return point.load()
+    except Exception as error:  # whatever the package's code raises
+        raise ConfigError(
+            f"the entry point {point.name!r} of {point.group}, {point.value}, cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+_FOUND: dict[str, tuple[str, Any]] = {}
+"""Name -> the digest of its file when it was run, and what it stood for."""
+
+
+def renew(name: str) -> None:
+    """Forget what a name stands for if its file was edited since; call it where a run begins.
+
+    In the midst of a run nobody does, so that all of it comes of one content.
+    """
+    if name in _FOUND and _FOUND[name][0] != digest_of(name):
+        del _FOUND[name]
+
+
 def own(name: str) -> Any:
-    """Return what a name stands for; its file is run once.
+    """Return what a name stands for; its file is run once, and again after :func:`renew`.
 
     Raises:
         ConfigError: the file fails, or holds no such thing.
     """
+    if name not in _FOUND:
+        digest = digest_of(name)
+        _FOUND[name] = digest, _loaded(name, digest)
+    return _FOUND[name][1]
+
+
+def _loaded(name: str, digest: str) -> Any:
     file, _, inside = name.rpartition(":")
-    module = f"fedtide_own_{digest_of(name)[:16]}"
+    module = f"fedtide_own_{digest[:16]}"
     if module not in sys.modules:
         spec = importlib.util.spec_from_file_location(module, file)
         assert spec is not None

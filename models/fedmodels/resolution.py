@@ -7,13 +7,16 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.errors import ConfigError, reason_of, suggestion
-from fedmodels.own_code import digest_of, is_own, own_name
+from fedmodels.own_code import digest_of, is_own, own_name, renew, with_place
+
+if TYPE_CHECKING:
+    from fedmodels.training.method import Method
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +81,18 @@ def experiment_of(
         raise ConfigError(f"{source}: {error}") from None
     from fedmodels.methods import make  # methods import torch: only when a config is used
     from fedmodels.nets import check_net, net_names
+    from fedmodels.training.declaration import check_plain
 
     try:
         experiment = _with_own_code(experiment, code)
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
+        _check_declared(method)
         if not is_own(experiment.net.name) and experiment.net.name not in net_names():
             raise ConfigError(
                 f"unknown net {experiment.net.name!r} in [net]; known: {', '.join(net_names())}."
                 + suggestion(experiment.net.name, net_names())
             )
+        check_plain(experiment.method.name, method.hyper_parameters(), "")
         check_net(experiment.net.name, experiment.net.options())
         views = experiment.evaluate.views
         if views and not {*views} & {*method.views}:
@@ -108,8 +114,42 @@ def experiment_of(
     return experiment.model_copy(update={"method": resolved})
 
 
+def _check_declared(method: Method) -> None:
+    """Refuse words of a method's declarations that nothing knows."""
+    models = ("global", "after_local", "after_downlink")
+    given = {
+        "views": (method.views, models),
+        "local_view": ((method.local_view,), models),
+        "reduction": ((method.reduction,), ("each", "mean")),
+    }
+    for key, (words, known) in given.items():
+        unknown = [words] if isinstance(words, str) else [w for w in words if w not in known]
+        if unknown or not words:
+            said = f"is {unknown[0]!r}" if unknown else "is empty"
+            as_tuple = ", as a tuple" if key == "views" else ""
+            raise ConfigError(
+                f"method {method.name!r}: {key} {said}; it may be {', '.join(known)}{as_tuple}."
+                + suggestion(str(unknown[0]) if unknown else "", known)
+            )
+
+
+def make_method(name: str, **hyper_parameters: Any) -> Method:
+    """Return a method; ``make_method("fedprox", mu=0.1)``, or ``"file.py:Name"`` as it is now.
+
+    Raises:
+        ConfigError: unknown method or hyper-parameter, or a value of the wrong type.
+    """
+    from fedmodels.methods import make
+
+    renew(name)
+    return make(name, **hyper_parameters)
+
+
 def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Experiment:
-    """Say where the files of one's own method and net lie on this machine, and what they hold."""
+    """Say where the files of one's own code lie on this machine, and what they hold.
+
+    A client deals out no data, so that their file need not be there.
+    """
     found: dict[str, Any] = {}
     for key in ("method", "net"):
         table: MethodTable | NetTable = getattr(experiment, key)
@@ -117,6 +157,9 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
             name = own_name(table.name, key, table.code_sha256, code)
             update = {"name": name, "code_sha256": digest_of(name)}
             found[key] = table.model_copy(update=update)
+    data = experiment.data
+    if code is None and data is not None and is_own(data.name):
+        found["data"] = data.model_copy(update={"name": with_place(data.name)})
     return experiment.model_copy(update=found)
 
 

@@ -39,30 +39,53 @@ def check_certificate(path: Path, pem: bytes, option: str) -> x509.Certificate:
         raise ConfigError(f"{option} {path} holds no PEM certificate") from None
 
 
-def check_pair(cert: Path, cert_pem: bytes, key: Path, key_pem: bytes) -> None:
+def check_authority(path: Path, pem: bytes, option: str) -> None:
+    """Check that the certificates of authorities in a file are valid now, one at least.
+
+    Raises:
+        ConfigError: it holds none, or none that is valid now; names the option.
+    """
+    check_certificate(path, pem, option)
+    wrong = [check_dates(path, found, option) for found in x509.load_pem_x509_certificates(pem)]
+    if all(wrong):
+        raise ConfigError(wrong[0])
+
+
+def check_pair(
+    cert: Path, cert_pem: bytes, key: Path, key_pem: bytes, option: str = "--tls"
+) -> None:
     """Check that a certificate is valid now, and that a key is its key; warn of an open key.
+
+    Args:
+        cert: where the certificate is.
+        cert_pem: what that file holds.
+        key: where the key is.
+        key_pem: what that file holds.
+        option: how the options of the two begin, ``--tls`` or ``--up``.
 
     Raises:
         ConfigError: the certificate is not valid now, or the key is another's or cannot be read.
     """
-    certificate = check_certificate(cert, cert_pem, "--tls-cert")
-    _check_dates(cert, certificate)
+    certificate = check_certificate(cert, cert_pem, f"{option}-cert")
+    if wrong := check_dates(cert, certificate, f"{option}-cert"):
+        raise ConfigError(wrong)
     try:
         private = load_pem_private_key(key_pem, None)
     except (ValueError, TypeError):
-        raise ConfigError(f"--tls-key {key} holds no unencrypted PEM key") from None
+        raise ConfigError(f"{option}-key {key} holds no unencrypted PEM key") from None
     if private.public_key() != certificate.public_key():
-        raise ConfigError(f"--tls-key {key} is not the key of --tls-cert {cert}")
+        raise ConfigError(f"{option}-key {key} is not the key of {option}-cert {cert}")
     if key.stat().st_mode & stat.S_IROTH:
-        log.warning("--tls-key %s can be read by every user of this machine: chmod 600 it", key)
+        line = "%s-key %s can be read by every user of this machine: chmod 600 it"
+        log.warning(line, option, key)
 
 
-def _check_dates(path: Path, certificate: x509.Certificate) -> None:
+def check_dates(path: Path, certificate: x509.Certificate, what: str) -> str:
+    """Return why a certificate is not valid now; nothing where it is."""
     now = datetime.now(UTC)
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > last:
-        raise ConfigError(f"--tls-cert {path} expired on {last:%Y-%m-%d}: issue another one")
+        return f"{what} {path} expired on {last:%Y-%m-%d}: issue another one"
     if now < first:
-        raise ConfigError(
-            f"--tls-cert {path} is valid from {first:%Y-%m-%d %H:%M} UTC on: is the clock right?"
-        )
+        return f"{what} {path} is valid from {first:%Y-%m-%d %H:%M} UTC on: is the clock right?"
+    return ""

@@ -49,10 +49,13 @@ def decompress_into(data: memoryview, place: memoryview) -> None:
     """Decompress bytes into a place that they must fill.
 
     Raises:
-        PayloadError: the bytes are not what ``compressed`` writes, or do not fill the place.
-        ConfigError: the library is missing.
+        PayloadError: the bytes are not what ``compressed`` writes, or do not fill the place; or the
+            library is missing, so that nobody can have asked for compressed bytes.
     """
-    library, filled = _zstandard(), 0
+    try:
+        library, filled = _zstandard(), 0
+    except ConfigError:
+        raise PayloadError("a frame is compressed with zstd, which nobody asked for") from None
     try:
         reader = library.ZstdDecompressor(max_window_size=MOST_WINDOW).stream_reader(data)
         while filled < len(place) and (count := reader.readinto(place[filled:])):

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import queue
 import signal
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
 
 import pytest
+import torch
 
 from fedcli import cli
+from fedcli.runtime import host as host_module
+from fedcli.runtime.host import Host
+from fedcli.runtime.link import Link
 
 
 @pytest.fixture
@@ -22,3 +32,55 @@ def test_a_second_sigterm_does_not_disturb_the_end(ends_at_sigterm: None) -> Non
     with pytest.raises(SystemExit, match="143"):
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.fixture
+def idle(digits: Path, tmp_path: Path) -> Host:
+    """Return a host to which nothing comes."""
+    return Host([0], cast(Link, None), digits, tmp_path, torch.device("cpu"))
+
+
+def _telling(begun: threading.Event, call: Callable[..., object]) -> Callable[..., object]:
+    """Return a call that says that it begins."""
+
+    def told(*given: object, **options: object) -> object:
+        begun.set()
+        return call(*given, **options)
+
+    return told
+
+
+@pytest.mark.parametrize("wait", [lambda h: h._next_found(), lambda h: h._hand_on(None)])
+def test_a_signal_that_another_thread_got_ends_a_wait(
+    wait: Callable[[Host], object],
+    idle: Host,
+    ends_at_sigterm: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The system gives a signal to any thread; gRPC's do not hand it on."""
+    idle._results.put(None)  # and there is no room for another
+    waits = threading.Event()
+    for queued, call in ((idle._orders, "get"), (idle._results, "put")):
+        monkeypatch.setattr(queued, call, _telling(waits, getattr(queued, call)))
+
+    def signalled() -> None:
+        waits.wait(10)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    threading.Thread(target=signalled).start()
+    begun = time.monotonic()
+    with pytest.raises(SystemExit, match="143"):
+        wait(idle)
+    assert time.monotonic() - begun < 10
+
+
+def test_a_wait_is_told_once_in_a_while(
+    idle: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host_module, "WAKE_S", 0.01)
+    monkeypatch.setattr(host_module, "IDLE_TOLD_S", 0.1)
+    caplog.set_level(logging.INFO)
+    threading.Timer(0.35, idle._orders.put, [queue.Empty()]).start()
+    idle._next_found()
+    assert 1 <= len(caplog.records) <= 3
+    assert caplog.records[0].message.startswith("no order for 0 s: ")

@@ -1,3 +1,4 @@
+import importlib.util
 import zlib
 from contextlib import suppress
 from dataclasses import replace
@@ -641,3 +642,12 @@ def test_nothing_but_payload_errors_comes_out_of_a_receiver(header, frames):
             for frame in frames:
                 receiver.feed(frame)
             receiver.finish()
+
+
+def test_compressed_bytes_that_nobody_asked_for(monkeypatch):
+    """A process without zstd refuses them like any damaged frame."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    bundle = Bundle(weights={"w": torch.zeros(9)})
+    receiver = Receiver(encode(bundle).header, BundleSpec.of(bundle))
+    with pytest.raises(PayloadError, match="compressed with zstd, which nobody asked for"):
+        receiver.feed(RawFrame(0, 0, memoryview(b"few bytes"), 36))

@@ -180,6 +180,24 @@ def test_a_changed_file_is_another_run(tmp_path: Path) -> None:
         run.extend(1, backend="inprocess")
 
 
+def test_a_file_that_was_edited_runs_as_it_is_now(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    name = f"{file}:Median"
+    text = (EXTEND / "median.py").read_text()
+
+    def digest(text: str, out: str) -> str:
+        file.write_text(text)
+        run = fedtide.run(TINY, {"method.name": name}, backend="inprocess", out=tmp_path / out)
+        return str(run.summary["state_sha256"])
+
+    lazy = text + "\n    def fit(self, ctx, x, y, refs):\n        return 1.0\n"
+    first = digest(text, "first")
+    assert digest(lazy, "second") != first
+    assert digest(text, "third") == first
+    file.write_text(lazy)
+    assert fedtide.make_method(name).fit(*[None] * 4) == 1.0
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -207,3 +225,13 @@ def test_a_server_cannot_make_a_client_run_any_file(tmp_path: Path) -> None:
     elsewhere = tmp_path / "copy.py"
     elsewhere.write_text(file.read_text())
     assert experiment_of(told, code=[elsewhere]).method.name == f"{elsewhere}:Median"
+
+
+def test_the_example_of_a_private_head_begins_as_fedper(done: fedtide.Run, tmp_path: Path) -> None:
+    """The first head is taken as it was trained; its figure is among those of the clients."""
+    method = {"name": f"{EXTEND / 'own_head.py'}:OwnHead"}
+    config = {**TINY, "method": method}
+    found = fedtide.run(config, backend="inprocess", out=tmp_path / "run")
+    first = [run.record.rows[0]["metrics"]["a_sel"] for run in (found, done)]
+    assert first[0] == first[1]
+    assert list(found.clients()["rounds_trained"]) == [1, 1, 2, 2]

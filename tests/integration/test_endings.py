@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from fedsrv.events import Event
+from fedsrv.monitor.watch import watched
 from fedsrv.transport.service import SERVICE
 from fedtide.inprocess import run_in_process
 from tests.integration.conftest import Loopback, Sites, tables
@@ -34,8 +37,16 @@ def test_clients_are_told_that_the_run_failed_and_exit(loopback: Sites) -> None:
     diverges = {**EXPERIMENT["training"], "lr": 1e30}
     run = loopback({**EXPERIMENT, "training": diverges})
     server = run.serve()
+    heard = list[Event]()
+    watched_run = watched(f"127.0.0.1:{run.port}")
+    watching = threading.Thread(target=lambda: heard.extend(watched_run))
+    watching.start()
     clients = [run.join(name) for name in ("0-1", "2")]
     assert server.wait() == 1
+    watching.join(30)
+    assert heard[-1].kind == "ended"
+    assert heard[-1].detail["reason"].startswith("the run has failed: client ")
+    assert server.error().count("the run has failed") == 0  # its own last line says it
     assert [client.wait() for client in clients] == [1, 1]
     line = clients[1].output().splitlines()[-1]
     assert line.startswith("error: pull: the run has failed: client ")

@@ -77,7 +77,7 @@ class Served:
         return self.token
 
     def exchange(self) -> Future[Answers]:
-        order = rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id="0", interaction=0)
+        order = rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id="0", trip=9)
         trip = Trip({0: order}, Bundle(), spec=BundleSpec.of(UPLOAD))
         future = self.engine.submit(self.cohort.exchange, trip)
         until(lambda: self.cohort._trips.current, "the trip did not open")
@@ -88,7 +88,12 @@ class Served:
         waiting = rpc.Waiting(client_id="0", token=self.token)
         for _ in range(100):
             call = self.stub.Pull(rpc.PullRequest(waiting=[waiting]), timeout=10)
-            chunk = next(call, None)
+            try:
+                chunk = next(call, None)
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.CANCELLED:
+                    raise
+                continue
             if chunk is not None:
                 call.cancel()
                 return chunk.header.order
@@ -96,7 +101,7 @@ class Served:
 
     def chunks(self) -> list[rpc.PushRequest]:
         encoded = encode(UPLOAD)
-        facts = {"client_id": "0", "token": self.token, "kind": rpc.ORDER_KIND_TRAIN}
+        facts = {"client_id": "0", "token": self.token, "kind": rpc.ORDER_KIND_TRAIN, "trip": 9}
         header = rpc.PushHeader(**facts, bundle=encoded.header)
         frames = [rpc.PushRequest.FromString(chunk) for chunk in encoded.chunks()]
         return [rpc.PushRequest(header=header), *frames]

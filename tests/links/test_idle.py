@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 
 from fedcli.runtime import link as link_module
 from fedcli.runtime.link import Link, Membership
@@ -19,6 +20,7 @@ from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
+from fedsrv.transport import server as transport_server
 from fedsrv.transport import service
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
@@ -89,9 +91,45 @@ def test_pings_are_more_frequent_than_idle_links_are_cut_and_rarer_than_a_server
     asks_ms = seen["client"]["grpc.keepalive_time_ms"]
     assert asks_ms + seen["client"]["grpc.keepalive_timeout_ms"] <= 60_000
     assert seen["client"]["grpc.http2.max_pings_without_data"] == 0  # as many as it takes
-    bears_ms = seen["server"]["grpc.http2.min_recv_ping_interval_without_data_ms"]
+    bears_ms = seen["server"]["grpc.http2.min_ping_interval_without_data_ms"]
     assert 2 * bears_ms <= asks_ms
     assert seen["server"]["grpc.keepalive_permit_without_calls"] == 1
+
+
+@pytest.mark.loopback
+def test_a_link_on_which_nothing_moves_outlives_its_pings(
+    monkeypatch: pytest.MonkeyPatch, cohort: RemoteCohort
+) -> None:
+    """A server ends a connection after the third ping that came sooner than it bears them."""
+    monkeypatch.setattr(channels, "KEEPALIVE_MS", 400)
+    monkeypatch.setattr(transport_server, "BORNE_PING_MS", 100)
+    events = EventLog()
+    server, port = start_server(Service("run", {}, cohort, events), "127.0.0.1:0", None)
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=channels.channel_options()) as channel:
+        watch = channel.unary_stream(f"/{service.SERVICE}/Watch")
+        with pytest.raises(grpc.RpcError) as ended:
+            list(watch(b"", timeout=4.0))  # ten pings
+    events.close()
+    stop_server(server)
+    assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED, ended.value.details()
+
+
+def test_grpc_knows_every_option_of_a_server_and_a_channel(
+    monkeypatch: pytest.MonkeyPatch, cohort: RemoteCohort
+) -> None:
+    """One that it does not know is passed over in silence."""
+    names = {name for name, _ in channels.channel_options()}
+    begun = grpc.server
+
+    def server(pool: object, options: list[tuple[str, int]], **more: object) -> grpc.Server:
+        names.update(name for name, _ in options)
+        return begun(pool, options=options, **more)
+
+    monkeypatch.setattr(service.grpc, "server", server)
+    listening, _ = start_server(Service("run", {}, cohort, EventLog()), "127.0.0.1:0", None)
+    stop_server(listening)
+    known = Path(cygrpc.__file__).read_bytes()
+    assert [name for name in sorted(names) if name.encode() not in known] == []
 
 
 @pytest.fixture

@@ -92,6 +92,7 @@ def test_predict_says_what_the_model_says(
         ("none.npy", np.zeros((0, 1, 8, 8)), "none.npy holds no example"),
         ("nan.npy", np.full((1, 8, 8), np.nan), "not finite"),
         ("large.npy", np.full((1, 8, 8), 255), "goes up to 255; the model was trained on values"),
+        ("share.npy", np.full((1, 8, 8), 0.5), "holds fractions, up to 0.5; the model was trained"),
         ("deep.npy", np.full((1, 8, 8), -1e300), "not finite in float32"),
         ("no.npy", None, "no.npy"),
         ("no.png", None, "no.png cannot be read"),
@@ -113,6 +114,16 @@ def test_what_cannot_be_asked(
     assert (status, out, len(errors)) == (1, [], 1)
     assert errors[0].startswith("error: ")
     assert line in errors[0]
+
+
+def test_inputs_of_another_scale(done: fedtide.Run) -> None:
+    """Digits are whole numbers up to 16."""
+    model, digit = done.personal_model(0), np.zeros((1, 1, 8, 8), np.float32)
+    digit[0, 0, 4] = 1
+    assert model.predict(digit).shape == model.predict(digit * 16).shape == (1,)
+    for factor in (0.5, 17):
+        with pytest.raises(ValueError, match="trained on values up to 16"):
+            model.predict(digit * factor)
 
 
 def test_probabilities_that_are_none(

@@ -194,7 +194,10 @@ def _per_class_shards(scenario: PerClassShards, given: CutInput) -> Partition:
         given.train, *shape, given.rng("shards"), distinct_labels=distinct
     )
     test, _ = per_class_shards(given.test, *shape, given.rng("test"), rows=rows)
-    return given.by_client(train, test)
+    # A class of fewer examples than shards has empty ones: who got one is not tested on it.
+    holds = class_table(given.train, train, given.num_classes) > 0
+    tested = [part[own[given.test[part]]] for part, own in zip(test, holds, strict=True)]
+    return given.by_client(train, tested)
 
 
 def _drawn(scenario: Drawn, given: CutInput) -> Partition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from fedcli.data.sets.dataset import Dataset, Inputs
 from fedcli.data.sets.directory import channel_moments
 from fedmodels.errors import DataError, suggestion
 
+log = logging.getLogger(__name__)
 SHOWN = 20
 """Names that an error line lists."""
 
@@ -53,6 +55,13 @@ def dataset_of(
             f"{name}: training inputs are {train.x.dtype} {train.x.shape[1:]}, "
             f"test inputs {test.x.dtype} {test.x.shape[1:]}"
         )
+    shape = train.x.shape[1:]
+    if len(shape) == 3 and shape[2] == 3 and shape[0] not in (1, 3):
+        log.warning(
+            "note: %s: inputs %s are read as (C, H, W), %d channels of %d x %d; pictures with "
+            "channels last must be turned: x.permute(2, 0, 1)",
+            name, tuple(shape), *shape,
+        )  # fmt: skip
     scale = 255.0 if train.x.dtype == np.uint8 else 1.0
     mean, std = channel_moments(train.x, scale)
     return Dataset(

@@ -17,7 +17,7 @@ from pathlib import Path
 from fedcli.data.sets.dataset import Dataset, Source
 from fedmodels.config.scenario import Data
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.own_code import is_own, own
+from fedmodels.own_code import is_own, loaded, own, renew
 
 GROUP = "fedtide.data"
 
@@ -176,6 +176,7 @@ def load(data: Data) -> Dataset:
 def _from_function(name: str, source: Source) -> Dataset:
     """Load the data set that a function in a user's own file returns."""
     adapter = importlib.import_module("fedcli.data.own.functions")
+    renew(name)
     made: Dataset = adapter.from_function(name, own(name), source)
     return made
 
@@ -187,8 +188,8 @@ def _loader(name: str) -> Callable[[Source], Dataset]:
         loader: Callable[[Source], Dataset] = getattr(importlib.import_module(module), function)
         return loader
     for point in entry_points(group=GROUP, name=name):
-        loaded: Callable[[Source], Dataset] = point.load()
-        return loaded
+        found: Callable[[Source], Dataset] = loaded(point)
+        return found
     if is_own(name):
         return partial(_from_function, name)
     raise ConfigError(

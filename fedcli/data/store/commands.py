@@ -22,6 +22,7 @@ from fedcli.data.store.partition_writer import TABLE, Layout, write_partition
 from fedcli.data.store.picture import draw_partition
 from fedcli.data.store.reserve import Reserve, set_apart
 from fedcli.data.store.union import gathered
+from fedmodels.config.origin import placeless
 from fedmodels.config.scenario import Data, ScenarioTable
 from fedmodels.errors import ConfigError
 
@@ -65,13 +66,14 @@ def run_partition(
     console = console or Console()
     dataset, reserve = set_apart(load(experiment_data), experiment_data, seed)
     dataset = thinned(dataset, experiment_data, seed)
-    config = {
+    config: dict[str, Any] = {
         "data": experiment_data.identity(),
         "variant": dataset.identity,
         "scenario": experiment_scenario.model_dump(mode="json"),
         "clients": num_clients,
         "seed": seed,
     }
+    config = placeless(config)
     made = partition(
         experiment_scenario,
         dataset.train_y,

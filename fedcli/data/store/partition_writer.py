@@ -26,6 +26,7 @@ from fedcli.data.sets.directory import Labelled, channel_moments
 from fedcli.data.store.client_data import PARTS, Part
 from fedcli.data.store.partition_store import STORE, write_store
 from fedcli.data.store.reserve import Reserve
+from fedmodels.config.origin import placeless
 from fedmodels.data_description import (
     FORMAT,
     ClientFile,
@@ -34,6 +35,7 @@ from fedmodels.data_description import (
     TaskCounts,
 )
 from fedmodels.errors import DataError, reason_of
+from fedmodels.own_code import is_own
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 TABLE = "partition.json"
@@ -71,15 +73,28 @@ def same_partition(out: Path, config: Mapping[str, Any]) -> bool:
         return False
     try:
         table = json.loads((out / TABLE).read_bytes())
-        found = table["digest"]
+        found, stated = table["digest"], table.get("config")
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         raise DataError(f"{out} exists and is not a partition: choose another directory") from None
-    if found != digest_of(config):
+    stated = placeless(stated) if isinstance(stated, dict) else stated
+    if digest_of(config) in (found, _digest_or_none(stated)):
+        return True
+    other = {**stated, "variant": config.get("variant")} if isinstance(stated, dict) else None
+    if _digest_or_none(other) == digest_of(config):
+        name = config["data"]["name"]
+        cause = f"{name} changed, or draws at random" if is_own(name) else f"{name} changed"
         raise DataError(
-            f"{out} holds another partition ({_difference(table.get('config'), config)}): "
-            "delete it or choose another directory"
+            f"{out} was made of other data: {cause}. Put it back as it was: a run goes on with the "
+            "data that it began with; what is new needs a directory of its own"
         )
-    return True
+    raise DataError(
+        f"{out} holds another partition ({_difference(stated, config)}): "
+        "delete it or choose another directory"
+    )
+
+
+def _digest_or_none(config: Any) -> str | None:
+    return digest_of(config) if isinstance(config, dict) else None
 
 
 def _difference(found: Any, wanted: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.scenario import Data, Scenario, StrictTable
+from fedmodels.own_code import short_name
 
 View = Literal["global", "after_local", "after_downlink"]
 
@@ -151,7 +152,7 @@ class Training(StrictTable):
     precision: Literal["float32", "bfloat16"] = "float32"
     """What nets compute in on the way to their embeddings, in training and in scoring; weights,
     losses and what travels are float32 all the same. It changes floats, and pays on CPUs with
-    AMX, not on others: docs/results/speed.md."""
+    AMX and on AMD's with ``avx512_bf16``, but for the smallest nets: docs/results/speed.md."""
     augment: Literal["none", "crop-flip"] = "none"
     """Random crops and flips of training images."""
     together: PositiveCount = 1
@@ -298,7 +299,10 @@ class Experiment(StrictTable):
 
 def difference(one: Experiment, other: Experiment) -> list[str]:
     """Return the dotted keys in which two experiments differ."""
-    a, b = leaves(one.to_dict()), leaves(other.to_dict())
+    a, b = (leaves(e.to_dict()) for e in (one, other))
+    for found in (a, b):  # what a function of one's own returns tells data apart, not its place
+        if "data.name" in found:
+            found["data.name"] = short_name(json.loads(found["data.name"]))
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from fedmodels.config.experiment import Experiment, leaves
 from fedmodels.config.scenario import Data, ScenarioTable
 from fedmodels.errors import ConfigError
+from fedmodels.own_code import short_name
 
 NOT_DEALT = ("data.root", "data.input_shape", "data.num_classes")
 """Keys that change no partition."""
@@ -48,12 +49,20 @@ def differences(experiment: Experiment, made: Mapping[str, Any]) -> list[str]:
             wanted[name] = table.model_dump(mode="json")
     if experiment.scenario is not None:
         wanted |= {"clients": experiment.schedule.clients, "seed": experiment.seed}
-    ours, theirs = leaves(wanted), leaves({key: made.get(key) for key in wanted})
+    ours, theirs = (leaves(placeless(t)) for t in (wanted, {k: made.get(k) for k in wanted}))
     return [
         f"{_named(key)} = {_short(ours.get(key))} in the config, {_short(theirs.get(key))} there"
         for key in sorted(ours.keys() | theirs.keys())
         if key not in NOT_DEALT and _said(ours.get(key)) != _said(theirs.get(key))
     ]
+
+
+def placeless(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a partition follows from without the place of a file of one's own."""
+    data = made.get("data")
+    if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
+        return dict(made)
+    return {**made, "data": {**data, "name": short_name(data["name"])}}
 
 
 def check_origin(experiment: Experiment, made: Mapping[str, Any], whose: str) -> None:

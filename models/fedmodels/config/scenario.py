@@ -145,6 +145,8 @@ class ScenarioTable(StrictTable):
         factor = self.imbalance_factor
         if factor is not None and self.gamma != 1:
             raise ConfigError("[scenario] gamma and imbalance_factor say the same: give one")
+        if factor is None and self.if_reading != "ratio":
+            raise ConfigError("[scenario] if_reading reads imbalance_factor: give both or none")
         if factor is not None and self.if_reading == "ratio" and factor < 1:
             raise ConfigError(f"[scenario] imbalance_factor = {factor:g} as a ratio must be >= 1")
         if factor is not None and self.if_reading == "percent" and factor > 100:

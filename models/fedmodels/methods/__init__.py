@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.own_code import is_own, own
+from fedmodels.own_code import is_own, loaded, own
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -72,10 +72,10 @@ def method_class(name: str) -> type[Method]:
     Raises:
         ConfigError: the name is not registered.
     """
+    if is_own(name):
+        return _own_class(name)
     if name not in _CLASSES:
-        if is_own(name):
-            _CLASSES[name] = _own_class(name)
-        elif name in _MODULES:
+        if name in _MODULES:
             importlib.import_module(f"fedmodels.methods.{_MODULES[name]}")
         else:
             found = list(entry_points(group="fedtide.methods", name=name))
@@ -84,12 +84,13 @@ def method_class(name: str) -> type[Method]:
                     f"unknown method {name!r}; known: {', '.join(names())}."
                     + suggestion(name, names())
                 )
-            found[0].load()
+            loaded(found[0])
             if name not in _CLASSES:
                 raise ConfigError(
                     f"the entry point {name!r} of fedtide.methods, {found[0].value}, registers no "
                     "method of that name: give both the same name"
                 )
+            _check(name, _CLASSES[name])
     return _CLASSES[name]
 
 
@@ -104,8 +105,15 @@ def _own_class(name: str) -> type[Method]:
         raise ConfigError(
             f"{name} must be a frozen dataclass: @dataclass(frozen=True, kw_only=True)"
         )
+    _check(name, found)
     found.name = vars(found).get("name", found.__name__.lower())
     return found
+
+
+def _check(name: str, cls: type[Method]) -> None:
+    from fedmodels.training.declaration import check_class  # the listing of names needs no torch
+
+    check_class(name, cls)
 
 
 def make(name: str, **hyper_parameters: Any) -> Method:
@@ -117,8 +125,17 @@ def make(name: str, **hyper_parameters: Any) -> Method:
     Raises:
         ConfigError: unknown method or hyper-parameter, or a value of the wrong type.
     """
+    from fedmodels.training.declaration import built
+
+    if not isinstance(name, str):
+        called = getattr(name, "__name__", "Mine")
+        raise ConfigError(
+            f"a method is made by its name, such as 'fedprox' or 'my_method.py:{called}'; of a "
+            f"class, write {called}(…)"
+        )
     cls = method_class(name)
-    return cls(**_checked(cls, _with_readings_apart(cls, hyper_parameters), "method", name))
+    values = _checked(cls, _with_readings_apart(cls, hyper_parameters), "method", name)
+    return built(cls, values, "method", name)
 
 
 def reading_of(cls: type[Method]) -> type[Any] | None:
@@ -144,8 +161,10 @@ def _with_readings_apart(cls: type[Method], table: dict[str, Any]) -> dict[str, 
 
 def _checked(cls: type[Any], table: Mapping[str, Any], where: str, name: str) -> dict[str, Any]:
     """Return a table's values as the fields of a dataclass, a table in it as one of its own."""
+    from fedmodels.training.declaration import built, hints_of
+
     fields = {f.name for f in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = hints_of(cls, name)
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in fields:
@@ -157,7 +176,8 @@ def _checked(cls: type[Any], table: Mapping[str, Any], where: str, name: str) ->
             values[key] = _value(hints[key], value, f"{where}.{key}")
         elif isinstance(value, Mapping):
             inner = typing.cast("type[Any]", hints[key])
-            values[key] = inner(**_checked(inner, value, f"{where}.{key}", name))
+            place = f"{where}.{key}"
+            values[key] = built(inner, _checked(inner, value, place, name), place, name)
         else:
             raise ConfigError(f"{where}.{key} must be a table (given: {value!r})")
     return values

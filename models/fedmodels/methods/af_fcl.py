@@ -13,11 +13,11 @@ client's own (wrong memories are forgotten); the whole net learns the batch and 
 predecessor.
 
 Readings. The head is all that comes after h, so no layer is added between a ResNet-20's pool and
-its head. A task of these streams may last one round and recur: the predecessor is the model that
-the client itself held at the end of its previous task (``last = "global"``: everyone's model when
-its new task begins). Any label counts as known that some client announced. Gaussians are fitted and
-evaluated in the flow's latent space; the released code evaluates them elsewhere than it fits them
-(``preset``). Deviations and more: docs/methods/af-fcl.md.
+its head. A task of these streams may last one round and recur: the predecessor is everyone's model
+when the client's new task begins, as released (``last = "local"``: the model that the client itself
+held at the end of its previous task). Any label counts as known that some client announced.
+Gaussians are fitted and evaluated in the flow's latent space; the released code evaluates them
+elsewhere than it fits them (``preset``). Deviations and more: docs/methods/af-fcl.md.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ LEAST_VARIANCE = 1e-2
 
 @dataclass
 class Last:
-    """The client's models at the end of its previous task, frozen."""
+    """The predecessor's net and flow, frozen."""
 
     net: SplitNet
     flow: Flow

@@ -44,13 +44,22 @@ class FedRep(PrivatePrefixes, RoundHeads):
     """Whether running statistics of the base move while the head trains; as released, they do."""
 
     def __post_init__(self) -> None:
-        """Check that all heads travel where they live for a round.
+        """Check that the switches fit each other.
 
         Raises:
-            ConfigError: other weights are private.
+            ConfigError: heads live for a round and other weights are private, or epochs are given
+                for phases that are one.
         """
         if self.heads_travel and self.private != ("head/",):
-            raise ConfigError('[method] reading.heads = "round" leaves nothing private but heads')
+            raise ConfigError(
+                '[method] reading.heads = "round" is for private = ["head/"] alone '
+                f"(given: {list(self.private)})"
+            )
+        if self.order == "joint" and max(self.head_epochs, self.base_epochs) >= 0:
+            raise ConfigError(
+                '[method] head_epochs and base_epochs do nothing with order = "joint", whose one '
+                "phase has [training] local_epochs: leave them out"
+            )
 
     def shares(self, name: str) -> bool:
         return self.heads_travel or super().shares(name)

@@ -125,8 +125,7 @@ class PFedGRP(GenerativeReplay):
         in_parts = self.reading.label_dist == "freq"  # S over its sum
         most = torch.full_like(announced.trained, PARTS) if in_parts else announced.trained
         super().check_upload(ctx, state, upload, replace(announced, trained=most))
-        held = state.clients.get(announced.client, Bundle())
-        server_replay.check_generators(upload.generators, held, announced, ctx.interaction)
+        server_replay.check_generators(upload.generators, announced, ctx.interaction)
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         personal = under(PERSONAL, run.initial_weights)

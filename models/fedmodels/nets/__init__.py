@@ -13,9 +13,11 @@ import inspect
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 
+import torch
+
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets.split import SplitNet, load_weights, spec_of, weights_of
-from fedmodels.own_code import is_own, own
+from fedmodels.own_code import is_own, loaded, own
 
 __all__ = [
     "SplitNet",
@@ -64,6 +66,7 @@ def make_net(
     """
     build = check_net(name, options)
     shape = tuple(input_shape)
+    before = torch.get_rng_state()
     try:
         built = build(num_classes=num_classes, input_shape=shape, **options)
     except ConfigError:
@@ -76,9 +79,21 @@ def make_net(
         ) from error
     if name in _BUILDERS:
         return built
-    from fedmodels.nets.own_net import as_split_net
+    from fedmodels.nets.own_net import as_split_net, check_repeats
 
-    return as_split_net(built, name, num_classes, shape)
+    net = as_split_net(built, name, num_classes, shape)
+    if build not in _REPEAT:
+        after = torch.get_rng_state()
+        torch.set_rng_state(before)
+        again = build(num_classes=num_classes, input_shape=shape, **options)
+        torch.set_rng_state(after)
+        check_repeats(net, as_split_net(again, name, num_classes, shape), name)
+        _REPEAT.add(build)
+    return net
+
+
+_REPEAT: set[Callable[..., SplitNet]] = set()
+"""What builds nets of one's own that were seen to begin alike under one seed."""
 
 
 def check_net(name: str, options: Iterable[str]) -> Callable[..., SplitNet]:
@@ -88,9 +103,16 @@ def check_net(name: str, options: Iterable[str]) -> Callable[..., SplitNet]:
         ConfigError: the name or an option is unknown.
     """
     build = _builder(name)
-    known = [p for p in inspect.signature(build).parameters if p not in _FIXED]
+    if not callable(build):
+        raise ConfigError(
+            f"[net] {name!r} is {type(build).__name__}; it must be a function or a class that "
+            "takes num_classes and input_shape"
+        )
+    parameters = inspect.signature(build).parameters.values()
+    known = [p.name for p in parameters if p.name not in _FIXED and p.kind not in _ANY]
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     for option in options:
-        if option not in known:
+        if option not in known and not takes_any:
             has = ", ".join(known) or "no options"
             raise ConfigError(
                 f"unknown option {option!r} of net {name!r}, which has: {has}."
@@ -100,6 +122,7 @@ def check_net(name: str, options: Iterable[str]) -> Callable[..., SplitNet]:
 
 
 _FIXED = ("num_classes", "input_shape")
+_ANY = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def _builder(name: str) -> Callable[..., SplitNet]:
@@ -110,7 +133,7 @@ def _builder(name: str) -> Callable[..., SplitNet]:
         build = getattr(importlib.import_module(module), function)
         return build
     for point in entry_points(group="fedtide.nets", name=name):
-        build = point.load()
+        build = loaded(point)
         return build
     if is_own(name):
         build = own(name)

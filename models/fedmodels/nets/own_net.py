@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets.split import SplitNet
-from fedmodels.tensors.bundle import DTYPES
+from fedmodels.tensors.bundle import DTYPES, tensor_bytes
 
 BATCH = 2
 """Examples of the batch that a net is tried with."""
@@ -72,6 +72,22 @@ def as_split_net(
                 raise _wrong(name, "forward(x) is not head(features(x)), which is what is trained")
     built.train(was_training)
     return built if isinstance(built, SplitNet) else _split(built, z.shape[1], x, name)
+
+
+def check_repeats(one: SplitNet, other: SplitNet, name: str) -> None:
+    """Check that a net begins alike in every process: compare two that were built under one seed.
+
+    Raises:
+        ConfigError: a tensor differs.
+    """
+    again = other.tensors()
+    for key, tensor in one.tensors().items():
+        if key not in again or tensor_bytes(tensor) != tensor_bytes(again[key]):
+            raise _wrong(
+                name,
+                f"draws random numbers outside of torch: {key} differs when it is built again "
+                "under one seed, and would in every process; draw by torch, such as torch.randn",
+            )
 
 
 def _split(net: nn.Module, width: int, x: Tensor, name: str) -> SplitNet:

@@ -58,6 +58,22 @@ class ModelFacts:
             "the net predicts with its classifier, and may be less accurate"
         )
 
+    def fault_of(self, x: Tensor) -> str:
+        """Return how raw values differ from those of training; empty text where they may be such.
+
+        A model that learned from whole numbers up to ``scale`` takes no larger ones, and no
+        fractions of one.
+        """
+        if self.scale <= 1 or not x.numel():
+            return ""
+        if float(x.max()) > self.scale:
+            reach = f"goes up to {float(x.max()):g}"
+        elif float(x.min()) >= 0 and float(x.max()) <= 1 and bool((x % 1 != 0).any()):
+            reach = f"holds fractions, up to {float(x.max()):g}"
+        else:
+            return ""
+        return f"{reach}; the model was trained on values up to {self.scale:g}: scale it likewise"
+
     @classmethod
     def parse(cls, text: str, where: str) -> ModelFacts:
         """Read a description.
@@ -127,7 +143,7 @@ class TrainedModel(nn.Module):
         """Return the class (n,) of each raw input (n, *input_shape), an array or a tensor.
 
         Raises:
-            ValueError: the inputs have another shape.
+            ValueError: the inputs have another shape, or another scale.
         """
         return self._logits(x).argmax(1).numpy()
 
@@ -135,7 +151,7 @@ class TrainedModel(nn.Module):
         """Return the probability (n, K) of each class for each raw input (n, *input_shape).
 
         Raises:
-            ValueError: the inputs have another shape.
+            ValueError: the inputs have another shape, or another scale.
         """
         return self._logits(x).softmax(1).numpy()
 
@@ -148,6 +164,8 @@ class TrainedModel(nn.Module):
                 f"inputs of shape {list(inputs.shape[1:])}; "
                 f"the model takes {list(self.facts.input_shape)}"
             )
+        if fault := self.facts.fault_of(inputs):
+            raise ValueError(f"the input {fault}")
         self.eval()
         if not len(inputs):
             return torch.zeros(0, self.facts.num_classes)

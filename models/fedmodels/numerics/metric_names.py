@@ -312,6 +312,12 @@ def is_known(name: str) -> bool:
     return metric(name).meaning != "a metric of the method's own"
 
 
+def is_written_by_runs(name: str) -> bool:
+    """Tell whether a run writes a metric of this name itself, so that no method may."""
+    scores = {metric.name for metric in SCORES} | {"loss", "prototype_drift"}
+    return name in scores or _ACCURACY.fullmatch(name) is not None
+
+
 def current(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return metrics under the names of the tables, whenever they were written.
 

@@ -33,7 +33,11 @@ def derive_seed(run_seed: int, client: int | str, interaction: int, purpose: str
         ConfigError: ``purpose`` is unknown.
     """
     if purpose not in PURPOSES:
-        raise ConfigError(f"unknown purpose {purpose!r}.{suggestion(purpose, PURPOSES)}")
+        known = ", ".join(PURPOSES)
+        raise ConfigError(
+            f"unknown purpose {purpose!r} of random numbers; known: {known}."
+            f"{suggestion(purpose, PURPOSES)}"
+        )
     words = f"fedtide/{run_seed}/{client}/{interaction}/{purpose}"
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") >> 1
 
@@ -53,6 +57,16 @@ def seeded(seed: int) -> Iterator[None]:
     generators take part once CUDA is in use; saving their state creates no context on a device.
     All threads share these generators, so a second thread waits until the block has ended.
     """
+    with _default_generators, started(seed):
+        yield
+
+
+@contextmanager
+def started(seed: int) -> Iterator[None]:
+    """Do what :func:`seeded` does for work with threads of its own, which may call that one.
+
+    No other thread waits, so two threads that draw from the default generators here share them.
+    """
     with _default_generators:
         used = [torch.default_generator]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -60,9 +74,10 @@ def seeded(seed: int) -> Iterator[None]:
         before = [each.get_state() for each in used]
         for each in used:
             each.manual_seed(seed)
-        try:
-            yield
-        finally:
+    try:
+        yield
+    finally:
+        with _default_generators:
             for each, state in zip(used, before, strict=True):
                 each.set_state(state)
 

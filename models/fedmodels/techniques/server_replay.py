@@ -33,23 +33,20 @@ def generators_spec(replay: ClassReplay, num_classes: int) -> BundleSpec:
 
 
 def check_generators(
-    sent: Mapping[str, GeneratorState], held: Bundle, announced: Announced, interaction: int
+    sent: Mapping[str, GeneratorState], announced: Announced, interaction: int
 ) -> None:
     """Check versions and classes of the generators that a client sent.
 
     Args:
         sent: the generators by key.
-        held: what the server holds of the client.
         announced: what the client said of its data.
         interaction: the present one, which bounds how often a generator was trained.
 
     Raises:
         PayloadError: a version is impossible, or a generator is of a class not announced.
     """
-    before = {key: generator.version for key, generator in held.generators.items()}
-    new = {key: generator.version for key, generator in sent.items()}
-    check_versions(new, before, interaction + 1)
-    for key in new:
+    check_versions({key: each.version for key, each in sent.items()}, interaction + 1)
+    for key in sent:
         if key != ALL and not announced.now[int(key)]:
             raise PayloadError(f"generator {key!r} is of a class that was not announced")
 

@@ -16,12 +16,14 @@ from torch import Tensor
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import Bundle, Histogram, Prototypes
 from fedmodels.tensors.packed_weights import PackedWeights
+from fedmodels.tensors.weighted_mean import MOST_COUNTED
 
 MOST = 1e6
 """Limit of a net's parameter and of a prototype's coordinate."""
 MOST_SQUARE = 1e15
 """Limit of all other numbers: statistics and variances are squares."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 _USUAL = frozenset({torch.float32, torch.int64})
 
 
@@ -80,8 +82,7 @@ def check_numbers(upload: Bundle) -> None:
     Raises:
         PayloadError: names the first number that is too large.
     """
-    if not _is_plainly_small(upload.weights):
-        _check_sizes("weights", upload.weights)
+    _check_sizes("weights", _not_plainly_small(upload.weights))
     for key, generator in upload.generators.items():
         _check_sizes(f"generators/{key}/tensors", generator.tensors)
     for level, rows in upload.prototypes.items():
@@ -131,22 +132,23 @@ def check_histogram(histogram: Histogram, now: Tensor, total: Tensor) -> None:
             )
 
 
-def check_versions(versions: Mapping[str, int], held: Mapping[str, int], most: int) -> None:
-    """Check that uploaded generators are newer than the ones before.
+def check_versions(versions: Mapping[str, int], most: int) -> None:
+    """Check the versions of uploaded generators.
+
+    A version need not be above the last one: a client that lost its private state, and was allowed
+    to start over, counts from 1 again.
 
     Args:
         versions: versions in the upload, by key.
-        held: versions of the generators before.
         most: the highest possible version now.
 
     Raises:
         PayloadError: names the first generator with a wrong version.
     """
     for key, version in versions.items():
-        least = held.get(key, 0) + 1
-        if not least <= version <= most:
+        if not 1 <= version <= most:
             raise PayloadError(
-                f"tensor 'generators/{key}/version' is {version}; expected {least} to {most}"
+                f"tensor 'generators/{key}/version' is {version}; expected 1 to {most}"
             )
 
 
@@ -160,33 +162,32 @@ def _check_labels(key: str, labels: Iterable[int], num_classes: int) -> None:
         seen.add(label)
 
 
-def _is_plainly_small(weights: Mapping[str, Tensor]) -> bool:
-    """Tell whether weights in one block are surely small; False leaves it open.
+def _not_plainly_small(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors that may be too large, or below zero where they must not be.
 
-    The sum of squares over the whole block is the fastest way to read it. Integers in the block
-    would look like other floats, so the function reads them separately.
+    The sum of squares over the whole block is the fastest way to read it. It says nothing of signs,
+    nor of integers, which look like other floats there.
     """
     if not isinstance(weights, PackedWeights) or not weights.layout.dtypes <= _USUAL:
-        return False
+        return weights
     block = weights.block.view(torch.float32)
     if not torch.dot(block, block) <= MOST * MOST:
-        return False
-    if torch.int64 not in weights.layout.dtypes:
-        return True
-    places = weights.layout.elements(torch.int64)
-    low, high = torch.aminmax(weights.block.view(torch.int64)[places])
-    return bool(low >= -MOST_SQUARE) and bool(high <= MOST_SQUARE)
+        return weights
+    dtypes = (dtype for dtype, _ in weights.layout.facts)
+    named = zip(weights.names, dtypes, strict=True)
+    return {n: weights[n] for n, dtype in named if dtype == torch.int64 or n.endswith(NOT_NEGATIVE)}
 
 
 def _check_sizes(prefix: str, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if not tensor.numel() or tensor.dtype == torch.bool:
             continue
-        most = MOST_SQUARE if name.endswith(STATISTICS) else MOST
+        most: float = MOST_SQUARE if name.endswith(STATISTICS) else MOST
         if not tensor.is_floating_point():
-            most = MOST_SQUARE
-        low, high = (float(edge) for edge in torch.aminmax(tensor))
+            most = MOST_COUNTED
+        low, high = (edge.item() for edge in torch.aminmax(tensor))
         if not (-most <= low and high <= most):
-            raise PayloadError(
-                f"tensor '{prefix}/{name}' holds {low if -low > high else high:g}, beyond {most:g}"
-            )
+            worst = low if -low > high else high
+            raise PayloadError(f"tensor '{prefix}/{name}' holds {worst:g}, beyond {most:g}")
+        if low < 0 and name.endswith(NOT_NEGATIVE):
+            raise PayloadError(f"tensor '{prefix}/{name}' holds {low:g}; it cannot be below zero")

@@ -18,6 +18,9 @@ from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 
 CHUNK = 1 << 15
 """Elements summed at a time: two float64 buffers of this size stay in a core's cache."""
+MOST_COUNTED = 10**12
+"""Limit of an integer in an upload, such as of batches counted. What is sent down is at most half
+of it: clients count on from there."""
 PER_THREAD, MOST_THREADS = 1 << 21, 8
 """Elements that justify one more thread, and the most threads: more would wait for memory."""
 
@@ -174,15 +177,16 @@ def mean_of_sums(
             raise PayloadError(f"tensor {key!r} is in some sums only")
     found: dict[str, Tensor] = {}
     for name, dtype in dtypes.items():
-        whole = sums[0][name].clone()
-        for group in sums[1:]:
-            if group[name].shape != whole.shape:
-                raise PayloadError(f"tensor {name!r} differs in shape between sums")
-            if dtype.is_floating_point:
-                whole += group[name]
-            else:
-                torch.maximum(whole, group[name], out=whole)
-        found[name] = whole.div_(total).to(dtype) if dtype.is_floating_point else whole
+        parts = [group[name] for group in sums]
+        if any(part.shape != parts[0].shape for part in parts):
+            raise PayloadError(f"tensor {name!r} differs in shape between sums")
+        if not dtype.is_floating_point:
+            found[name] = _largest(parts)
+            continue
+        whole = parts[0].clone()
+        for part in parts[1:]:
+            whole += part
+        found[name] = whole.div_(total).to(dtype)
     return found
 
 
@@ -264,13 +268,18 @@ def _mean_of_vectors(
     For integers the result is the maximum, and shares are unused.
     """
     if not vectors[0].is_floating_point():
-        result = vectors[0].clone()
-        for vector in vectors[1:]:
-            torch.maximum(result, vector, out=result)
-        return result
+        return _largest(vectors)
     result = torch.empty_like(vectors[0]) if out is None else out
     _in_ranges(partial(_fill, result, vectors, shares, total), len(result), len(vectors))
     return result
+
+
+def _largest(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the largest integers, or whether any boolean is true, element by element."""
+    result = tensors[0].clone()
+    for tensor in tensors[1:]:
+        torch.maximum(result, tensor, out=result)
+    return result.clamp_(max=MOST_COUNTED // 2) if result.dtype == torch.int64 else result
 
 
 def _in_ranges(work: Callable[[range], None], length: int, count: int) -> None:

@@ -55,6 +55,8 @@ class ClientHalf:
     refs: Any = field(init=False)
     x: Tensor = field(init=False)
     y: Tensor = field(init=False)
+    drawn: Tensor = field(init=False)
+    """State of torch's generator after ``begin``, where others train before ``end``."""
 
     def begin(self) -> None:
         """Load the net, the references of the loss and the training data."""
@@ -63,8 +65,18 @@ class ClientHalf:
         self.x, self.y = self.method.training_data(self.ctx, self.refs)
 
     def end(self, loss: float) -> LocalResult:
-        """Return the result of local training; ``loss`` is the mean of the last epoch."""
+        """Return the result of local training; ``loss`` is the mean of the last epoch.
+
+        Raises:
+            ConfigError: the method returns a private state, which nobody would keep.
+        """
         state = self.method.after_local(self.ctx, self.payload, self.state, self.refs)
+        if (held := [*state.by_key()]) and not self.method.keeps_state(self.ctx.run):
+            raise ConfigError(
+                f"after_local of {type(self.method).__name__} returns a private state "
+                f"({', '.join(held[:3])}), which clients do not keep: override keeps_state to "
+                "return True, or return an empty Bundle"
+            )
         upload = self.method.uplink(self.ctx, state, self.refs, len(self.y))
         return LocalResult(upload, state, loss, len(self.y))
 
@@ -255,7 +267,7 @@ def batches(n: int, net: nn.Module, training: Training, order: torch.Generator) 
 
 def augmented(x: Tensor, training: Training, generator: torch.Generator) -> Tensor:
     """Return images (B, C, H, W), each cropped out of a 4-pixel border and maybe flipped."""
-    if training.augment == "none" or x.dim() != 4:
+    if training.augment == "none":
         return x
     count, height, width = len(x), x.shape[2], x.shape[3]
     shift = torch.randint(0, 9, (2, count), generator=generator).to(x.device)
@@ -288,6 +300,9 @@ def score(
         sets: inputs and labels by name.
         seen: (K,) bool, the classes a client has met, to score it among them too.
         confusion: count what each class was taken for, by the method's first rule.
+
+    Raises:
+        TrainingFailed: scores are NaN, of which no class would be the largest.
     """
     classes = ctx.run.problem.num_classes
     size = ctx.run.experiment.evaluate.batch_size
@@ -297,9 +312,19 @@ def score(
         for name, (x, y) in sets.items():
             for xs, ys in zip(torch.split(x, size), torch.split(y, size), strict=True):
                 found = method.predict(ctx, payload, state, xs)
+                _check_scores(found, ctx)
                 found = found if seen is None else masked(found, seen)
                 for place, (rule, scores) in enumerate(found.items()):
                     counts = ClassCounts.of(scores, ys, classes, confusion and place == 0)
                     before = out.get((rule, name))
                     out[rule, name] = counts if before is None else before + counts
     return out
+
+
+def _check_scores(found: Mapping[str, Tensor], ctx: ClientContext) -> None:
+    for rule, scores in found.items():
+        if bool(torch.isnan(scores).any()):
+            raise TrainingFailed(
+                f"predict gives NaN scores by the rule {rule!r}, of client {ctx.client} in round "
+                f"{ctx.round} ({ctx.view or 'after_local'}); give -inf to a class that is ruled out"
+            )

@@ -215,7 +215,7 @@ class Method(ABC):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Return the rules of ``predict``, in its order; it may answer with the first alone."""
+        """Return the rules of ``predict`` in order; the first may do. ``classifier`` is the net."""
         return ("classifier",)
 
     def reported(self, run: RunFacts) -> frozenset[str]:
@@ -335,7 +335,7 @@ class Method(ABC):
 
     @abstractmethod
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        """Load the global model into ``ctx.net``."""
+        """Load the global model into ``ctx.net``, also at the evaluator."""
 
     def global_weights(self, common: Bundle) -> Weights:
         """Return the global model's weights, taken from the common part of the server's state."""
@@ -377,7 +377,7 @@ class Method(ABC):
     def predict(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
     ) -> Mapping[str, Tensor]:
-        """Return class scores (B, K) by prediction rule; the first rule is the method's own."""
+        """Return scores (B, K) by rule, the method's own first; the evaluator's state is empty."""
 
     def pictures(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor

@@ -8,6 +8,7 @@ from functools import cached_property
 from torch import nn
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
@@ -21,6 +22,19 @@ class RunFacts:
 
     experiment: Experiment
     problem: Problem
+
+    def __post_init__(self) -> None:
+        """Check that training data are as the config takes them.
+
+        Raises:
+            ConfigError: images are to be cropped, and examples are none.
+        """
+        shape, augment = self.problem.input_shape, self.experiment.training.augment
+        if augment != "none" and len(shape) != 3:
+            raise ConfigError(
+                f"[training] augment = {augment!r} is for images, and examples have the shape "
+                f"{list(shape)}: leave augment out"
+            )
 
     def make_net(self, purpose: str = "init", role: str = "server") -> SplitNet:
         """Build the run's net; its initial weights depend on the run's seed, purpose and role."""

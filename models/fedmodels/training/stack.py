@@ -24,13 +24,29 @@ from torch import Tensor, nn
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.randomness import seeded
 from fedmodels.training.loop import ClientHalf, Course, begin_phase
-from fedmodels.training.method import Batch, ClientContext, Method, Output, RunFacts
+from fedmodels.training.method import (
+    Batch,
+    ClientContext,
+    LocalResult,
+    Method,
+    Output,
+    Phase,
+    RunFacts,
+)
 
 
 def begin_apart(half: ClientHalf) -> None:
     """Begin a client's half with random numbers of the client's own seed."""
     with seeded(half.ctx.seed("dropout")):
         half.begin()
+        half.drawn = torch.get_rng_state()
+
+
+def end_apart(half: ClientHalf, loss: float) -> LocalResult:
+    """End a client's half with the random numbers that follow those of its beginning."""
+    with seeded(half.ctx.seed("dropout")):
+        torch.set_rng_state(half.drawn)
+        return half.end(loss)
 
 
 def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
@@ -39,11 +55,15 @@ def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
     Args:
         halves: begun halves of different clients, of one interaction and method; each has its own
             net, and all nets have one shape.
+
+    Raises:
+        ConfigError: phases or references of clients differ in more than the values of tensors, or
+            the loss asks for what is one client's alone.
     """
     method = halves[0].method
     courses = [Course(method, half.ctx, half.x, half.y, half.refs) for half in halves]
     stack = _Stack(method, courses)
-    for phase in method.phases(courses[0].ctx):
+    for phase in _common_phases(method, courses):
         training = courses[0].ctx.run.experiment.training
         optimizer = begin_phase([c.ctx.net for c in courses], phase, training)
         under_way = [(course, course.batches(phase)) for course in courses]
@@ -57,6 +77,24 @@ def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
             for course, batch, _ in due:
                 course.end_step(batch, losses[course])
     return [course.left() for course in courses]
+
+
+def _common_phases(method: Method, courses: Sequence[Course]) -> Sequence[Phase]:
+    """Return the phases of local training, which all clients have in common."""
+    first, *others = (list(method.phases(course.ctx)) for course in courses)
+    for course, phases in zip(courses[1:], others, strict=True):
+        if phases != first:
+            raise _in_turn(courses[0], f"client {course.ctx.client} has other phases")
+    return first
+
+
+def _in_turn(course: Course, why: str) -> ConfigError:
+    """Return the error of clients that cannot train together."""
+    run, client = course.ctx.run.experiment, course.ctx.client
+    return ConfigError(
+        f"[training] together = {run.training.together}: method {run.method.name!r} cannot train "
+        f"client {client} together with others, as {why}; leave together out"
+    )
 
 
 def check_stacks(run: RunFacts) -> None:
@@ -111,6 +149,11 @@ class _Stack:
         buffers = _stacked([self.buffers[c] for c in courses])
         inputs = [(b.x, b.y, b.index, f, c.refs) for c, b, f in group]
         leaves = [list(_leaves(each)) for each in inputs]
+        layouts = [_layout(each) for each in inputs]
+        for course, layout in zip(courses, layouts, strict=True):
+            if layout != layouts[0]:
+                why = "its references differ in more than the values of tensors from those of"
+                raise _in_turn(courses[0], f"{why} client {course.ctx.client}")
 
         def loss_of(p: Any, b: Any, *tensors: Tensor) -> Tensor:
             again = _rebuilt(inputs[0], iter(tensors))
@@ -125,12 +168,29 @@ class _Stack:
         return losses
 
 
+class _CommonContext(ClientContext):
+    """Where a mapped loss is: one call is for all clients, so it knows none of them."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _PERSONAL:
+            raise ConfigError(
+                f"[training] together: the loss asks for ctx.{name}, and is calculated for several "
+                "clients at once; leave together out, or put tensors into what prepare returns"
+            )
+        return super().__getattribute__(name)
+
+
+_PERSONAL = ("client", "metrics", "stream", "secret")
+"""What a context holds of one client."""
+
+
 class _Loss(nn.Module):
     """A method's loss of one batch, as a module whose parameters can be replaced by others."""
 
     def __init__(self, method: Method, ctx: ClientContext) -> None:
         super().__init__()
-        self.method, self.ctx, self.net = method, ctx, ctx.net
+        self.method, self.net = method, ctx.net
+        self.ctx = _CommonContext(**{each.name: getattr(ctx, each.name) for each in fields(ctx)})
 
     def forward(
         self, x: Tensor, y: Tensor, index: Tensor, fixed: Tensor | None, refs: Any
@@ -151,6 +211,16 @@ def _leaves(tree: Any) -> Iterator[Tensor]:
     else:
         for branch in _branches(tree):
             yield from _leaves(branch)
+
+
+def _layout(tree: Any) -> Any:
+    """Return what is not a tensor's values: its shape, and types, names and numbers of the rest."""
+    if isinstance(tree, Tensor):
+        return tree.shape
+    branches = _branches(tree)
+    names = tuple(tree) if isinstance(tree, Mapping) else ()
+    value = tree if isinstance(tree, bool | int | float | str) else None
+    return type(tree), names, value, tuple(map(_layout, branches))
 
 
 def _rebuilt(tree: Any, leaves: Iterator[Tensor]) -> Any:

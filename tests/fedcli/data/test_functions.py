@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
-from fedmodels.config.scenario import Data
+from fedcli.data.store.commands import run_partition
+from fedcli.data.store.partition_writer import digest_of
+from fedmodels.config.experiment import forbidden_changes
+from fedmodels.config.scenario import Data, Iid
 from fedmodels.errors import DataError
+from fedmodels.resolution import experiment_of
+from fedsrv.launch.given_data import check_given_data
+from fedsrv.launch.processes import notes_in
+from tests.conftest import TABLES
 
 GOOD = """
 import torch
@@ -112,3 +122,76 @@ def test_two_sets_with_other_classes_are_refused(tmp_path):
         DataError, match=r"\['bar', 'box', 'disc'\], the test set \['box', 'disc'\]"
     ):
         load(Data(name=f"{code}:load"))
+
+
+DRAWN = """
+import os, torch
+from torch.utils.data import TensorDataset
+
+def load():
+    y = torch.arange(30) % 3
+    x = torch.frombuffer(bytearray(os.urandom(120)), dtype=torch.uint8).view(30, 4).float()
+    return TensorDataset(x, y), TensorDataset(x, y)
+"""
+
+
+def dealt(data: Data, out: Path) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    run_partition(data, Iid(kind="iid"), 2, 0, out, console)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_function_that_draws_is_no_reason_to_delete_a_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DRAWN)
+    data = Data(name=f"{tmp_path / 'mine.py'}:load")
+    dealt(data, tmp_path / "data")
+    line = "made of other data: mine.py:load changed, or draws at random. Put it back"
+    with pytest.raises(DataError, match=line) as caught:
+        dealt(data, tmp_path / "data")
+    assert "delete" not in str(caught.value)
+
+
+def test_the_place_of_the_file_changes_no_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(GOOD)
+    monkeypatch.chdir(tmp_path)
+    tables = {**TABLES, "data": {"name": "mine.py:load"}, "scenario": {"kind": "iid"}}
+    here = experiment_of({**tables, "schedule": {"clients": 2}})
+    monkeypatch.chdir("/")
+    there = experiment_of(here.to_dict())  # as a run's config.toml has it
+    assert there.data is not None
+    assert there.data.name == f"{tmp_path}/mine.py:load"
+    dealt(there.data, tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    relative = Data(name="mine.py:load")
+    assert "the same partition is already in" in dealt(relative, tmp_path / "data")
+    table = tmp_path / "data" / "partition.json"
+    made = json.loads(table.read_text())
+    assert made["config"]["data"]["name"] == "mine.py:load"
+    made["config"]["data"]["name"] = "./sub/mine.py:load"  # as earlier versions had it
+    made["digest"] = digest_of(made["config"])
+    table.write_text(json.dumps(made))
+    assert "the same partition is already in" in dealt(relative, tmp_path / "data")
+    check_given_data(there, tmp_path / "data")
+    before = there.model_copy(update={"data": relative})
+    assert forbidden_changes(before, there) == []
+
+
+@pytest.mark.parametrize(("shape", "is_noted"), [((8, 8, 3), True), ((3, 8, 3), False)])
+def test_pictures_with_channels_last_are_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, shape: tuple[int, ...], is_noted: bool
+) -> None:
+    text = f"import numpy as np\nimport torch\nx = np.zeros({shape}, np.uint8)\n"
+    loaded(tmp_path, text + "def load():\n    return [(x, 0), (x, 1)], [(x, 1)]\n")
+    line = "mine.py:load: inputs (8, 8, 3) are read as (C, H, W), 8 channels of 8 x 3"
+    assert (line in caplog.text) == is_noted
+
+
+def test_a_launch_repeats_the_notes_of_its_partition(tmp_path: Path) -> None:
+    log = tmp_path / "partition.log"
+    note = "2026-01-01 WARNING fedcli.data.own.examples: note: turn them\n"
+    other = "2026-01-01 WARNING fedmodels.resolution: note: said before\n"
+    log.write_text(note + other + note)
+    assert notes_in(log) == ["note: turn them"]
+    assert notes_in(tmp_path / "none") == []

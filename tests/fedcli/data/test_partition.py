@@ -621,6 +621,18 @@ def test_unknown_keys_and_wrong_types_are_refused() -> None:
         Data.model_validate({"name": "digits", "labels": "both"})
 
 
+def test_who_got_an_empty_shard_of_a_class_is_not_tested_on_it() -> None:
+    """The rarest class has 4 of its 80 examples, cut into 20 shards."""
+    made = cut({"kind": "per_class_shards", "shards": 5, "gamma": 0.05}, clients=40)
+    problem = small_problem()
+    train, test = problem["labels_train"], problem["labels_test"]
+    dealt = 0
+    for (task,) in made.clients:
+        assert {*test[task.test]} <= {*train[task.train]}  # type: ignore[index]
+        dealt += len(task.test)
+    assert 0 < dealt < 200
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -629,6 +641,7 @@ def test_unknown_keys_and_wrong_types_are_refused() -> None:
         ({"kind": "natural", "split": 0.75}, "tenths"),
         ({"kind": "iid", "gamma": 0.5, "imbalance_factor": 2.0}, "give one"),
         ({"kind": "iid", "imbalance_factor": 0.5}, "must be >= 1"),
+        ({"kind": "iid", "gamma": 0.5, "if_reading": "percent"}, "give both or none"),
         ({"kind": "iid", "imbalance_factor": 200.0, "if_reading": "percent"}, "<= 100"),
         ({"kind": "dirichlet_pooled", "same_props": True, "pachinko": True}, "exclude"),
     ],

@@ -11,7 +11,8 @@ import pytest
 from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.methods import method_class, names
+from fedmodels.errors import ConfigError
+from fedmodels.methods import _CLASSES, method_class, names
 from fedmodels.methods.bases.accompanied import Accompanied
 from fedmodels.methods.bases.collaborating import Collaborating
 from fedmodels.methods.bases.private_parts import PrivatePrefixes
@@ -21,6 +22,7 @@ from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.bases.round_heads import RoundHeads
 from fedmodels.methods.bases.round_memory import RoundMemory
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.method import (
     Batch,
     ClientContext,
@@ -156,6 +158,129 @@ def test_a_method_that_breaks_a_promise_is_named() -> None:
         check_method(Broken, checks=["its_views_are_known", "loss_leaves_inputs_alone"])
 
 
-@pytest.mark.parametrize("name", ["fedavgm.py:FedAvgM", "median.py:Median", "anchored.py:Anchored"])
+@dataclass(frozen=True, kw_only=True)
+class Inverse(FedAvg):
+    """A method whose predictions are not the net's, under the name of those."""
+
+    citation: ClassVar[str] = "nobody"
+
+    def predict(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
+    ) -> Mapping[str, Tensor]:
+        return {"classifier": -ctx.net(x)}
+
+
+def test_a_rule_that_is_not_the_nets_has_a_name_of_its_own() -> None:
+    with pytest.raises(AssertionError, match=r"'classifier' is not ctx\.net"):
+        check_method(Inverse, checks=["the_classifier_is_the_net"])
+
+
+def test_the_class_that_is_given_is_checked() -> None:
+    """Not another one of its name: the class before a change, or a method that comes along."""
+    checks = ["loss_leaves_inputs_alone"]
+
+    def made(name: str, *bases: type[FedAvg]) -> type[FedAvg]:
+        cls = type(name, bases, {"citation": "nobody"})
+        return dataclass(frozen=True, kw_only=True)(cls)
+
+    for name in ("Fresh", "FedProx"):
+        check_method(made(name, FedAvg), checks=checks)
+        with pytest.raises(AssertionError, match=f"{name.lower()} fails 'loss_leaves"):
+            check_method(made(name, Broken), checks=checks)
+    assert "fresh" not in _CLASSES
+    assert method_class("fedprox").__module__ == "fedmodels.methods.fedprox"
+    with pytest.raises(AssertionError, match="broken fails"):
+        check_method(Broken, checks=checks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbered(FedAvg):
+    """A method whose loss weighs by the client, and cannot be calculated for several at once."""
+
+    citation: ClassVar[str] = "nobody"
+    trains_together: ClassVar[bool] = True
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
+        assert isinstance(ctx.client, int)
+        return super().loss(ctx, batch, out, refs) * (1 + ctx.client)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping(FedAvg):
+    """A method whose loss keeps something, and is called less often for several clients."""
+
+    citation: ClassVar[str] = "nobody"
+    trains_together: ClassVar[bool] = True
+    calls: ClassVar[list[int]] = []
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
+        self.calls.append(1)
+        return super().loss(ctx, batch, out, refs) * len(self.calls)
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [(Numbered, "it says trains_together, but .*ctx.client"), (Keeping, "differs from training")],
+)
+def test_a_method_that_cannot_train_together_is_found(method: type[FedAvg], line: str) -> None:
+    check = "training_together_comes_to_the_same"
+    with pytest.raises(AssertionError, match=f"fails '{check}': .*{line}"):
+        check_method(method, checks=[check])
+    check_method("fedprox", checks=[check])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing(FedAvg):
+    """A method with mistakes that a check meets."""
+
+    citation: ClassVar[str] = "nobody"
+    mistake: str = ""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return () if self.mistake == "views" else ("global", "after_local")
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
+        if self.mistake == "loss":
+            assert len(batch.y) == 0
+        return super().loss(ctx, batch, out, refs)
+
+    def predict(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
+    ) -> Mapping[str, Tensor]:
+        if self.mistake == "predict":
+            state.scalars["seen"]
+        return super().predict(ctx, payload, state, x)
+
+    def keeps_state(self, run: RunFacts) -> bool:
+        return True
+
+    def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:
+        return Bundle(scalars={"seen": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("mistake", "check", "line"),
+    [
+        ("views", "its_views_are_known", r"AssertionError at testing.py:\d+: assert views$"),
+        ("loss", "loss_leaves_inputs_alone", r"loss failed \(test_conf.*: AssertionError"),
+        ("predict", "predictions_are_scores_of_classes", r"predict failed \(.*KeyError: 'seen'"),
+    ],
+)
+def test_every_failure_has_a_name_and_a_reason(mistake: str, check: str, line: str) -> None:
+    with pytest.raises(AssertionError, match=f"failing fails '{check}': .*{line}"):
+        check_method(Failing, checks=[check], mistake=mistake)
+    check_method(Failing, checks=[check] if mistake != "predict" else [])
+
+
+def test_an_unknown_check_gets_a_line() -> None:
+    with pytest.raises(ConfigError, match="unknown check 'its_views'; known: hyper_param"):
+        check_method("fedavg", checks=["its_views"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fedavgm.py:FedAvgM", "median.py:Median", "anchored.py:Anchored", "own_head.py:OwnHead"],
+)
 def test_the_examples_conform(name: str) -> None:
     check_method(str(Path(__file__).parents[3] / "examples" / "extend" / name))

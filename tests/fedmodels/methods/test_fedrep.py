@@ -119,5 +119,11 @@ def test_head_by_hand():
 
 
 def test_heads_of_a_round_leave_nothing_else_private():
-    with pytest.raises(ConfigError, match="leaves nothing private but heads"):
+    with pytest.raises(ConfigError, match=r"is for private = \[.head/.\] alone"):
         make("fedrep", private=("base/fc", "head/"), reading={"heads": "round"})
+
+
+@pytest.mark.parametrize("given", [{"head_epochs": 2}, {"base_epochs": 0}])
+def test_one_joint_phase_has_no_epochs_of_its_parts(given):
+    with pytest.raises(ConfigError, match="do nothing with order"):
+        make("fedrep", order="joint", **given)

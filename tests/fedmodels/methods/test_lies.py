@@ -91,10 +91,14 @@ def test_a_generator_is_asked_for_and_newer_than_the_last(honest):
         method.check_upload(ctx, state, unasked, told)
     after = method.aggregate(ctx, state, method.received(uploads))
     again = replace(ctx, at=replace(ctx.at, interaction=1))
-    with pytest.raises(PayloadError, match=f"'generators/{key}/version' is 1; expected 2 to 2"):
-        method.check_upload(again, after, upload, told)
-    newer = {k: replace(g, version=2) for k, g in upload.generators.items()}
-    method.check_upload(again, after, replace(upload, generators=newer), told)
+    for version in (0, 3):
+        lying = {k: replace(g, version=version) for k, g in upload.generators.items()}
+        line = f"'generators/{key}/version' is {version}; expected 1 to 2"
+        with pytest.raises(PayloadError, match=line):
+            method.check_upload(again, after, replace(upload, generators=lying), told)
+    for version in (1, 2):  # a client that started over counts from 1 again
+        honest_ones = {k: replace(g, version=version) for k, g in upload.generators.items()}
+        method.check_upload(again, after, replace(upload, generators=honest_ones), told)
 
 
 def test_rows_may_come_in_any_order(honest):
@@ -126,19 +130,25 @@ def test_a_share_of_the_labels_is_in_parts_per_million(honest):
     )
 
 
+def at_the_edge(tensors, value):
+    """Return tensors of one value; a variance is not below zero."""
+    return {
+        k: torch.full_like(t, abs(value) if k.endswith("running_var") else value)
+        if t.is_floating_point() else t
+        for k, t in tensors.items()
+    }  # fmt: skip
+
+
 def extremes_of(upload: Bundle):
     """Yield uploads whose values are at the edge of what is let through."""
     for value in (1e6, -1e6):
-        weights = {
-            k: torch.full_like(t, value) if t.is_floating_point() else t
-            for k, t in upload.weights.items()
-        }
+        weights = at_the_edge(upload.weights, value)
         prototypes = {
             level: replace(rows, vectors=torch.full_like(rows.vectors, value))
             for level, rows in upload.prototypes.items()
         }
         generators = {
-            key: replace(g, tensors={k: torch.full_like(t, value) for k, t in g.tensors.items()})
+            key: replace(g, tensors=at_the_edge(g.tensors, value))
             for key, g in upload.generators.items()
         }
         scalars = {"variance": abs(value) ** 2.5} if "variance" in upload.scalars else {}

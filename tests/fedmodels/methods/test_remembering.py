@@ -47,7 +47,7 @@ def streams(tmp_path_factory):
     return roots
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):
     """The coordinator is gone in the middle of its work."""
 
 

@@ -10,6 +10,7 @@ import torch
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets import SplitNet, make_net, weights_of
+from fedmodels.own_code import renew
 
 START = "import torch\nfrom torch import nn\n"
 METHOD = """
@@ -36,6 +37,7 @@ class Net(nn.Module):
 def built(folder: Path, text: str, **options: object) -> SplitNet:
     (folder / "mine.py").write_text(START + text)
     name = f"{folder / 'mine.py'}:Net"
+    renew(name)
     return make_net(name, num_classes=3, input_shape=(2,), **options)
 
 
@@ -112,3 +114,29 @@ def test_a_net_that_does_not_fit_gets_one_line(tmp_path: Path, text: str, line: 
 def test_a_wrong_value_of_an_option_gets_one_line() -> None:
     with pytest.raises(ConfigError, match=r"\[net\] 'mlp' cannot be built with hidden = 'abc'"):
         make_net("mlp", num_classes=3, input_shape=(4,), hidden="abc")
+
+
+DRAWN = """
+class Net(nn.Module):
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.features = nn.Linear(input_shape[0], 4)
+        self.head = nn.Linear(4, num_classes)
+        with torch.no_grad():
+            self.head.bias.copy_(DRAW)
+"""
+
+
+def test_a_net_that_draws_outside_of_torch_is_refused(tmp_path: Path) -> None:
+    by_numpy = "import numpy as np\n" + DRAWN.replace(
+        "DRAW", "torch.from_numpy(np.random.randn(num_classes))"
+    )
+    with pytest.raises(ConfigError, match=r"draws random numbers outside of torch: head/bias"):
+        built(tmp_path, by_numpy)
+    by_torch = DRAWN.replace("DRAW", "torch.randn(num_classes)")
+    torch.manual_seed(0)
+    first, drawn = weights_of(built(tmp_path, by_torch)), torch.rand(1)
+    torch.manual_seed(0)
+    again = weights_of(built(tmp_path, by_torch))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert torch.equal(torch.rand(1), drawn)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedmodels.errors import ConfigError
-from fedmodels.numerics.randomness import PURPOSES, derive_seed, generator, seeded
+from fedmodels.numerics.randomness import PURPOSES, derive_seed, generator, seeded, started
 
 
 def test_seeds_differ_in_every_argument_and_fit_63_bits():
@@ -26,7 +26,7 @@ def test_a_seed_never_changes():
 
 
 def test_unknown_purpose():
-    with pytest.raises(ConfigError, match="Did you mean 'order'"):
+    with pytest.raises(ConfigError, match=r"known: init, order, .*Did you mean 'order'"):
         derive_seed(0, 0, 0, "ordre")
 
 
@@ -54,6 +54,29 @@ def test_seeded_restores_after_an_error():
     with pytest.raises(RuntimeError, match="negative"), seeded(1):
         torch.rand(-1)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_work_that_is_started_may_have_threads_that_seed():
+    before = torch.random.get_rng_state()
+    drawn = []
+
+    def build():
+        with seeded(2):
+            drawn.append(torch.rand(3))
+
+    with started(1):
+        first = torch.rand(3)
+        thread = threading.Thread(target=build, daemon=True)
+        thread.start()
+        thread.join(10)
+        second = torch.rand(3)
+    assert not thread.is_alive()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with seeded(1):
+        assert torch.equal(torch.rand(3), first)
+        assert torch.equal(torch.rand(3), second)
+    with seeded(2):
+        assert torch.equal(torch.rand(3), drawn[0])
 
 
 def test_seeded_blocks_of_two_threads_draw_as_each_alone():

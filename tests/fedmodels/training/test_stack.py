@@ -21,7 +21,7 @@ from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import ClientContext, Phase, RunFacts
 from fedmodels.training.position import START
-from fedmodels.training.stack import begin_apart, check_stacks, fit_together
+from fedmodels.training.stack import begin_apart, check_stacks, end_apart, fit_together
 from tests.conftest import TABLES, OneTask, context_of, method_of, payload_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for
 
@@ -51,7 +51,7 @@ def assert_equal(one: Bundle, other: Bundle) -> None:
 def together(halves: list[ClientHalf]) -> list[Any]:
     for half in halves:
         begin_apart(half)
-    return [half.end(loss) for half, loss in zip(halves, fit_together(halves), strict=True)]
+    return [end_apart(half, loss) for half, loss in zip(halves, fit_together(halves), strict=True)]
 
 
 def assert_as_in_turn(experiment: Experiment, root: Path) -> list[Any]:
@@ -268,3 +268,63 @@ def test_references_that_are_no_tensors_are_refused():
 
     with pytest.raises(TypeError, match="cannot refer to SplitNet"):
         together([half_of(c, Teacher(), lr=0.1) for c in range(2)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Longer(FedAvg):
+    """Later clients train for more epochs."""
+
+    def phases(self, ctx):
+        return [Phase(1 + ctx.client)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbered(FedAvg):
+    """The references hold a number of the client that is no tensor."""
+
+    def prepare(self, ctx, payload, state):
+        return {"scale": 1.0 + ctx.client}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(FedAvg):
+    """The references of each client have another name."""
+
+    def prepare(self, ctx, payload, state):
+        return {f"of {ctx.client}": torch.ones(())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking(FedAvg):
+    """The loss counts by the client's number."""
+
+    trains_together: ClassVar[bool] = True
+
+    def loss(self, ctx, batch, out, refs):
+        return super().loss(ctx, batch, out, refs) * (1 + ctx.client)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(FedAvg):
+    """The loss counts its calls."""
+
+    trains_together: ClassVar[bool] = True
+
+    def loss(self, ctx, batch, out, refs):
+        ctx.metrics["steps"] = ctx.metrics.get("steps", 0.0) + 1
+        return super().loss(ctx, batch, out, refs)
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        (Longer(), "train client 0 together with others, as client 1 has other phases"),
+        (Numbered(), "references differ in more than the values of tensors from those of client 1"),
+        (Named(), "references differ"),
+        (Asking(), r"asks for ctx\.client"),
+        (Counting(), r"asks for ctx\.metrics"),
+    ],
+)
+def test_what_differs_between_clients_is_never_taken_from_the_first(method, line):
+    with pytest.raises(ConfigError, match=line):
+        together([half_of(c, method, lr=0.1) for c in range(2)])

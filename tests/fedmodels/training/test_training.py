@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedmodels.config.experiment import Training
+from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
@@ -283,9 +284,17 @@ def test_augmented_images_are_crops_of_the_padded_ones():
     assert 0 < flipped < 6
 
 
-def test_what_is_no_image_is_not_augmented():
-    assert augmented_with(0, X) is X
+def test_images_are_as_they_are_without_augmentation():
     assert augmented_with(0, IMAGES, Training()) is IMAGES
+
+
+@pytest.mark.parametrize("shape", [(8,), (6, 128)], ids=["table", "series"])
+def test_what_is_no_image_cannot_be_augmented(shape):
+    augmenting = tiny_experiment(training={"augment": "crop-flip"})
+    RunFacts(augmenting, Problem((1, 8, 8), 10))
+    RunFacts(tiny_experiment(), Problem(shape, 10))
+    with pytest.raises(ConfigError, match=r"augment = 'crop-flip' is for images"):
+        RunFacts(augmenting, Problem(shape, 10))
 
 
 def test_augmentation_does_not_shift_the_order_of_batches():
@@ -410,8 +419,7 @@ def test_features_are_computed_anew_where_they_can_change():
     training = context().run.experiment.training
     for ctx in (frozen_base(mode="train"), context()):
         assert fixed_features(ctx.net, X, training) is None
-    cropped = frozen_base(augment="crop-flip")
-    assert fixed_features(cropped.net, X, cropped.run.experiment.training) is None
+    assert fixed_features(frozen_base().net, X, CROP_FLIP) is None
     mixing = frozen_base()
     mixing.net.mixes_examples = True
     assert fixed_features(mixing.net, X, training) is None
@@ -444,3 +452,62 @@ def test_a_run_tells_parameters_from_buffers():
     assert set(run.parameters) == {k.replace(".", "/", 1) for k, _ in net.named_parameters()}
     buffers = run.forms.keys() - set(run.parameters)
     assert any(name.endswith("running_mean") for name in buffers)
+
+
+# --- what a method gets wrong ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembers(FedAvg):
+    """A method that returns a private state, and maybe says so."""
+
+    says_so: bool = False
+
+    def keeps_state(self, run):
+        return self.says_so
+
+    def after_local(self, ctx, payload, state, refs):
+        return Bundle(scalars={"n": 1.0})
+
+
+def test_a_private_state_that_nobody_would_keep_is_refused():
+    ctx = context()
+    payload = Bundle(weights=weights_of(ctx.net))
+    with pytest.raises(
+        ConfigError, match=r"of Remembers returns .* \(scalars/n\), .*override keeps_state"
+    ):
+        train_locally(Remembers(), ctx, payload, Bundle())
+    kept = train_locally(Remembers(says_so=True), ctx, payload, Bundle()).state
+    assert kept.scalars == {"n": 1.0}
+
+
+def test_scores_that_are_no_numbers_are_refused():
+    class Unsure(FedAvg):
+        def predict(self, ctx, payload, state, x):
+            scores = ctx.net(x)
+            return {"classifier": scores, "own": torch.where(scores > 0, scores, torch.nan)}
+
+    ctx = context(client=2)
+    with pytest.raises(TrainingFailed, match=r"NaN scores by the rule 'own', of client 2 in round"):
+        score(Unsure(), ctx, Bundle(), Bundle(), {"task/0": (X, Y)})
+
+
+@pytest.mark.parametrize(
+    ("declared", "line"),
+    [
+        ("views = ('global', 'after_lokal')", "views is 'after_lokal'; .*mean 'after_local'"),
+        ("views = 'global'", "views is 'global'; .* as a tuple"),
+        ("views = ()", "views is empty"),
+        ("local_view = 'own'", "local_view is 'own'; it may be global"),
+        ("reduction: ClassVar[str] = 'sum'", "reduction is 'sum'; it may be each, mean"),
+    ],
+)
+def test_words_of_a_declaration_that_nothing_knows_are_refused(declared, line, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "from fedtide import FedAvg\n@dataclass(frozen=True, kw_only=True)\n"
+        f"class Mine(FedAvg):\n    citation = 'none'\n    {declared}\n"
+    )
+    with pytest.raises(ConfigError, match=f"method 'mine': {line}"):
+        tiny_experiment(method={"name": f"{file}:Mine"})

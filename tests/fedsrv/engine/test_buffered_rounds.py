@@ -4,6 +4,7 @@ import json
 import random
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,6 +78,16 @@ def test_a_buffer_of_all_that_train_is_the_synchronous_run(size, digits, tmp_pat
     found = run_in_process(asynchronous(buffer=size, per_round=size), digits, tmp_path / "run")
     assert found["state_sha256"] == expected["state_sha256"]
     assert records_of(tmp_path / "run")[-1]["metrics"]["staleness"] == 0
+
+
+def test_a_server_half_may_go_on_from_the_mean(digits, tmp_path):
+    """Server momentum: with nothing stale, the synchronous run's bits."""
+    momentum = str(Path(__file__).parents[3] / "examples" / "extend" / "fedavgm.py:FedAvgM")
+    plain = tiny_experiment(method=momentum, schedule={"order": "tasks_outer", "rounds": 2})
+    expected = run_in_process(plain, digits, tmp_path / "plain")
+    found = run_in_process(asynchronous(momentum, rounds=2, buffer=3), digits, tmp_path / "run")
+    assert found["state_sha256"] == expected["state_sha256"]
+    run_in_process(asynchronous(momentum, rounds=2, buffer=1), digits, tmp_path / "stale")
 
 
 def test_pooled_training_comes_to_the_same_in_both_orders(tmp_path):

@@ -89,15 +89,18 @@ def test_two_that_do_not_go_together_lose_the_first():
 
 
 def test_below_what_is_needed_the_run_fails_with_a_line():
-    line = "client 0 failed in round 2 (reduction): IndexError: list index out of range (1 more"
     with pytest.raises(RunFailed) as caught:
         reduce([(99.0, 1.0), (99.0, 1.0), (1.0, 1.0)], needed=2)
-    assert str(caught.value).startswith(line)
+    line = str(caught.value)
+    assert line.startswith("client 0 failed in round 2 (reduction): method fedavg: finish failed (")
+    assert "IndexError: list index out of range (1 more" in line
 
 
 def test_what_no_single_client_is_behind():
     values = [(33.0, 1.0), (44.0, 1.0), (33.0, 1.0), (44.0, 1.0)]
-    with pytest.raises(RunFailed, match="no single client is behind it: ArithmeticError: not both"):
+    with pytest.raises(
+        RunFailed, match=r"no single client is behind it: .*ArithmeticError: not both"
+    ):
         reduce(values)
     with pytest.raises(RunFailed, match="interaction 4 cannot be reduced"):
         reduce([(99.0, 1.0)], folded={"w": torch.zeros(2)})  # added up: nobody can be taken out

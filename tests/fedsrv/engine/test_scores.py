@@ -1,4 +1,5 @@
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,15 @@ from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import Answer
+from fedsrv.engine.schedule import steps
 from fedsrv.engine.scores import Scores, client_rows, own_test, round_metrics
-from fedsrv.engine.summary import iaa_series, run_metrics, summarise, task_matrix
+from fedsrv.engine.summary import (
+    check_reference,
+    iaa_series,
+    run_metrics,
+    summarise,
+    task_matrix,
+)
 from tests.conftest import tiny_experiment
 
 
@@ -349,6 +357,23 @@ def test_afm_needs_the_same_rounds(tmp_path):
     (tmp_path / "rounds.jsonl").write_text("\n".join(lines))
     with pytest.raises(DataError, match=r"scored 2 rounds, this run 2, and not after the same"):
         run_of([record(r, a_glo=0.5, iaa=0.5) for r in (1, 3)], reference=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("scored", "every", "fits"), [((1, 3), 2, True), ((0, 1, 2, 3), 1, True), ((1, 3), 1, False)]
+)
+def test_a_reference_of_other_rounds_is_refused_at_the_start(tmp_path, scored, every, fits):
+    """Of four rounds, those that the reference scored have to be those that the run will score."""
+    lines = [json.dumps(record(r, iaa=0.9)) for r in scored]
+    (tmp_path / "rounds.jsonl").write_text("\n".join(lines))
+    experiment = tiny_experiment(
+        schedule={"rounds": 4, "clients": 2},
+        evaluate={"reference": str(tmp_path), "every": every},
+    )
+    planned = steps(experiment, [0, 1], {0: 1, 1: 1})
+    refused = pytest.raises(DataError, match=rf"scored {len(scored)} rounds, this run 4")
+    with nullcontext() if fits else refused:
+        check_reference(experiment, planned)
 
 
 def test_what_depends_on_how_often_one_evaluates_says_so():

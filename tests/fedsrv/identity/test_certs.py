@@ -253,6 +253,45 @@ def test_a_certificate_that_is_not_valid_now_is_one_line(
         tls.server_credentials(cert, key, None)
 
 
+def test_a_relay_s_certificate_is_named_by_its_own_option(
+    authority: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = certs.issue(authority, "0-3")
+    _, other = certs.issue(authority, "4")
+    ca = authority / "ca.pem"
+    with pytest.raises(ConfigError, match=r"--up-key .* is not the key of --up-cert "):
+        tls.caller_credentials(ca, cert, other, "--up")
+    key.chmod(0o644)
+    tls.caller_credentials(ca, cert, key, "--up")
+    assert caplog.messages[0].startswith(f"--up-key {key} can be read")
+    then = SimpleNamespace(now=lambda zone: datetime.now(zone) - timedelta(days=1000))
+    monkeypatch.setattr(certs, "datetime", then)
+    cert, key = certs.issue(authority, "5")
+    with pytest.raises(ConfigError, match=r"^--up-cert .*client-5\.pem expired on "):
+        tls.caller_credentials(ca, cert, key, "--up")
+
+
+def test_an_authority_that_has_expired_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    then = SimpleNamespace(now=lambda zone: datetime.now(zone) - timedelta(days=4000))
+    monkeypatch.setattr(certs, "datetime", then)
+    ca, _ = certs.init_authority(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match=r"^the authority .*ca\.pem expired on .* certs init$"):
+        certs.issue(tmp_path, "7")
+    certs.init_authority(tmp_path / "new")
+    cert, key = certs.issue(tmp_path / "new", "server")
+    with pytest.raises(ConfigError, match=r"^--tls-client-ca .*ca\.pem expired on "):
+        tls.server_credentials(cert, key, ca)
+    with pytest.raises(ConfigError, match=r"^--up-ca .*ca\.pem expired on "):
+        tls.caller_credentials(ca, None, None, "--up")
+    with pytest.raises(ConfigError, match=r"^--tls-ca .*ca\.pem expired on "):
+        client_tls.channel_credentials(ca)
+    ca.write_bytes(ca.read_bytes() + (tmp_path / "new" / "ca.pem").read_bytes())
+    tls.server_credentials(cert, key, ca)  # one of two is valid
+
+
 def test_a_key_that_everybody_may_read_is_warned_of(
     authority: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,8 +17,10 @@ from fedcli.cli import main as fedcli
 from fedmodels.config.places import check_address, check_device, http_place
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.resolution import experiment_of, parse_experiment
+from fedsrv.cli import _watchers
 from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve
+from fedsrv.events import EventLog
 from fedsrv.launch.launcher import _check_resumed, show_end
 from fedsrv.launch.progress import Lines, Objects
 from fedsrv.state.run_directory import beginning, launching
@@ -93,6 +95,8 @@ def test_devices_that_are_not_there(monkeypatch):
         (["--out", "CONFIG/run"], "cannot be used: Not a directory"),
         (["--dashboard", "loud"], "--dashboard"),
         (["--metrics-port", "127.0.0.1:99999"], "--metrics-port"),
+        (["--metrics-port", "[::]:0"], "--metrics-port [::]:0 can be reached from other machines"),
+        (["--dashboard", "0.0.0.0:0"], "--dashboard 0.0.0.0:0 can be reached from other machines"),
     ],
 )
 def test_a_launch_that_cannot_be(arguments, line, config, tmp_path, capsys, monkeypatch):
@@ -108,6 +112,7 @@ def test_a_server_and_a_client_that_cannot_be(config, tmp_path, capsys, monkeypa
     for arguments, line in (
         (["--listen", "127.0.0.1"], "--listen '127.0.0.1' is not HOST:PORT"),
         (["--resume"], "run holds no run to resume"),
+        (["--dashboard", "0.0.0.0:0"], "--dashboard 0.0.0.0:0 can be reached from other machines"),
     ):
         status, said = status_of(fedsrv, capsys, monkeypatch, "serve", str(config), *arguments)
         assert (status, line in said) == (2, True), said
@@ -277,3 +282,46 @@ def test_a_resume_with_another_config_is_refused_before_data_are_dealt(tmp_path:
         _check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")
     (tmp_path / "config.toml").write_text("damaged =")
     _check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")  # run.db decides
+
+
+def test_a_wrong_trace_is_said_before_anybody_joins(
+    config: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    trace, run = tmp_path / "there.csv", tmp_path / "run"
+    trace.write_text("client,from,until\n0,5,5\n")
+    given = ["--set", f"schedule.availability='{trace}'", "--out", str(run)]
+    for command in ("launch", "serve"):
+        status, said = status_of(fedsrv, capsys, monkeypatch, command, str(config), *given)
+        assert (status, "there.csv, line 2: '0,5,5' is not a client" in said) == (2, True), said
+        assert not run.exists()
+    with pytest.raises(ConfigError, match="line 2: '0,5,5' is not"):
+        launch_in_process(tiny_experiment(schedule={"availability": str(trace)}), run)
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "insecure"),
+    [("8080", False), ("localhost:80", False), ("[::1]:80", False), ("0.0.0.0:80", True)],
+)
+def test_a_page_may_be_here_or_where_it_is_meant(place: str, insecure: bool) -> None:
+    assert len(_watchers(None, place, Path("run"), insecure)) == 1
+
+
+@pytest.mark.parametrize(
+    ("server", "needed"),
+    [({}, 3), ({"min_clients": 2}, 3), ({"min_clients": 2, "deadline_s": 5}, 2)],
+)
+def test_how_many_suffice_to_begin(server: dict, needed: int, tmp_path: Path) -> None:
+    """Without a deadline everybody is waited for, also where a round is of fewer."""
+    told = []
+
+    def begun(address: str, events: EventLog) -> None:
+        events.close()
+        told.extend(events.listen(from_start=True))
+        raise KeyboardInterrupt
+
+    how = {"clients": 3, "per_round": 2} if server == {} else {"clients": 3}
+    experiment = tiny_experiment(server=server, schedule=how)
+    with pytest.raises(KeyboardInterrupt):
+        serve(experiment, tmp_path / "run", LOOPBACK, on_ready=begun)
+    assert [event.detail["needed"] for event in told] == [needed]

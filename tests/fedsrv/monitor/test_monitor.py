@@ -16,6 +16,7 @@ import pytest
 
 import fedsrv.cli
 from fedmodels.errors import LinkError
+from fedpb.channels import channel_options
 from fedsrv.events import EventLog
 from fedsrv.identity import certificates
 from fedsrv.identity.tls import server_credentials
@@ -118,7 +119,7 @@ def test_health_tells_whether_a_coordinator_serves(
     stop_server(server)
     service.gate.close()
     service.complaints.close()
-    with pytest.raises(LinkError, match=f"no health of 127.0.0.1:{port}: "):
+    with pytest.raises(LinkError, match=rf"no coordinator answers at 127\.0\.0\.1:{port}: is"):
         check_health(f"127.0.0.1:{port}", within_s=0.1)
 
 
@@ -148,6 +149,26 @@ def test_watch_follows_to_the_end(
     _, out, _ = typed(monkeypatch, capsys, "watch", address, "--json")
     kinds = [json.loads(line)["kind"] for line in out]
     assert kinds[2:5] == ["order", "failed", "commit"]
+
+
+@pytest.mark.parametrize("reason", ["the run has failed: its disk\x1b[2J is full", ""])
+def test_watch_fails_where_the_run_did_not_finish(
+    reason: str,
+    address: str,
+    events: EventLog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    events.tell("finished", metrics={"a_loc": 0.9}, state_sha256="0")  # the disk was full then
+    events.tell("ended", reason=reason) if reason else events._kept.pop()
+    events.close()
+    status, out, errors = typed(monkeypatch, capsys, "watch", address)
+    assert status == 1
+    assert "full" not in out[-1]
+    line = reason.replace("\x1b", "\\x1b") or (
+        f"{address} ended without a word of why; fedsrv serve's last line may say more"
+    )
+    assert errors == [f"error: {line}"]
 
 
 def test_what_a_server_says_to_a_watcher_is_made_printable() -> None:
@@ -197,6 +218,23 @@ def test_only_a_monitor_may_watch_over_mutual_tls(
         stop_server(server)
         service.gate.close()
         service.complaints.close()
+
+
+def test_a_monitor_notices_that_its_coordinator_fell_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = list[tuple[str, int]]()
+
+    def channel(address: str, options: list[tuple[str, int]] | None = None) -> Any:
+        seen.extend(options or ())
+        raise LinkError("enough")
+
+    monkeypatch.setattr(grpc, "insecure_channel", channel)
+    for call in (lambda: check_health("a:1"), lambda: list(watched("a:1"))):
+        seen.clear()
+        with pytest.raises(LinkError, match="enough"):
+            call()
+        assert seen == channel_options()
 
 
 def test_mistakes_are_one_line(

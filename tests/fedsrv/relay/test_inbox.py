@@ -82,7 +82,9 @@ class World:
 
     def begin(self, issue=7, group=(3, 4, 5), clients=(3, 4, 5), interaction=2):
         orders = {
-            c: rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id=str(c), interaction=interaction)
+            c: rpc.Order(
+                kind=rpc.ORDER_KIND_TRAIN, client_id=str(c), interaction=interaction, trip=9
+            )
             for c in clients
         }
         self.cohort.begin(Batch(issue, orders, group=group))
@@ -91,7 +93,7 @@ class World:
     def push(self, client, weights=None, interaction=2, **more):
         header = rpc.PushHeader(
             client_id=str(client), token=self.tokens[client], kind=rpc.ORDER_KIND_TRAIN,
-            interaction=interaction, **more,
+            interaction=interaction, trip=9, **more,
         )  # fmt: skip
         held = {"w": torch.tensor(WEIGHTS[client])} if weights is None else weights
         bundle = Bundle(held, scalars={"num_examples": COUNTS[client]})
@@ -211,7 +213,7 @@ def test_who_comes_after_the_sum_passes_whole(tmp_path):
     assert upload.weights["w"].tolist() == WEIGHTS[4]
 
 
-def test_a_client_that_never_joined_here_is_waited_for_a_lease(tmp_path):
+def test_a_client_that_never_joined_here_is_waited_for_a_lease(tmp_path, caplog):
     """It may have joined the coordinator itself under this relay's name, and never come here."""
     world = World(tmp_path)
     world.cohort._sessions.pop(4)
@@ -219,8 +221,18 @@ def test_a_client_that_never_joined_here_is_waited_for_a_lease(tmp_path):
     world.push(3)
     world.push(5)
     assert not world.ready()
+    assert not caplog.records
     world.now += RelayCohort.LEASE_S
     assert members(world.send()[0]) == [3, 5]
+    for _ in range(2):  # and in further rounds
+        world.begin(issue=8)
+        world.push(3)
+        world.push(5)
+        world.now += RelayCohort.LEASE_S
+        world.cohort.ready_group()
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith("waited 15 s for clients 4, who joined under this relay's name")
+    assert "give each relay clients of its own" in line
 
 
 def test_a_client_that_joined_here_and_died_is_waited_for(world):
@@ -287,7 +299,7 @@ def test_a_sum_that_is_refused_is_not_sent_again(world, code, caplog):
 
 
 def test_a_client_brings_no_sum(world):
-    header = rpc.PushHeader(kind=rpc.ORDER_KIND_TRAIN, interaction=2)
+    header = rpc.PushHeader(kind=rpc.ORDER_KIND_TRAIN, interaction=2, trip=9)
     header.members.add(client_id="3", token=world.tokens[3])
     message = rpc.PushRequest(header=header).SerializeToString()
     with pytest.raises(Refused, match="a relay takes no sums"):

@@ -182,6 +182,13 @@ def test_seeds_merge_as_mean_and_population_deviation(tmp_path: Path) -> None:
     assert "3 seeds" in text
 
 
+def test_a_copied_run_is_no_further_seed(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / name, seed=s)) for name, s in [("a", 0), ("b", 0)]]
+    assert "2 runs of 1 seed" in text_of(report.compare(runs))
+    other = read_run(write_run(tmp_path / "c", seed=1))
+    assert "3 runs of 2 seeds" in text_of(report.compare([*runs, other]))
+
+
 def test_only_the_seed_may_differ_within_a_group(tmp_path: Path) -> None:
     plain = {"method": {"name": "gldp", "lam": 0.5}}
     other = {"method": {"name": "gldp", "lam": 0.3}}

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from fedmodels.errors import ArchiveError, ConfigError, RunFailed
+from fedmodels.errors import ArchiveError, ArchiveNotRead, ConfigError, RunFailed
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedmodels.training.method import ServerState
 from fedsrv.state.run_directory import refuse_existing
@@ -142,6 +142,23 @@ def test_a_record_without_its_state_is_no_commit(opened, harm):
     assert lines(store) == [0, 1]
     assert digest(store.state(1)) == digest(state(1))
     assert not path.exists()
+
+
+def test_a_state_that_cannot_be_read_now_is_not_dropped(opened, monkeypatch):
+    """The process has too many files open, say: the commit is whole."""
+    store = committed(opened(resume=False), 0, 1)
+    before = {path.name: path.read_bytes() for path in store.states.iterdir()}
+
+    def short(*args, **options):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("fedmodels.tensors.archive.safe_open", short)
+        with pytest.raises(ArchiveNotRead, match="cannot be read: Too many open files"):
+            opened()
+    store = opened()
+    assert store.committed == 1
+    assert {path.name: path.read_bytes() for path in store.states.iterdir()} == before
 
 
 def test_nothing_usable_is_left(opened):

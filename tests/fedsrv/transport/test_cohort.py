@@ -3,6 +3,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -204,7 +205,7 @@ def test_clients_that_wait_are_told_at_once(world):
 def test_a_result_wakes_no_client_that_waits(world, monkeypatch):
     """Else N results wake N clients N times."""
     future = world.exchange(trip_to(0, 1))
-    order = world.pull(0)
+    order, other = world.pull(0), world.pull(1)
     looks = []
     looked = world.cohort._order_for
     monkeypatch.setattr(world.cohort, "_order_for", lambda c: looks.append(c) or looked(c))
@@ -213,7 +214,7 @@ def test_a_result_wakes_no_client_that_waits(world, monkeypatch):
         until(lambda: looks)
         before = len(looks)
         assert world.push(0, order) is True
-        assert world.push(1, order_of(1), failure="no")
+        assert world.push(1, other, failure="no")
         assert len(looks) == before
         with pytest.raises(RunFailed):
             future.result(30)
@@ -398,7 +399,7 @@ def test_two_results_at_once(world):
     """Both began before either ended: the first to end counts."""
     future = world.exchange(trip_to(0))
     order = world.pull(0)
-    header = rpc.PushHeader(kind=order.kind, interaction=order.interaction)
+    header = rpc.PushHeader(kind=order.kind, interaction=order.interaction, trip=order.trip)
     trips = [world.cohort.begin_result(0, header) for _ in range(2)]
     results = [Answer(Bundle(weights={"w": torch.tensor([v])}), rpc.Report()) for v in (1.0, 2.0)]
     assert world.cohort.end_result(0, trips[1], results[1]) is True
@@ -430,11 +431,48 @@ def test_results_of_another_evaluation_trip(world):
         world.push(0, order_of(0, 0, rpc.ORDER_KIND_EVALUATE, trip=1))
 
 
-def test_a_result_from_before_a_crash_of_the_server_counts(world):
+def ordered_before_a_crash(directory, **facts):
+    """Return the order that client 0 got from a coordinator that died since."""
+    directory.mkdir()
+    before = World(directory)
+    before.join_all()
+    before.exchange(trip_to(0, interaction=7, **facts))
+    order = before.pull(0)
+    before.cohort.stop("it died")
+    before.engine.shutdown()
+    return order
+
+
+def test_a_result_from_before_a_crash_of_the_server_counts(world, tmp_path):
     """The interaction is issued anew; the client need not train again."""
+    order = ordered_before_a_crash(tmp_path / "before")
     future = world.exchange(trip_to(0, interaction=7))
-    assert world.push(0, order_of(0, 7), 4.0) is True
+    assert world.push(0, order, 4.0) is True
     assert values(future.result(30)) == {0: 4.0}
+
+
+def other_base(trip):
+    trip.orders[0].base = 5
+    return trip
+
+
+@pytest.mark.parametrize(
+    "trip",
+    [
+        replace(trip_to(0, interaction=7), common=Bundle(weights={"w": torch.ones(3)})),
+        trip_to(0, interaction=7, personal={0: Bundle(weights={"own": torch.zeros(1)})}),
+        other_base(trip_to(0, interaction=7)),
+    ],
+    ids=["common", "personal", "base"],
+)
+def test_a_result_that_began_elsewhere_does_not_count(world, tmp_path, trip):
+    """What came before was computed again without somebody, and the payload is another one."""
+    stale = ordered_before_a_crash(tmp_path / "before")
+    future = world.exchange(trip)
+    with pytest.raises(Superseded):
+        world.push(0, stale, 4.0)
+    assert world.push(0, world.pull(0), 5.0) is True
+    assert values(future.result(30)) == {0: 5.0}
 
 
 def test_what_the_payload_counts_for_each_client(world):
@@ -488,15 +526,25 @@ def test_an_answer_after_a_deadline_is_late(tmp_path):
     assert world.push(0, order_of(0)) == REPEATED
 
 
+def test_a_result_of_a_session_that_is_forgotten_meanwhile(world):
+    """A relay forgets all sessions while a result is on its way to the coordinator above."""
+    future = world.exchange(trip_to(0))
+    world.pull(0)
+    trip = world.cohort._trips.current
+    world.cohort._sessions.clear()
+    assert world.cohort.end_result(0, trip, "its place is gone")
+    with pytest.raises(RunFailed):
+        future.result(30)
+
+
 def test_a_late_answer_takes_no_order_of_the_next_trip(tmp_path):
     """Its upload was still under way when its trip ended; the next one has begun."""
     world = World(tmp_path, deadline_s=0.1)
     world.join_all()
     future = world.exchange(trip_to(0, 1, needed=1))
-    for client in (0, 1):
-        world.pull(client)
+    first, _ = [world.pull(client) for client in (0, 1)]
     late = world.cohort._trips.current
-    world.push(0, order_of(0))
+    world.push(0, first)
     future.result(30)
     world.exchange(trip_to(0, 1, interaction=1))
     members = {c: world.cohort.session(c, world.tokens[c]) for c in (0, 1)}

@@ -79,14 +79,16 @@ class World:
         self.engine = ThreadPoolExecutor(1)
 
     def open(self, interaction=0, kind=rpc.ORDER_KIND_TRAIN):
-        self.order = rpc.Order(kind=kind, client_id="0", interaction=interaction)
+        self.order = rpc.Order(kind=kind, client_id="0", interaction=interaction, trip=9)
         self.trip = Trip({0: self.order}, Bundle(), spec=BundleSpec.of(UPLOAD))
         self.done = self.engine.submit(self.cohort.exchange, self.trip)
         while self.cohort._trips.current is None:
             pass
 
     def header(self, kind=rpc.ORDER_KIND_TRAIN, interaction=0):
-        return rpc.PushHeader(client_id="0", token=self.token, kind=kind, interaction=interaction)
+        return rpc.PushHeader(
+            client_id="0", token=self.token, kind=kind, interaction=interaction, trip=9
+        )
 
     def chunks(self):
         encoded = encode(UPLOAD)

@@ -36,7 +36,7 @@ def check(client, upload):
 
 
 def order(client, kind=rpc.ORDER_KIND_TRAIN):
-    return rpc.Order(kind=kind, client_id=str(client), interaction=4, trip=0)
+    return rpc.Order(kind=kind, client_id=str(client), interaction=4, trip=9)
 
 
 class World:
@@ -66,7 +66,7 @@ class World:
     def header(self, client, **more):
         return rpc.PushHeader(
             client_id=str(client), token=self.tokens[client], kind=rpc.ORDER_KIND_TRAIN,
-            interaction=4, **more,
+            interaction=4, trip=9, **more,
         )  # fmt: skip
 
     def push(self, header, bundle):
@@ -85,7 +85,7 @@ class World:
         return self.push(self.header(client), Bundle(weights, scalars=scalars))
 
     def sum_header(self, *clients):
-        header = rpc.PushHeader(kind=rpc.ORDER_KIND_TRAIN, interaction=4)
+        header = rpc.PushHeader(kind=rpc.ORDER_KIND_TRAIN, interaction=4, trip=9)
         for client in clients:
             header.members.add(client_id=str(client), token=self.tokens[client])
         return header
@@ -105,6 +105,19 @@ def world(tmp_path):
     yield made
     made.cohort.stop("the test is over")
     made.engine.shutdown()
+
+
+def test_a_sum_of_other_training_is_no_longer_wanted(world):
+    """It was on its way when the coordinator died, and its clients were ordered anew."""
+    world.open()
+    for client in (0, 1):
+        world.promise(client)
+    stale = world.sum_header(0, 1)
+    stale.trip = 7
+    with pytest.raises(Refused) as refused:
+        world.push(stale, Bundle({"w": torch.zeros(2, dtype=torch.float64)}))
+    assert refused.value.code == grpc.StatusCode.ABORTED
+    assert not world.failures(), "its clients are still wanted"
 
 
 def test_a_sum_and_a_whole_upload_make_the_mean(world):

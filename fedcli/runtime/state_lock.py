@@ -1,0 +1,46 @@
+"""A lock on the states of a process's clients: two processes of one client would spoil them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedmodels.errors import ArchiveError
+from fedmodels.tensors.bundle import EVALUATOR, ClientId
+
+LOCK = ".lock"
+"""The file of a ``--state-dir`` in which the byte at a client's id is locked."""
+EVALUATORS_BYTE = 1 << 30
+
+
+def lock_states(states: Path, clients: Sequence[ClientId]) -> int | None:
+    """Lock the states of clients until the returned file is closed, or the process ends.
+
+    Returns:
+        The file; None where there can be none, or where locks are not known: whoever writes the
+        states says the first, and the second is no reason to do without a client.
+
+    Raises:
+        ArchiveError: another process has one of the clients.
+    """
+    try:
+        states.mkdir(parents=True, exist_ok=True)
+        handle = os.open(states / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    for client in clients:
+        place = EVALUATORS_BYTE if client == EVALUATOR else int(client)
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                continue
+            os.close(handle)
+            raise ArchiveError(
+                f"client {client} runs already, with its state in {states}; wait until that "
+                "process has ended, or give another --state-dir"
+            ) from None
+    return handle

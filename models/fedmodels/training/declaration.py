@@ -1,0 +1,95 @@
+"""What a method's class of somebody else's declares, checked when it is first used."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.training.method import Method
+
+TAKEN = ("name", "code_sha256")
+"""Keys of ``[method]`` that are no hyper-parameters."""
+PROPERTIES = ("views", "rules", "local_view")
+T = TypeVar("T")
+PLAIN = (bool, int, float, str, type(None))
+
+
+def check_class(name: str, cls: type[Method]) -> None:
+    """Check what can be known of a class before a method of it is made.
+
+    Args:
+        name: as the config has it, for error lines.
+        cls: a dataclass.
+
+    Raises:
+        ConfigError: says what is wrong and what to write.
+    """
+    for field in dataclasses.fields(cls):
+        if field.name in TAKEN:
+            raise ConfigError(
+                f"{name}: no field may be called {field.name!r}, a key that [method] has already; "
+                "rename it"
+            )
+    for key in PROPERTIES:
+        if inspect.isfunction(inspect.getattr_static(cls, key)):
+            raise ConfigError(f"{name}: {key} must be a property: put @property above it")
+    hints_of(cls, name)
+
+
+def hints_of(cls: type[Any], name: str) -> dict[str, Any]:
+    """Return the types of a dataclass's fields.
+
+    Raises:
+        ConfigError: one names what its file does not know.
+    """
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except Exception as error:  # whatever the text of an annotation does
+        raise ConfigError(
+            f"{name}: the type of a field cannot be read: {error}; import what it names"
+        ) from None
+
+
+def built(cls: type[T], values: Mapping[str, Any], where: str, name: str) -> T:
+    """Return a method, or its reading, with these fields.
+
+    Raises:
+        ConfigError: a field without a default is missing, or the class refuses the values.
+    """
+    for field in dataclasses.fields(typing.cast("Any", cls)):
+        no_default = field.default is field.default_factory is dataclasses.MISSING
+        if field.init and no_default and field.name not in values:
+            raise ConfigError(
+                f"key {field.name!r} is missing in [{where}]: {name} has no default for it"
+            )
+    try:
+        return cls(**values)
+    except FedtideError:
+        raise
+    except Exception as error:  # whatever __post_init__ raises
+        raise ConfigError(
+            f"[{where}] {name} refuses its values: {type(error).__name__}: {error}"
+        ) from error
+
+
+def check_plain(name: str, value: object, key: str) -> None:
+    """Check that a config can hold a hyper-parameter.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if isinstance(value, Mapping):
+        for inner, part in value.items():
+            check_plain(name, part, f"{key}.{inner}" if key else str(inner))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            check_plain(name, part, key)
+    elif not isinstance(value, PLAIN):
+        raise ConfigError(
+            f"{name}: the field {key!r} holds a {type(value).__name__}, which no config can hold; "
+            "give it a number, a text, a list or a table, and make the rest of them"
+        )

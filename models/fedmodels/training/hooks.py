@@ -1,0 +1,81 @@
+"""A method's functions beside local training, called with random numbers of the run's seed.
+
+Torch's default generators are seeded anew for each call, so that a function that draws from them
+comes to the same bits in every run, and after a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import cache
+
+from fedmodels.errors import ConfigError
+from fedmodels.numerics.metric_names import is_written_by_runs
+from fedmodels.numerics.randomness import derive_seed, started
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.method import Method, Metrics, RunFacts, ServerContext, ServerState
+
+log = logging.getLogger(__name__)
+Sent = tuple[Bundle, Mapping[ClientId, Bundle]]
+
+
+def init_server(method: Method, run: RunFacts) -> ServerState:
+    """Return the state before the first interaction."""
+    with _drawing(run, "init_server", 0):
+        return method.init_server(run)
+
+
+def broadcast(method: Method, ctx: ServerContext, state: ServerState) -> Sent:
+    """Return the payload of an interaction."""
+    with _drawing(ctx.run, "broadcast", ctx.interaction):
+        return method.broadcast(ctx, state)
+
+
+def evaluation(method: Method, ctx: ServerContext, state: ServerState) -> Sent:
+    """Return what clients need to score their models."""
+    with _drawing(ctx.run, "evaluation", ctx.interaction):
+        return method.evaluation(ctx, state)
+
+
+def reduce(
+    method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads
+) -> tuple[ServerState, Metrics]:
+    """Aggregate and finish.
+
+    Raises:
+        ConfigError: ``finish`` reports what the run writes itself.
+    """
+    with _drawing(ctx.run, "reduce", ctx.interaction):
+        after, metrics = method.reduce(ctx, state, uploads)
+    for name, value in metrics.items():
+        if is_written_by_runs(name):
+            raise ConfigError(
+                f"finish of {type(method).__name__} reports {name!r}, which every run writes "
+                "itself: give it another name"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            _warn_once(
+                f"note: finish of {type(method).__name__} reports {name!r} as {value}; records "
+                "leave out what is not finite"
+            )
+    return after, metrics
+
+
+def init_client(method: Method, run: RunFacts, client: int) -> Bundle:
+    """Return the private state of a client before its first order."""
+    with _drawing(run, f"init_client/{client}", 0):
+        return method.init_client(run, client)
+
+
+@cache
+def _warn_once(line: str) -> None:
+    log.warning("%s", line)
+
+
+def _drawing(run: RunFacts, hook: str, interaction: int) -> AbstractContextManager[None]:
+    # Server halves train with threads that build nets: they must not wait for this one.
+    return started(derive_seed(run.experiment.seed, hook, interaction, "method"))

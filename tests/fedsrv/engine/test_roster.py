@@ -1,0 +1,53 @@
+"""How many tasks a run gives each client."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmodels.config.experiment import Experiment
+from fedsrv.engine.roster import Roster
+from fedsrv.state.store import Store
+from tests.conftest import tiny_experiment
+
+
+def described(tasks: int) -> str:
+    each = {"train": [5, 5], "test": [1, 1]}
+    facts = {"format": 1, "input_shape": [1], "num_classes": 2, "tasks": [each] * tasks}
+    return json.dumps(facts)
+
+
+def tasks_of(directory: Path, experiment: Experiment, *tasks: int) -> dict[int, int]:
+    """Return the tasks that a run gives clients with so many."""
+    store = Store(directory, experiment, resume=False)
+    roster = Roster(store)
+    roster.add({client: described(count) for client, count in enumerate(tasks)})
+    found = roster.tasks(len(tasks))
+    store.close()
+    return found
+
+
+def own_data(**server: Any) -> Experiment:
+    """Return an experiment whose clients bring data of their own."""
+    experiment = tiny_experiment(schedule={"rounds": 1, "clients": 4}, server=server)
+    return experiment.model_copy(update={"scenario": None, "data": None})
+
+
+def test_nobody_is_a_cohort_alone_by_a_longer_stream(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = tasks_of(tmp_path / "run", own_data(min_clients=2), 2, 1, 2, 9999)
+    assert found == {0: 2, 1: 1, 2: 2, 3: 2}
+    assert "clients 3 announce more than 2 tasks; fewer than min_clients = 2" in caplog.text
+
+
+def test_streams_of_different_lengths_stay_where_all_are_needed(tmp_path: Path) -> None:
+    assert tasks_of(tmp_path / "run", own_data(), 2, 1, 2, 4) == {0: 2, 1: 1, 2: 2, 3: 4}
+    dealt = tiny_experiment(
+        schedule={"rounds": 1, "clients": 4}, server={"min_clients": 2},
+        scenario={"kind": "iid", "tasks": [2, 1, 2, 4]},
+    )  # fmt: skip
+    assert tasks_of(tmp_path / "other", dealt, 2, 1, 2, 4) == {0: 2, 1: 1, 2: 2, 3: 4}

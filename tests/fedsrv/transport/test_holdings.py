@@ -1,0 +1,19 @@
+"""What the coordinator believes of the private states that clients hold."""
+
+from fedsrv.transport.holdings import Holdings
+from fedsrv.transport.sessions import ClientSession
+
+
+def test_states_after_a_roll_back_are_not_safe_until_they_are_said_to_be() -> None:
+    """Both clients synced state 10; the run goes back to 8 and does 9 again."""
+    sessions = {c: ClientSession(b"t", "{}", (8, 9, 10), 0.0, durable=10) for c in (0, 1)}
+    holdings = Holdings(sessions)  # type: ignore[arg-type]
+    holdings.require(lambda client, versions: True, {0: 10, 1: 10}, 10)
+    assert holdings.durable(10) is None
+    holdings.require(lambda client, versions: True, {0: 8, 1: 8}, 8)
+    for client in (0, 1):
+        holdings.has_trained(client, 9)
+    assert holdings.durable(9) == 8
+    for client in (0, 1):
+        sessions[client].durable = 9
+    assert holdings.durable(9) is None

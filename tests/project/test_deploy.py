@@ -1,0 +1,87 @@
+"""The files of deploy/: what containers may read, and that a coordinator starts again."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from yaml import safe_load
+
+import fedsrv.cli
+
+ROOT = Path(__file__).parent.parent.parent
+DEPLOY = ROOT / "deploy"
+STARTS = {
+    "fedsrv.service": DEPLOY / "fedsrv.service",
+    "compose.yml": DEPLOY / "compose.yml",
+    "coordinator.yaml": DEPLOY / "helm" / "templates" / "coordinator.yaml",
+}
+
+
+@pytest.fixture
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = safe_load((DEPLOY / "compose.yml").read_text())["services"]
+    return found
+
+
+def resumed(start: Path, place: Path) -> str:
+    """Return what a file of deploy/ adds to the command of a coordinator that starts in a place."""
+    (script,) = re.findall(r"resume=;.*?(?=; exec)", start.read_text())
+    script += "; echo $resume"
+    return subprocess.check_output(["/bin/sh", "-c", script], cwd=place, text=True).strip()
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_a_run_that_was_begun_goes_on_and_an_empty_directory_gets_a_new_one(
+    start: Path, tmp_path: Path
+) -> None:
+    assert resumed(start, tmp_path) == ""
+    (tmp_path / "run").mkdir()
+    assert resumed(start, tmp_path) == ""
+    (tmp_path / "run" / ".lock").touch()
+    assert resumed(start, tmp_path) == "--resume"
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]], ids=["empty", "locked"])
+def test_a_coordinator_starts_where_these_commands_start_it(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    if more:
+        (run / ".lock").touch()
+    begun = list[str]()
+
+    def begin(self: object, address: str, events: object) -> None:
+        begun.append(address)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedsrv.narration.Telling.begin", begin)
+    config = ROOT / "examples" / "quickstart.toml"
+    monkeypatch.setattr(sys, "argv", ["fedsrv", "serve", str(config), "--out", str(run), *more])
+    with pytest.raises(SystemExit) as ended:
+        fedsrv.cli.main()
+    assert (ended.value.code, len(begun)) == (130, 1)
+
+
+def test_compose_runs_as_the_owner_of_the_keys_and_starts_again(services: dict[str, Any]) -> None:
+    assert sorted(services) == ["client-0", "client-1", "server"]
+    for service in services.values():
+        assert service["user"].startswith("${FEDTIDE_USER:?")
+        assert service["restart"] == "on-failure"
+    for name in ("server", "client"):  # that user writes to a volume which the image made
+        assert " -m 1777 " in (DEPLOY / f"{name}.Dockerfile").read_text()
+
+
+def test_no_key_and_no_data_get_into_an_image() -> None:
+    left_out = set((ROOT / ".dockerignore").read_text().split())
+    assert {"deploy/certs", "deploy/data", "**/*.key"} <= left_out
+
+
+def test_systemd_takes_a_stop_for_success_and_repeats_no_mistake() -> None:
+    lines = (DEPLOY / "fedsrv.service").read_text().splitlines()
+    assert {"SuccessExitStatus=143", "RestartPreventExitStatus=2"} <= set(lines)
