@@ -45,8 +45,6 @@ from fedsrv.state.syncer import Syncer
 
 MOST_CONFUSED = 100
 """Classes of a problem up to which the last scores tell what each class was taken for."""
-AFTER_INTERACTION, AFTER_ROUND = 1, 2
-"""Numbers of the evaluation trips of one interaction."""
 
 
 class Engine:
@@ -292,13 +290,12 @@ class Engine:
         clients: Iterable[ClientId],
         views: Sequence[str],
         tasks_seen: int,
-        trip: int = 0,
     ) -> dict[ClientId, rpc.Order]:
         is_last = ctx.interaction == len(self.steps) - 1
         confusion = is_last and self.run_facts.problem.num_classes <= MOST_CONFUSED
         return {client: rpc.Order(
             kind=kind, client_id=str(client), interaction=ctx.interaction, round=ctx.round,
-            task=ctx.task, views=views, tasks_seen=tasks_seen, trip=trip,
+            task=ctx.task, views=views, tasks_seen=tasks_seen,
             global_test=self.experiment.evaluate.generalization,
             confusion=confusion and bool(views) and client != EVALUATOR,
             base=self.last_trained.get(client, -1) if isinstance(client, int) else -1,
@@ -329,9 +326,8 @@ class Engine:
         clients: list[ClientId] = [*self._scorers(step, record)]
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
-        views, number = self._views(step), AFTER_ROUND if step.ends_round else AFTER_INTERACTION
-        kind, seen = rpc.ORDER_KIND_EVALUATE, self._tasks_seen(step)
-        orders = self._orders(ctx, kind, clients, views, seen, number)
+        views, seen = self._views(step), self._tasks_seen(step)
+        orders = self._orders(ctx, rpc.ORDER_KIND_EVALUATE, clients, views, seen)
         trip = self.trip(orders, common, personal, needed=fewest(self.experiment, clients))
         results = self.cohort.exchange(trip)
         scores.add(results.by_client)

@@ -1,4 +1,4 @@
-"""The number of an order to train: what it trains from, so that a result tells what it is of."""
+"""The number of an order: what it works on, so that a result tells what it is of."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedpb.v1 import coordinator_pb2 as rpc
 def numbered(
     orders: Mapping[ClientId, rpc.Order], common: Encoded, personal: Mapping[ClientId, Encoded]
 ) -> dict[ClientId, rpc.Order]:
-    """Give orders to train the number of what they train from: the payload and the private state.
+    """Give orders the number of what they work on: the payload and the private state.
 
-    After a crash the same training has the same number, and another one has another. A relay's
-    orders have their number from above.
+    After a crash the same work has the same number, and other work has another. A relay's orders
+    have their number from above.
     """
     found = dict(orders)
     for client, order in orders.items():
-        if order.kind == rpc.ORDER_KIND_TRAIN and not order.trip:
+        if not order.trip:
             own = personal[client].digest if client in personal else b""
             sha = hashlib.sha256(b"%d:" % order.base + common.digest + own)
             found[client] = numbered = rpc.Order()

@@ -425,7 +425,7 @@ def test_results_nobody_waits_for(world):
 
 
 def test_results_of_another_evaluation_trip(world):
-    """Two trips of one interaction score different views; their numbers tell them apart."""
+    """The models of another trip are others; the numbers tell them apart."""
     world.exchange(trip_to(0, kind=rpc.ORDER_KIND_EVALUATE))
     with pytest.raises(Superseded):
         world.push(0, order_of(0, 0, rpc.ORDER_KIND_EVALUATE, trip=1))
@@ -443,32 +443,30 @@ def ordered_before_a_crash(directory, **facts):
     return order
 
 
-def test_a_result_from_before_a_crash_of_the_server_counts(world, tmp_path):
-    """The interaction is issued anew; the client need not train again."""
-    order = ordered_before_a_crash(tmp_path / "before")
-    future = world.exchange(trip_to(0, interaction=7))
+@pytest.mark.parametrize("kind", [rpc.ORDER_KIND_TRAIN, rpc.ORDER_KIND_EVALUATE])
+def test_a_result_from_before_a_crash_of_the_server_counts(world, tmp_path, kind):
+    """The interaction is issued anew; the client need not do it again."""
+    order = ordered_before_a_crash(tmp_path / "before", kind=kind)
+    future = world.exchange(trip_to(0, interaction=7, kind=kind))
     assert world.push(0, order, 4.0) is True
     assert values(future.result(30)) == {0: 4.0}
 
 
-def other_base(trip):
-    trip.orders[0].base = 5
-    return trip
-
-
 @pytest.mark.parametrize(
-    "trip",
-    [
-        replace(trip_to(0, interaction=7), common=Bundle(weights={"w": torch.ones(3)})),
-        trip_to(0, interaction=7, personal={0: Bundle(weights={"own": torch.zeros(1)})}),
-        other_base(trip_to(0, interaction=7)),
-    ],
-    ids=["common", "personal", "base"],
+    "kind", [rpc.ORDER_KIND_TRAIN, rpc.ORDER_KIND_EVALUATE, rpc.ORDER_KIND_FINISH]
 )
-def test_a_result_that_began_elsewhere_does_not_count(world, tmp_path, trip):
+@pytest.mark.parametrize("differs", ["common", "personal", "base"])
+def test_a_result_that_began_elsewhere_does_not_count(world, tmp_path, kind, differs):
     """What came before was computed again without somebody, and the payload is another one."""
-    stale = ordered_before_a_crash(tmp_path / "before")
-    future = world.exchange(trip)
+    stale = ordered_before_a_crash(tmp_path / "before", kind=kind)
+    again = trip_to(0, interaction=7, kind=kind)
+    if differs == "base":
+        again.orders[0].base = 5
+    elif differs == "common":
+        again = replace(again, common=Bundle(weights={"w": torch.ones(3)}))
+    else:
+        again = replace(again, personal={0: Bundle(weights={"own": torch.zeros(1)})})
+    future = world.exchange(again)
     with pytest.raises(Superseded):
         world.push(0, stale, 4.0)
     assert world.push(0, world.pull(0), 5.0) is True
