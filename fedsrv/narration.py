@@ -25,6 +25,10 @@ FREQUENT = frozenset({"order", "beat", "upload"})
 """Kinds that come for every client in every interaction."""
 ENDED = "ended"
 """The kind that tells monitors why a run ends before its end; the command's last line says it."""
+COMINGS = frozenset({"joined", "left"})
+"""Kinds of events that a client brings about as often as it likes."""
+MOST_COMINGS, WITHIN_S = 20, 60.0
+"""Lines about one client's coming and going in any minute."""
 GRAVE = frozenset({"failed", "waiting", "rollback", "started-over", "missed", "draining"})
 """Kinds that a user may have to act on."""
 
@@ -275,12 +279,35 @@ class Telling:
         self._thread.join(LAST_WORDS_S)
 
 
+class Chatter:
+    """Keeps a client that joins and leaves all the time from filling the log."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, deque[float]] = {}
+        self._hushed: set[str] = set()
+
+    def hushed(self, event: Event, line: str) -> str:
+        """Return the line to log: the event's, a last word about its client, or nothing."""
+        if event.kind not in COMINGS:
+            return line
+        told = self._told.setdefault(event.client, deque(maxlen=MOST_COMINGS))
+        if len(told) < MOST_COMINGS or event.unix_time - told[0] > WITHIN_S:
+            told.append(event.unix_time)
+            self._hushed.discard(event.client)
+            return line
+        if event.client in self._hushed:
+            return ""
+        self._hushed.add(event.client)
+        return f"client {event.client} comes and goes all the time: no more of it is told"
+
+
 def tell(log: EventLog, prints: bool = False) -> None:
     """Log what happens, as far as the log level lets it through; print it for the launcher."""
-    narrator = Narrator()
+    narrator, chatter = Narrator(), Chatter()
     for event in log.listen(from_start=True):
         if prints:
             sys.stdout.write(event.to_json() + "\n")
             sys.stdout.flush()
-        line, facts = narrator.line(event), {"event": event.__dict__}
-        logging.getLogger("fedsrv").log(level_of(event), "%s", line, extra=facts)
+        facts = {"event": event.__dict__}
+        if line := chatter.hushed(event, narrator.line(event)):
+            logging.getLogger("fedsrv").log(level_of(event), "%s", line, extra=facts)
