@@ -314,12 +314,13 @@ def report(
         str | None,
         typer.Option("--serve", metavar="PORT", help="Show one run's live page until Ctrl-C."),
     ] = None,
+    insecure: Annotated[bool, typer.Option(help="Let other machines read that page.")] = False,
 ) -> None:
     """Compare runs; those that differ in the seed alone are merged as mean ± std."""
     if serve_at is not None:
         from fedsrv.dashboard.server import serve_page
 
-        serve_page(runs, serve_at, typer.echo)
+        serve_page(runs, *_http_place(serve_at, "--serve", insecure), typer.echo)
         return
     from fedsrv.report.tables import report_command
 

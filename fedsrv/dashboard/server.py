@@ -16,7 +16,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedmodels.config.places import http_place
 from fedmodels.errors import ConfigError, FedtideError, reason_of
 from fedmodels.printable import printable
 from fedsrv.dashboard.state import State
@@ -146,16 +145,15 @@ def show(events: EventLog, run: Path, host: str, port: int) -> Ending:
     return end
 
 
-def serve_page(runs: Sequence[Path], place: str, say: Callable[[str], None]) -> None:
+def serve_page(runs: Sequence[Path], host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve the page of one run directory until Ctrl-C.
 
     Raises:
-        ConfigError: there is not one run, or the place cannot be used.
+        ConfigError: there is not one run, or nothing can listen there.
         ArchiveError: the directory is no run's, or damaged.
     """
     if len(runs) != 1:
         raise ConfigError("--serve shows one run; name one directory")
-    host, port = http_place(place, "--serve")
     read_run(runs[0])
     with PageServer(host, port, State(runs[0])) as server:
         say(f"live page: {server.url} (Ctrl-C ends it)")

@@ -107,6 +107,22 @@ def test_a_launch_that_cannot_be(arguments, line, config, tmp_path, capsys, monk
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("x", "--serve 'x' is neither PORT"),
+        ("0.0.0.0:0", "--serve 0.0.0.0:0 can be reached from other machines without TLS"),
+    ],
+)
+def test_a_page_that_cannot_be(place, line, capsys, monkeypatch):
+    status, said = status_of(fedsrv, capsys, monkeypatch, "report", "run", "--serve", place)
+    assert (status, line in said) == (2, True), said
+    status, said = status_of(
+        fedsrv, capsys, monkeypatch, "report", "run", "--serve", "0.0.0.0:0", "--insecure"
+    )
+    assert "run is not a run directory" in said, "nothing else is wrong with it"
+
+
 def test_a_server_and_a_client_that_cannot_be(config, tmp_path, capsys, monkeypatch, digits):
     monkeypatch.chdir(tmp_path)
     for arguments, line in (
