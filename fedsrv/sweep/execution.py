@@ -22,35 +22,70 @@ _PR_SET_PDEATHSIG = 1
 
 
 def execute(
-    runs: Sequence[PlannedRun], further: Sequence[str], each: Each, say: Say
+    runs: Sequence[PlannedRun], further: Sequence[str], refers: bool, each: Each, say: Say
 ) -> list[PlannedRun]:
     """Run to its end what is not finished; return what failed.
 
-    The first row of each setting and seed comes first: it writes the partition that others share,
-    and what they may refer to.
+    Data are dealt out here first, once for each setting and seed. Where runs refer to the first row, the
+    first row of each setting and seed goes before the others.
 
     Args:
         runs: of the sweep.
         further: options of ``fedsrv launch``.
+        refers: whether runs refer to the first row.
         each: calls a function for each of several runs, wherever that is.
         say: told what is run, and what failed.
 
     Raises:
         Interrupted: Ctrl-C came.
     """
-    first = {(run.cell.setting, run.seed): run for run in reversed(runs)}
-    leading = [run for run in runs if run in first.values()]
-    others = [run for run in runs if run not in leading]
-    call = partial(to_its_end, further, str(Path.cwd()))
+    left = [run for run in runs if not run.is_finished]
+    firsts = {(run.cell.setting, run.seed): run for run in reversed(runs)}.values()
+    leading = [run for run in left if not refers or run in firsts]
+    others = [run for run in left if run not in leading]
+    here = str(Path.cwd())
     try:
+        for run in _dealers(left, further):
+            _deal_out(run, here, say)
         for group in (leading, others):
-            for failure in each(call, [run for run in group if not run.is_finished]):
+            for failure in each(partial(to_its_end, further, here), group):
                 if failure:
                     say(failure)
     except KeyboardInterrupt:  # Ctrl-C has ended the runs under way, too; no further one begins
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise Interrupted("stopped; the same command goes on with the sweep") from None
     return [run for run in runs if not run.is_finished]
+
+
+def _dealers(runs: Sequence[PlannedRun], further: Sequence[str]) -> list[PlannedRun]:
+    """Return a run for each partition that is still to be made."""
+    if any(option.partition("=")[0] == "--data" for option in further):
+        return []
+    shared = {run.data: run for run in runs if not run.own_data and not run.data.exists()}
+    return list(shared.values())
+
+
+def _deal_out(run: PlannedRun, directory: str, say: Say) -> None:
+    """Write the partition that a run shares with others, on this machine.
+
+    A run whose data are not there deals them out for itself, and says what is wrong with them.
+    """
+    data = run.data
+    config, log = (data.with_name(data.name + kind) for kind in (".toml", ".log"))
+    command = ["partition", str(config), "--no-picture", "--set", f"seed={run.seed}", "--out"]
+    say(f"$ fedcli {' '.join(command)} {data}")
+    try:
+        copy = Path(mkdtemp(prefix=f".{data.name}-", dir=data.parent))
+        try:
+            config.write_text(run.config)
+            if not _run([sys.executable, "-m", "fedcli", *command, str(copy)], log, directory):
+                with suppress(OSError):  # another sweep was first
+                    copy.rename(data)
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+    except OSError as error:
+        why = reason_of(error)
+        say(f"{data} cannot be written, so that every run deals out its own data: {why}")
 
 
 def to_its_end(further: Sequence[str], directory: str, run: PlannedRun, say: Say) -> str:
@@ -70,48 +105,30 @@ def to_its_end(further: Sequence[str], directory: str, run: PlannedRun, say: Say
     log = out.with_name(out.name + ".log")
     try:
         run.config_file.write_text(run.config)
-        with log.open("a") as to_log:
-            command = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
-            done = subprocess.run(
-                command,
-                stdout=to_log,
-                stderr=subprocess.STDOUT,
-                cwd=directory,
-                preexec_fn=_end_with_parent,
-            )
+        command = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
+        status = _run(command, log, directory)
     except OSError as error:
         return f"{out.name} could not be started: {reason_of(error)}"
-    if done.returncode == Interrupted.exit_code:
+    if status == Interrupted.exit_code:
         return f"{out.name} was stopped"
-    if done.returncode:
-        return f"{out.name} failed: {_last_line(log)} (see {log})"
-    if not run.own_data and not data.exists():
-        try:
-            _share(out / "data", data)
-        except OSError as error:
-            why = reason_of(error)
-            say(f"{data} cannot be written, so that other runs deal out their own data: {why}")
-    return ""
+    return f"{out.name} failed: {_last_line(log)} (see {log})" if status else ""
+
+
+def _run(command: Sequence[str], log: Path, directory: str) -> int:
+    """Run a command whose words go into a log; return its status."""
+    with log.open("a") as to_log:
+        return subprocess.run(
+            command,
+            stdout=to_log,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+            preexec_fn=_end_with_parent,
+        ).returncode
 
 
 def _end_with_parent() -> None:
     """Have the kernel send SIGTERM when the parent dies: the run stops where it can be resumed."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _share(written: Path, data: Path) -> None:
-    """Copy a run's partition to where others find it; another run may do so at the same time.
-
-    Raises:
-        OSError: it cannot be copied; nothing of it is left.
-    """
-    copy = Path(mkdtemp(prefix=f".{data.name}-", dir=data.parent))
-    try:
-        shutil.copytree(written, copy, dirs_exist_ok=True)
-        with suppress(OSError):  # another run was first
-            copy.rename(data)
-    finally:
-        shutil.rmtree(copy, ignore_errors=True)
 
 
 def _last_line(log: Path) -> str:

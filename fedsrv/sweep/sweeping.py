@@ -64,7 +64,7 @@ def run_sweep(
     _refuse_other_configs(runs)
     make_directory(out, out)
     with place_of(on, jobs, resources, out, say) as each:
-        failed = execute(runs, sweep.launch, each, say)
+        failed = execute(runs, sweep.launch, sweep.reference, each, say)
     damaged = [run for run in runs if run.is_finished and not _is_sound(run, sweep, say)]
     failed += damaged
     ended = [run for run in runs if run not in failed]

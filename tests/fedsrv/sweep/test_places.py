@@ -107,8 +107,9 @@ def test_slurm_gets_the_resources_and_keeps_no_job_of_a_sweep_that_ended(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def stop(line: str) -> Any:
-        raise Stopped
+    def stop(line: str) -> None:
+        if " is job " in line:
+            raise Stopped
 
     resources = ["slurm_partition=gpu", "gpus_per_node=1", "mem_gb=16", "timeout_min=90"]
     with pytest.raises(Stopped):

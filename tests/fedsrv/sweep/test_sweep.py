@@ -52,9 +52,14 @@ class Launches:
 
     def __init__(self) -> None:
         self.commands: list[list[str]] = []
+        self.dealt: list[str] = []
         self.broken: set[str] = set()
 
     def __call__(self, command: list[str], stdout: Any, stderr: int, **_: Any) -> SimpleNamespace:
+        if command[2:4] == ["fedcli", "partition"]:
+            assert not self.commands, "data are dealt out before anything is run"
+            self.dealt.append(" ".join(command[command.index("--set") + 1 : -2]))
+            return SimpleNamespace(returncode=1 if "data" in self.broken else 0)
         assert command[:4] == [sys.executable, "-m", "fedsrv", "launch"]
         self.commands.append(command)
         out = Path(command[command.index("--out") + 1])
@@ -63,7 +68,6 @@ class Launches:
         if out.name in self.broken:
             stdout.write("error: its disk is full\n")
             return SimpleNamespace(returncode=1)
-        (out / "data").mkdir()
         config = tomllib.loads(Path(command[4]).read_text())
         better = {"fedavg": 0.0, "fedprox": 0.05, "local": -0.1}[config["method"]["name"]]
         seed = int(command[command.index("--set") + 1].removeprefix("seed="))
@@ -193,9 +197,14 @@ def test_a_sweep_from_beginning_to_end(sweep: Any, tmp_path: Path, launches: Lau
         run_sweep(sweep(), out, jobs=2, say=said.append)
     assert any(s.startswith("local-seed1 failed: error: its disk is full (see ") for s in said)
     names = [Path(command[4]).stem for command in launches.commands]
-    assert sorted(names[:3]) == [f"fedavg-seed{n}" for n in range(3)]
-    assert all(("--data" in command) == (n >= 3) for n, command in enumerate(launches.commands))
-    assert sorted(p.name for p in out.glob("data-*")) == [f"data-seed{n}" for n in range(3)]
+    assert len(names) == 9
+    assert sorted(launches.dealt) == [f"seed={n}" for n in range(3)]
+    for command in launches.commands:
+        seed = command[command.index("--set") + 1].removeprefix("seed=")
+        assert command[command.index("--data") + 1] == str(out / f"data-seed{seed}")
+    assert sorted(p.name for p in out.glob("data-*") if p.is_dir()) == [
+        f"data-seed{n}" for n in range(3)
+    ]
     assert not list(out.glob(".data-*"))
     table = (out / "table.md").read_text().splitlines()
     assert table[:5] == [
@@ -292,13 +301,41 @@ def test_a_partition_that_cannot_be_shared_stops_nothing(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(execution.shutil, "copytree", full)
+    monkeypatch.setattr(execution, "mkdtemp", full)
     out, said = tmp_path / "out", list[str]()
     run_sweep(sweep(), out, seeds=[0], say=said.append)
     (line,) = {line for line in said if "cannot be written" in line}
-    assert line.startswith(f"{out / 'data-seed0'} cannot be written, so that other runs deal out")
+    assert line.startswith(f"{out / 'data-seed0'} cannot be written, so that every run deals out")
     assert "| Local | 40.00 |" in (out / "table.md").read_text()
+
+
+def test_data_that_cannot_be_dealt_out_are_left_to_the_runs(
+    sweep: Any, tmp_path: Path, launches: Launches
+) -> None:
+    """Each of them says what is wrong, or is right all the same."""
+    launches.broken = {"data"}
+    out = tmp_path / "out"
+    run_sweep(sweep(), out, seeds=[0], say=lambda line: None)
+    assert launches.dealt == ["seed=0"]
+    assert not any("--data" in command for command in launches.commands)
     assert not list(out.glob(".data*"))
+
+
+def test_what_others_refer_to_is_run_before_them(
+    sweep: Any, tmp_path: Path, launches: Launches
+) -> None:
+    run_sweep(sweep(reference=True), tmp_path / "out", jobs=9, say=lambda line: None)
+    names = [Path(command[4]).stem for command in launches.commands]
+    assert sorted(names[:3]) == [f"fedavg-seed{n}" for n in range(3)]
+    assert len(names) == 9
+
+
+def test_data_that_are_given_are_not_dealt_out(
+    sweep: Any, tmp_path: Path, launches: Launches
+) -> None:
+    run_sweep(sweep(launch=["--data", "mine"]), tmp_path / "out", seeds=[0], say=print)
+    assert not launches.dealt
+    assert all(command.count("--data") == 1 for command in launches.commands)
 
 
 @pytest.mark.parametrize("file", ["table.md", "picture.svg", "report.html"])
@@ -363,9 +400,9 @@ def test_ctrl_c_ends_a_sweep_with_one_line(
     monkeypatch.setattr(execution.subprocess, "run", interrupted)
     monkeypatch.setattr(execution.signal, "signal", lambda *_: None)
     with pytest.raises(Interrupted, match="stopped; the same command goes on with the sweep"):
-        run_sweep(sweep(), tmp_path / "out", seeds=[0], say=say)
-    assert said[1:] == ["fedavg-seed0 was stopped"]
-    assert len(launches.commands) == 1
+        run_sweep(sweep(reference=True), tmp_path / "out", seeds=[0], say=say)
+    assert said[2:] == ["fedavg-seed0 was stopped"]
+    assert len(launches.commands) == 2, "data dealt out, and one run"
 
 
 def test_the_command(sweep: Any, tmp_path: Path, launches: Launches) -> None:
