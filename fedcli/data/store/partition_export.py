@@ -9,8 +9,8 @@ from pathlib import Path
 from fedcli.data.sets.directory import Labelled
 from fedcli.data.store.client_data import PARTS, ClientData, Part
 from fedcli.data.store.partition_store import STORE, PartitionStore
-from fedcli.data.store.partition_writer import write_client, written_whole
-from fedmodels.errors import DataError, reason_of
+from fedcli.data.store.partition_writer import why_not_written, write_client, written_whole
+from fedmodels.errors import DataError
 from fedmodels.tensors.bundle import ClientId
 
 
@@ -41,7 +41,7 @@ def export_partition(root: Path, out: Path, clients: Sequence[ClientId] | None =
             for client in opened:
                 write_client(place / client.directory.name, client.file, _held(client))
     except OSError as error:
-        raise DataError(f"{out} cannot be written: {reason_of(error)}") from None
+        raise DataError(why_not_written(out, error)) from None
     return len(opened)
 
 

@@ -6,6 +6,7 @@ store, which :mod:`fedcli.data.store.partition_store` describes.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -34,13 +35,15 @@ from fedmodels.data_description import (
     ProblemFile,
     TaskCounts,
 )
-from fedmodels.errors import DataError, reason_of
+from fedmodels.errors import DataError
 from fedmodels.own_code import is_own
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 TABLE = "partition.json"
 MOST_DIRECTORIES = 200
 """Clients beyond which a partition is a store, unless the layout is given."""
+_IN_THE_WAY = (errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS)
+"""Why a directory that is there cannot be replaced: a mount point, or of another's parent."""
 
 
 class Layout(StrEnum):
@@ -148,8 +151,16 @@ def write_partition(
     except OSError as error:
         if out.is_dir() and any(out.iterdir()) and same_partition(out, config):
             return False  # another process wrote it meanwhile
-        raise DataError(f"{out} cannot be written: {reason_of(error)}") from None
+        raise DataError(why_not_written(out, error)) from None
     return True
+
+
+def why_not_written(out: Path, error: OSError) -> str:
+    """Return a line that says why nothing can be written into ``out``, and what to do."""
+    reason = error.strerror or "the disk is full, or fails"  # numpy counts bytes, and says no more
+    if error.errno in _IN_THE_WAY and out.is_dir():
+        return f"{out} cannot be replaced as a whole: {reason}; name a directory in it"
+    return f"{out} cannot be written: {reason}"
 
 
 def _check_layout(out: Path, layout: Layout | None) -> None:

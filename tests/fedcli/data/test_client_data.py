@@ -148,6 +148,29 @@ def test_nothing_is_left_where_writing_fails(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_full_disk_is_named_where_numpy_counts_bytes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError("11520 requested and 896 written")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(DataError, match=r"data cannot be written: the disk is full, or fails$"):
+        write(tmp_path / "data")
+
+
+def test_a_mount_point_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(source: Path, target: Path) -> None:
+        raise OSError(16, "Device or resource busy", str(source), None, str(target))
+
+    out = tmp_path / "volume"
+    out.mkdir()
+    monkeypatch.setattr("fedcli.data.store.partition_writer.os.rename", busy)
+    with pytest.raises(DataError, match=r"volume cannot be replaced .*; name a directory in it$"):
+        write(out)
+    assert [p.name for p in tmp_path.iterdir()] == ["volume"]
+
+
 def test_digest_ignores_the_order_of_keys(tmp_path: Path) -> None:
     assert digest_of({"a": 1, "b": {"c": 2, "d": 3}}) == digest_of({"b": {"d": 3, "c": 2}, "a": 1})
     assert digest_of({"a": 1}) != digest_of({"a": 2})
