@@ -37,7 +37,7 @@ def preset_file(name: str) -> Path:
 def about(name: str) -> str:
     """Return what a preset says of itself: the first sentence of its comment."""
     words = list[str]()
-    for line in preset_file(name).read_text().splitlines():
+    for line in preset_file(name).read_text("utf-8").splitlines():
         if not line.startswith("#"):
             break
         words += line.lstrip("# ").split()
@@ -51,7 +51,7 @@ def copy_preset(name: str, out: Path) -> None:
     Raises:
         ConfigError: there is no such preset, or the file exists or cannot be written.
     """
-    text = preset_file(name).read_text()
+    text = preset_file(name).read_text("utf-8")
     try:
         write_new(out, text.encode())
     except FileExistsError:

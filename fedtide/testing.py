@@ -165,7 +165,7 @@ def metrics_are_fractions(case: Case) -> None:
     for key, value in summary["metrics"].items():
         assert math.isfinite(value), key
         assert key == "loss" or -1 <= value <= 1, f"{key} = {value}"
-    assert len((out / "rounds.jsonl").read_text().splitlines()) == 4
+    assert len((out / "rounds.jsonl").read_text("utf-8").splitlines()) == 4
 
 
 @check
@@ -387,7 +387,7 @@ def little(case: Case, net: Any) -> None:
     )
     made = case.run(experiment, data=few_in(case.fresh(), case.data))
     assert all(map(math.isfinite, made.summary["metrics"].values()))
-    for line in (made.out / "rounds.jsonl").read_text().splitlines():
+    for line in (made.out / "rounds.jsonl").read_text("utf-8").splitlines():
         json.loads(line, parse_constant=_no_json)
 
 

@@ -69,10 +69,10 @@ def write_server_data(root: Path) -> None:
     """Put noise beside a partition of digits, for methods that train on the server."""
     place, rng = root / "server", np.random.default_rng(0)
     place.mkdir()
-    facts = json.loads((root / "0" / "client.json").read_text())
+    facts = json.loads((root / "0" / "client.json").read_text("utf-8"))
     facts.pop("tasks", None)
     facts.pop("partition", None)  # noise was not dealt out by any config
-    (place / "problem.json").write_text(json.dumps(facts))
+    (place / "problem.json").write_text(json.dumps(facts), "utf-8")
     for name, count in (("x", 20), ("unlabelled_x", 16)):
         x = rng.uniform(0, 16, (count, *facts["input_shape"])).astype(np.float32)
         np.save(place / f"{name}.npy", x)
@@ -128,7 +128,7 @@ def few_in(root: Path, data: Path) -> Path:
     """
     rng = np.random.default_rng(0)
     for client, labels in enumerate(FEW):
-        facts = json.loads((data / "0" / "client.json").read_text())
+        facts = json.loads((data / "0" / "client.json").read_text("utf-8"))
         tests = [3, 5, 7] if labels else []
         for part, ys in (("train", labels), ("test", tests)):
             place = root / str(client) / "task-0"
@@ -138,7 +138,7 @@ def few_in(root: Path, data: Path) -> Path:
             np.save(place / f"{part}_y.npy", np.array(ys, dtype=np.int64))
         facts.pop("tasks")
         facts.pop("partition", None)  # these were not dealt out by any config
-        (root / str(client) / "client.json").write_text(json.dumps(facts))
+        (root / str(client) / "client.json").write_text(json.dumps(facts), "utf-8")
     write_server_data(root)
     return root
 

@@ -48,7 +48,7 @@ class SessionFile:
             ArchiveError: the file is damaged.
         """
         try:
-            facts = json.loads(self.path.read_text())
+            facts = json.loads(self.path.read_text("utf-8"))
             found = Session(facts["run_id"], bytes.fromhex(facts["token"]))
         except (FileNotFoundError, NotADirectoryError):
             return Session()

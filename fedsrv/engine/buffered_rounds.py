@@ -205,7 +205,7 @@ def recorded_arrivals(experiment: Experiment) -> dict[int, Record]:
         return {}
     run = Path(experiment.schedule.arrivals)
     try:
-        lines = (run / "rounds.jsonl").read_text().splitlines()
+        lines = (run / "rounds.jsonl").read_text("utf-8").splitlines()
     except OSError as error:
         raise DataError(
             f"schedule.arrivals: {run} is no run directory ({error.strerror})"

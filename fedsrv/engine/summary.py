@@ -209,7 +209,7 @@ def iaa_series(run: Path) -> dict[int, float]:
         DataError: the run has no such series.
     """
     try:
-        lines = (run / "rounds.jsonl").read_text().splitlines()
+        lines = (run / "rounds.jsonl").read_text("utf-8").splitlines()
     except OSError as error:
         raise DataError(
             f"evaluate.reference: {run} is no run directory ({error.strerror}); run the "

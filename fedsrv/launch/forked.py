@@ -133,7 +133,7 @@ def _become(name: str, run: Callable[[], None], stdin: int, stdout: int, stderr:
     """Turn this forked process into another program; never return."""
     status = 1
     try:
-        Path("/proc/self/comm").write_text(name[:15])
+        Path("/proc/self/comm").write_text(name[:15], "utf-8")
         os.setsid()  # Ctrl-C is the launcher's business
         for target, source in enumerate((stdin, stdout, stderr)):
             os.dup2(source, target)

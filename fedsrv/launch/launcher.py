@@ -176,7 +176,7 @@ def _check_resumed(experiment: Experiment, config: Path) -> None:
     from fedmodels.resolution import parse_experiment
 
     try:
-        before = parse_experiment(config.read_text(), str(config))
+        before = parse_experiment(config.read_text("utf-8"), str(config))
     except (OSError, UnicodeDecodeError, ConfigError):
         return  # the coordinator has the config in its database, and looks again
     changed = [key for key in forbidden_changes(before, experiment) if "sha256" not in key]
@@ -246,7 +246,7 @@ class Launch:
         """Start dealing out the data; meanwhile the hosts' place and a coordinator get ready."""
         self.config = self.out / "logs" / "launch.toml"
         with using(self.out):
-            self.config.write_text(tomli_w.dumps(self.experiment.to_dict()))
+            self.config.write_text(tomli_w.dumps(self.experiment.to_dict()), "utf-8")
         share_memory()
         argv = ["partition", str(self.config), "--out", str(self.data), "--no-picture"]
         self.dealing: Forked | None = None

@@ -115,7 +115,7 @@ def coordinator_arguments(
 def notes_in(log: Path) -> list[str]:
     """Return the notes on the data in the log of a partition, each once."""
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = log.read_text("locale", "replace").splitlines()
     except OSError:
         return []
     said = (line.partition("note: ")[2] for line in lines if " fedcli.data." in line)
@@ -125,7 +125,7 @@ def notes_in(log: Path) -> list[str]:
 def error_in(log: Path) -> str:
     """Return the last error line of a log, without its prefix; empty where there is none."""
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = log.read_text("locale", "replace").splitlines()
     except OSError:
         return ""
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

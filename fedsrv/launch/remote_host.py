@@ -77,7 +77,7 @@ def deal(dealing: Dealing) -> str:
             return ""
         with TemporaryDirectory(prefix=".dealing-", dir=dealing.root.parent) as made:
             config, data = Path(made) / "config.toml", Path(made) / "data"
-            config.write_text(dealing.config)
+            config.write_text(dealing.config, "utf-8")
             command = ["fedcli", "partition", str(config), "--out", str(data), "--no-picture"]
             done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
             if done.returncode:

@@ -93,7 +93,7 @@ def _recover(run: Path, say: Callable[[str], None]) -> int:
 def _experiment(run: Path) -> Experiment:
     path = run / "config.toml"
     try:
-        return parse_experiment(path.read_text(), str(path))
+        return parse_experiment(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ArchiveError(f"{path} is needed, and cannot be read: {reason_of(error)}") from None
 
@@ -103,7 +103,7 @@ def _records(path: Path) -> list[Record]:
     found: list[Record] = []
     if not path.is_file():
         return found
-    for line in path.read_text(errors="replace").splitlines():
+    for line in path.read_text("utf-8", "replace").splitlines():
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):

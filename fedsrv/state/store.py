@@ -362,7 +362,7 @@ class Store:
         write_atomically(self.path / "rounds.jsonl", "".join(lines))
 
     def _append(self, record: Record) -> None:
-        with (self.path / "rounds.jsonl").open("a") as file:
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def sync(self, interaction: int) -> None:

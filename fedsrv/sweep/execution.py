@@ -77,7 +77,7 @@ def _deal_out(run: PlannedRun, directory: str, say: Say) -> None:
     try:
         copy = Path(mkdtemp(prefix=f".{data.name}-", dir=data.parent))
         try:
-            config.write_text(run.config)
+            config.write_text(run.config, "utf-8")
             if not _run([sys.executable, "-m", "fedcli", *command, str(copy)], log, directory):
                 with suppress(OSError):  # another sweep was first
                     copy.rename(data)
@@ -104,7 +104,7 @@ def to_its_end(further: Sequence[str], directory: str, run: PlannedRun, say: Say
     say(f"$ fedsrv launch {run.config_file} {' '.join(options)}")
     log = out.with_name(out.name + ".log")
     try:
-        run.config_file.write_text(run.config)
+        run.config_file.write_text(run.config, "utf-8")
         command = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
         status = _run(command, log, directory)
     except OSError as error:
@@ -132,6 +132,6 @@ def _end_with_parent() -> None:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n")
+    lines = log.read_text("locale", "replace").split("\n")
     said = (line.strip("│╭╮╰╯─ ") for line in reversed(lines))  # a usage error stands in a box
     return next((line for line in said if line), "it said nothing")

@@ -74,7 +74,7 @@ def read_figures(run: PlannedRun, columns: Iterable[str], curves: Iterable[str])
             run.seed,
             {path: _figure(summary, path) for path in columns},
             {name: [value for value in line if value is not None] for name, line in lines.items()},
-            json.loads(environment.read_text()) if environment.exists() else {},
+            json.loads(environment.read_text("utf-8")) if environment.exists() else {},
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ArchiveError(f"a file of {run.directory} is damaged: {error!r}") from None
@@ -124,7 +124,7 @@ def values_of(path: str, runs: Iterable[Figures]) -> Values:
 
 def summary_of(run: Path) -> dict[str, Any]:
     """Return a run's summary, with the figures of its clients in the last round averaged."""
-    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text("utf-8"))
     *_, last = rounds_of(run)
     rows = [row for client, row in last["clients"].items() if client.isdigit()]
     numbers = {key for row in rows for key, value in row.items() if isinstance(value, int | float)}
@@ -134,7 +134,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 def rounds_of(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a run's interactions."""
-    return map(json.loads, (run / "rounds.jsonl").read_text().splitlines())
+    return map(json.loads, (run / "rounds.jsonl").read_text("utf-8").splitlines())
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ class PlannedRun:
         if not self.config_file.exists():
             return []
         try:
-            before = parse_experiment(self.config_file.read_text(), str(self.config_file))
+            before = parse_experiment(self.config_file.read_text("utf-8"), str(self.config_file))
         except (OSError, UnicodeDecodeError, ConfigError) as error:
             raise ArchiveError(f"{self.config_file} is damaged: {error}") from None
         now = parse_experiment(self.config, self.cell.row)
@@ -193,7 +193,7 @@ class PlannedRun:
 def _edited(config: Path, now: Experiment) -> list[str]:
     """Return the digests of one's own code that are others than those a run was begun with."""
     try:
-        then = tomllib.loads(config.read_text())
+        then = tomllib.loads(config.read_text("utf-8"))
     except (OSError, ValueError):  # a damaged run is told of where it is read
         return []
     found = {"method": now.method.code_sha256, "net": now.net.code_sha256}

@@ -83,7 +83,7 @@ def read_record(path: Path) -> Outcome:
         ConfigError: the file is no such record.
     """
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
         if found["format"] != FORMAT:
             raise ConfigError(f"{path} has format {found['format']}; this version reads {FORMAT}")
         runs = [

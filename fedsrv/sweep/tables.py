@@ -193,7 +193,7 @@ def _escaped(text: str) -> str:
 
 def write_csv(outcome: Outcome, out: Path) -> None:
     """Write ``runs.csv``, a value a line, and ``differences.csv``, a comparison a line."""
-    with replacing(out / "runs.csv") as path, path.open("w", newline="") as file:
+    with replacing(out / "runs.csv") as path, path.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["setting", "row", "seed", "column", "path", "value"])
         for heading, values in outcome.values.items():
@@ -201,7 +201,10 @@ def write_csv(outcome: Outcome, out: Path) -> None:
                 for seed, value in seeds.items():
                     facts = [cell.setting, cell.row, seed, heading, outcome.columns[heading]]
                     lines.writerow([*facts, "" if value is None else value])
-    with replacing(out / "differences.csv") as path, path.open("w", newline="") as file:
+    with (
+        replacing(out / "differences.csv") as path,
+        path.open("w", encoding="utf-8", newline="") as file,
+    ):
         lines = csv.writer(file)
         lines.writerow(["setting", "row", "against", "column", "pairs", "mean", "low", "high"])
         for heading, found in outcome.differences.items():

@@ -65,7 +65,7 @@ def replacing(path: Path, *, sync: bool = False, private: bool = False) -> Itera
 def write_atomically(path: Path, text: str) -> None:
     """Write a small text file whole or not at all."""
     with replacing(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, "utf-8")
 
 
 def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:

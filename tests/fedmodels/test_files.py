@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
 
@@ -68,3 +69,18 @@ def test_content_is_safe_before_its_name(tmp_path: Path, monkeypatch: pytest.Mon
     with replacing(tmp_path / "file", sync=True):
         pass
     assert done == ["content", "rename", "name"]
+
+
+def test_text_files_do_not_depend_on_the_locale() -> None:
+    """A config that one machine wrote as Latin-1 is no TOML to the next process."""
+    root = Path(__file__).parents[2]
+    places = ("fedtide", "fedsrv", "fedcli", "models/fedmodels", "proto/fedpb")
+    before = {"read_text": 0, "write_text": 1}
+    for path in (path for place in places for path in (root / place).rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_bytes())):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            if (name := call.func.attr) in before:
+                named = any(keyword.arg == "encoding" for keyword in call.keywords)
+                told = named or len(call.args) > before[name]
+                assert told, f"{path}:{call.lineno}: {name} names no encoding"

@@ -108,7 +108,7 @@ def _numbers(
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     if not isinstance(content, dict):

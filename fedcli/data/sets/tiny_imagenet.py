@@ -41,17 +41,17 @@ def tiny_imagenet(source: Source) -> Dataset:
 
 def _load(root: Place) -> Dataset:
     """Load the data set from its folder."""
-    ids = (root / "wnids.txt").read_text().split()
+    ids = (root / "wnids.txt").read_text("utf-8").split()
     label = {name: k for k, name in enumerate(ids)}
     words = dict(
-        line.split("\t", 1) for line in (root / "words.txt").read_text().splitlines() if line
+        line.split("\t", 1) for line in (root / "words.txt").read_text("utf-8").splitlines() if line
     )
     train = [
         (image, label[name])
         for name in ids
         for image in sorted((root / "train" / name / "images").iterdir(), key=lambda p: p.name)
     ]
-    lines = (root / "val" / "val_annotations.txt").read_text().splitlines()
+    lines = (root / "val" / "val_annotations.txt").read_text("utf-8").splitlines()
     rows = [line.split("\t")[:2] for line in lines if line]
     test = [(root / "val" / "images" / file, label[name]) for file, name in rows]
     (train_x, train_y), (test_x, test_y) = _read(train), _read(test)

@@ -157,7 +157,7 @@ def write_store(
         moments: mean and deviation of each client; stored where they differ from the shared ones.
     """
     place.mkdir()
-    (place / "problem.json").write_text(problem.model_dump_json(indent=1) + "\n")
+    (place / "problem.json").write_text(problem.model_dump_json(indent=1) + "\n", "utf-8")
     first = len(dataset.train_y)
     x = np.lib.format.open_memmap(
         place / "x.npy",

@@ -222,7 +222,7 @@ def _write_all(
         "class_names": dataset.class_names,
         "clients": [[task.model_dump(mode="json") for task in tasks] for tasks in counts],
     }
-    (place / TABLE).write_text(json.dumps(content) + "\n")
+    (place / TABLE).write_text(json.dumps(content) + "\n", "utf-8")
 
 
 def write_client(place: Path, file: ClientFile, held: Iterable[tuple[int, Part, Labelled]]) -> None:
@@ -238,7 +238,7 @@ def write_client(place: Path, file: ClientFile, held: Iterable[tuple[int, Part, 
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / f"{part}_x.npy", x, allow_pickle=False)
         np.save(folder / f"{part}_y.npy", y, allow_pickle=False)
-    (place / "client.json").write_text(file.model_dump_json(indent=1) + "\n")
+    (place / "client.json").write_text(file.model_dump_json(indent=1) + "\n", "utf-8")
 
 
 def description_of(
@@ -372,7 +372,7 @@ def _write_global_test(
     file = file.model_copy(update={"partition": config})
     np.save(place / "x.npy", x, allow_pickle=False)
     np.save(place / "y.npy", y, allow_pickle=False)
-    (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n")
+    (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n", "utf-8")
 
 
 def _write_server(
@@ -385,4 +385,4 @@ def _write_server(
     np.save(place / "x.npy", reserve.x, allow_pickle=False)
     np.save(place / "y.npy", reserve.y, allow_pickle=False)
     np.save(place / "unlabelled_x.npy", reserve.unlabelled, allow_pickle=False)
-    (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n")
+    (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n", "utf-8")
