@@ -26,8 +26,8 @@ def execute(
 ) -> list[PlannedRun]:
     """Run to its end what is not finished; return what failed.
 
-    Data are dealt out here first, once for each setting and seed. Where runs refer to the first row, the
-    first row of each setting and seed goes before the others.
+    Data are dealt out here first, once for each setting and seed. Where runs refer to the first
+    row, the first row of each setting and seed goes before the others.
 
     Args:
         runs: of the sweep.

@@ -7,7 +7,6 @@ import json
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomli_w
