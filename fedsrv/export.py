@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import warnings
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import torch
 
 from fedmodels.errors import ConfigError, RunFailed, reason_of
+from fedmodels.files import replacing
 from fedmodels.nets.trained import TrainedModel
 
 DESCRIPTION = "model.json"
@@ -49,8 +51,10 @@ def _to_safetensors(model: TrainedModel, out: Path) -> None:
 def _to_torch_export(model: TrainedModel, out: Path) -> None:
     """Write the graph with the description beside it; ``torch.export.load`` reads it."""
     facts = json.dumps(asdict(model.facts))
-    with out.open("wb") as file:
-        torch.export.save(_program(model), file, extra_files={DESCRIPTION: facts})
+    graph = io.BytesIO()  # torch would end the process where the disk is full
+    torch.export.save(_program(model), graph, extra_files={DESCRIPTION: facts})
+    with replacing(out) as temporary:
+        temporary.write_bytes(graph.getbuffer())
 
 
 def _to_onnx(model: TrainedModel, out: Path) -> None:

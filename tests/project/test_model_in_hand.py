@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -341,3 +342,26 @@ def test_a_missing_extra_is_named(
     status, _, errors = typed(monkeypatch, capsys, fedsrv.cli, *words)
     assert status == 2
     assert "pip install 'fedtide[onnx]'" in errors[-1]
+
+
+def test_a_disk_that_fills_up_while_a_graph_is_written_is_one_line(tmp_path: Path) -> None:
+    script = """
+import resource, sys
+from pathlib import Path
+from fedmodels.errors import RunFailed
+from fedmodels.nets import make_net
+from fedmodels.nets.trained import ModelFacts, TrainedModel
+from fedsrv.export import export
+net = make_net("digits-cnn", num_classes=10, input_shape=(1, 8, 8))
+model = TrainedModel(ModelFacts("digits-cnn", {}, (1, 8, 8), 10), net.tensors())
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    export(model, "torch.export", Path(sys.argv[1]))
+except RunFailed as error:
+    print(error)
+"""
+    words = [sys.executable, "-c", script, str(tmp_path / "m.pt2")]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=180)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == f"cannot write {tmp_path / 'm.pt2'}: File too large\n"
+    assert not list(tmp_path.iterdir())

@@ -86,7 +86,7 @@ def save_named(
         with replacing(target, sync=fsync, private=True) as temporary:
             serialize_file({key: spec for key, (spec, _) in entries.items()}, temporary, metadata)
     except (OSError, SafetensorError) as error:
-        raise ArchiveNotWritten(f"cannot write {target}: {_line(error)}") from None
+        raise ArchiveNotWritten(f"cannot write {target}: {_why_unwritten(error)}") from None
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Bundle, dict[str, Any]]:
@@ -202,6 +202,11 @@ def _checksum(data: Mapping[str, memoryview]) -> int:
     for key in sorted(data):
         crc = zlib_ng.crc32(data[key], zlib_ng.crc32(key.encode(), crc))
     return crc
+
+
+def _why_unwritten(error: Exception) -> str:
+    """Return the system's words, without the temporary file that they name."""
+    return (isinstance(error, OSError) and error.strerror) or _line(error)
 
 
 def _line(error: BaseException) -> str:

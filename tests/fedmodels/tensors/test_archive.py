@@ -181,7 +181,7 @@ def test_what_cannot_be_saved_leaves_the_old_file(tmp_path):
         archive.save(path, Bundle(), {"x": object()})
     with pytest.raises(ArchiveError, match="may not travel"):
         archive.save(path, Bundle({"w": torch.zeros(1, dtype=torch.complex64)}), {})
-    with pytest.raises(ArchiveError, match="cannot write"):
+    with pytest.raises(ArchiveError, match=r"cannot write .*none/a: No such file or directory$"):
         archive.save(tmp_path / "none" / "a", Bundle(), {})
     assert archive.load(path)[0].scalars == {"x": 1.0}
     assert os.listdir(tmp_path) == ["a"]
