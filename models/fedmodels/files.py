@@ -45,8 +45,10 @@ def replacing(path: Path, *, sync: bool = False, private: bool = False) -> Itera
         An empty file beside it to write to. An error in the block removes that file.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or is a device or a pipe, which is never replaced.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     os.close(os.open(temporary, flags, 0o600 if private else 0o666))

@@ -71,6 +71,15 @@ def test_content_is_safe_before_its_name(tmp_path: Path, monkeypatch: pytest.Mon
     assert done == ["content", "rename", "name"]
 
 
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="no regular file"):
+        write_atomically(pipe, "text")
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
 def test_text_files_do_not_depend_on_the_locale() -> None:
     """A config that one machine wrote as Latin-1 is no TOML to the next process."""
     root = Path(__file__).parents[2]
