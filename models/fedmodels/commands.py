@@ -19,6 +19,8 @@ def run_command(app: Callable[..., object], arguments: Sequence[str] | None = No
         app: a Typer app.
         arguments: those of the process unless given.
     """
+    if not _has_directory():  # relative paths have no meaning, and torch ends the process
+        _end("error: the current directory is gone: change to one that is there", 2)
     try:
         app(arguments)
     except RunStopped as stopped:
@@ -35,6 +37,14 @@ def run_command(app: Callable[..., object], arguments: Sequence[str] | None = No
         if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
             _interrupted()
         raise
+
+
+def _has_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _interrupted() -> NoReturn:

@@ -109,6 +109,15 @@ def test_a_mistake_is_one_line_where_standard_output_is_closed(tmp_path: Path) -
     assert len(found.stderr.splitlines()) == 1
 
 
+def test_a_current_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    command = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m fedsrv methods"
+    found = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=180, cwd=tmp_path
+    )
+    line = "error: the current directory is gone: change to one that is there\n"
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", line)
+
+
 @pytest.mark.parametrize("package", ["fedsrv", "fedcli", "fedtide"])
 def test_windows_gets_one_line(package: str) -> None:
     script = f"import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; import {package}"
