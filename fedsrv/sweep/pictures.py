@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import cycle
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, pstdev
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ def _style(outcome: Outcome) -> dict[str, tuple[str, str]]:
 
 
 def _draw_ladder(axes: Axes, outcome: Outcome, heading: str) -> None:
-    """Draw means over seeds against length, with standard deviations where there are seeds."""
+    """Draw means over seeds against length, with the standard deviations of the tables."""
     for row, (colour, line) in _style(outcome).items():
         points = [
             (length, known)
@@ -68,7 +68,7 @@ def _draw_ladder(axes: Axes, outcome: Outcome, heading: str) -> None:
             and (known := [value for value in found.values() if value is not None])
         ]
         if points:
-            bars = [stdev(known) if len(known) > 1 else 0.0 for _, known in points]
+            bars = [pstdev(known) for _, known in points]
             x, y = [length for length, _ in points], [fmean(known) for _, known in points]
             axes.errorbar(x, y, bars, color=colour, linestyle=line, capsize=2, label=row)
     lengths = sorted(set(outcome.lengths.values()))

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 import tomli_w
+from matplotlib.axes import Axes
 
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import parse_experiment
@@ -110,3 +111,24 @@ def test_a_picture_has_a_panel_for_each_score_and_curve(tmp_path: Path) -> None:
     assert sum(p.attrib["id"].startswith("axes_") for p in panels) == 2
     assert not draw(Outcome([], [], {}, "", 0), tmp_path / "none.svg")
     assert not (tmp_path / "none.svg").exists()
+
+
+def test_bars_of_a_picture_are_the_spreads_of_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 50, 60 and 55 the population standard deviation is the root of 50/3."""
+    bars, plain = [], Axes.errorbar
+
+    def errorbar(
+        axes: Axes, x: list[int], y: list[float], spread: list[float], **style: str
+    ) -> object:
+        bars.append(spread)
+        return plain(axes, x, y, spread, **style)
+
+    monkeypatch.setattr(Axes, "errorbar", errorbar)
+    assert draw(outcome(), tmp_path / "bars.svg")
+    assert bars == [
+        pytest.approx([4.0825, 4.0825], abs=1e-4),
+        pytest.approx([3.266, 4.083], abs=1e-3),
+    ]
+    assert "| 1 × rounds: A | 55.00 ± 4.08 |" in page(outcome())
