@@ -35,6 +35,26 @@ def lock(path: Path, name: str = LOCK) -> int:
     return handle
 
 
+def require_place(path: Path, handle: int) -> None:
+    """Check that a run directory is still where it was when it was locked.
+
+    Args:
+        path: the run directory.
+        handle: the file of its lock.
+
+    Raises:
+        RunFailed: it was renamed or deleted; another run may have its name by now.
+    """
+    try:
+        there = os.path.samestat(os.stat(path / LOCK), os.fstat(handle))
+    except (FileNotFoundError, NotADirectoryError):
+        there = False
+    if not there:
+        raise RunFailed(
+            f"{path} was renamed or deleted under the run: put it back, and go on with --resume"
+        )
+
+
 WRITTEN = {
     "run.db", "run.db-wal", "run.db-shm", "server", "config.toml", "env.json", "tensorboard",
     "rounds.jsonl", ".lock", "logs", "clients", "data",

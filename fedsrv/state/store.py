@@ -34,6 +34,7 @@ from fedsrv.state.run_directory import (
     lock,
     may_hold_a_run,
     refuse_existing,
+    require_place,
     using,
     writing,
 )
@@ -163,9 +164,10 @@ class Store:
         """Commit an interaction; with ``counts``, its scores are still to come.
 
         Raises:
-            ArchiveError, RunFailed: a file cannot be written.
+            ArchiveError, RunFailed: a file cannot be written, or the directory is gone.
         """
         with writing(self.path):
+            require_place(self.path, self._lock_file)
             self._compare_replay(record, state)
             self._files.write(record["interaction"], state)
             self._ledger.append(record, counts)
@@ -176,9 +178,10 @@ class Store:
         """Complete the last committed record with its scores.
 
         Raises:
-            RunFailed: a file cannot be written.
+            RunFailed: a file cannot be written, or the directory is gone.
         """
         with writing(self.path):
+            require_place(self.path, self._lock_file)
             self._ledger.complete(record)
             self._append(record)
 

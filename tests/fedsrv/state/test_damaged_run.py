@@ -271,5 +271,20 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(run, monkeypatch, wh
             assert [json.loads(line)["interaction"] for line in found] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("new", [False, True], ids=["nothing", "another run"])
+def test_a_run_whose_directory_was_renamed_writes_nothing_in_its_old_place(run, new):
+    store = Store(run, EXPERIMENT, True)
+    with closing(store):
+        run.rename(run.with_name("moved"))
+        if new:
+            committed(Store(run, EXPERIMENT, False), 0, 1, 2).close()
+        before = new and kept(run)
+        with pytest.raises(RunFailed, match=r"run was renamed or deleted .*: put it back"):
+            committed(store, 4)
+        assert (new and kept(run)) == before
+        assert run.exists() == new
+    assert opened(run.with_name("moved"))[1] == 3
+
+
 def no_space(*_):
     raise OSError(28, "No space left on device")
