@@ -61,9 +61,14 @@ def make_net(
         **options: what the net's own function takes beyond these.
 
     Raises:
-        ConfigError: the name or an option is unknown, an option has a wrong value, or the net does
-            not fit the inputs.
+        ConfigError: the name or an option is unknown, an option has a wrong value, the net does
+            not fit the inputs, or torch makes tensors of another type than float32.
     """
+    if (dtype := torch.get_default_dtype()) is not torch.float32:
+        raise ConfigError(
+            f"torch's default dtype is {dtype}, which code beside fedtide has set; nets are made "
+            "and trained in float32: torch.set_default_dtype(torch.float32)"
+        )
     build = check_net(name, options)
     shape = tuple(input_shape)
     before = torch.get_rng_state()
