@@ -206,7 +206,8 @@ REPORTED = (
     ),
     _number(
         "weights_entropy", "spread of the aggregation weights",
-        "mean over clients of −Σ_j w_ij ln w_ij", "pFedGRP, pFedGraph",
+        "mean over clients of −Σ_j w_ij ln w_ij / ln n, n clients in the round: 1 is uniform",
+        "pFedGRP, pFedGraph", "0 … 1",
     ),
     _number(
         "gradient_cosine", "gradient match", "cosine of matched gradients", "CReFF", "−1 … 1"

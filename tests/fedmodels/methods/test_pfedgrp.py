@@ -13,6 +13,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.pfedgrp import PERSONAL
+from fedmodels.numerics.metric_names import metric
 from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
 from fedmodels.techniques.generators import public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
@@ -309,6 +310,7 @@ def test_without_generated_examples_weights_are_uniform(digits):
     }
     state, metrics, _ = finished(method, run, uploads)
     assert metrics["weights_entropy"] == pytest.approx(1)
+    assert metric("weights_entropy").range == "0 … 1"
     for client in uploads:
         for key, mean in state.common.weights.items():
             torch.testing.assert_close(state.clients[client].weights[f"{PERSONAL}/{key}"], mean)
