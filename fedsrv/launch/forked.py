@@ -25,6 +25,20 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 
 
+def open_standard_streams() -> None:
+    """Open standard streams that were closed before the command began, on nothing.
+
+    Pipes would get their numbers otherwise, and forks put their own there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
 class Forked:
     """A forked process with pipes for standard input and output; the part of Popen used here."""
 

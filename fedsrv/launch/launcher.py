@@ -24,7 +24,13 @@ from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.availability import read_availability
 from fedsrv.engine.server_data import check_given
 from fedsrv.events import HAS_FAILED, Event
-from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli, share_memory
+from fedsrv.launch.forked import (
+    Forked,
+    fork_coordinator,
+    fork_fedcli,
+    open_standard_streams,
+    share_memory,
+)
 from fedsrv.launch.given_data import check_given_data, check_net, name_of
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts
 from fedsrv.launch.processes import (
@@ -92,6 +98,7 @@ def launch(
         RunStopped: SIGTERM or Ctrl-C came; the run can be resumed.
         KeyboardInterrupt: the user stopped it before there was a run.
     """
+    open_standard_streams()
     root = data or out / "data"
     if server_data is not None and not server_data.is_dir():
         raise DataError(f"--server-data {server_data} is no directory")

@@ -109,6 +109,23 @@ def test_a_mistake_is_one_line_where_standard_output_is_closed(tmp_path: Path) -
     assert len(found.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_opened_on_nothing(tmp_path: Path, closed: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "from fedsrv.launch.forked import open_standard_streams\n"
+        "open_standard_streams()\n"
+        "print('out', flush=True), print('error', file=sys.stderr, flush=True), sys.stdin.read()\n"
+        "assert min(os.pipe()) > 2\n"
+    )
+    command = f"exec {sys.executable} {script} {closed}"
+    found = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=180, input=""
+    )
+    assert (found.returncode, "Traceback" in found.stderr) == (0, False), found.stderr
+
+
 def test_a_current_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
     command = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m fedsrv methods"
     found = subprocess.run(
