@@ -785,6 +785,16 @@ def test_a_result_that_comes_before_its_flush_waits_for_it(world):
     assert values(taking(world, 1).result(30)) == {0: 0.0}
 
 
+def test_the_bytes_of_lasting_orders_are_counted_in_one_flush(world):
+    world.cohort.send(trip_to(0, 1, interaction=0))
+    orders = {c: world.pull(c) for c in (0, 1)}
+    [trip] = world.cohort._trips._lasting
+    for client, num_bytes in ((0, 100), (1, 7)):
+        world.cohort.count_down(trip, num_bytes)
+        world.push(client, orders[client])
+        assert taking(world, 1).result(30).wire_down == num_bytes
+
+
 def test_uploads_of_lasting_orders_stay_whole_however_large_they_are(world):
     """Each counts by its staleness, which nobody knows before the flush."""
     world.cohort.spool.budget = 0
@@ -888,3 +898,12 @@ def test_a_round_closes_with_the_uploads_it_wants(world):
     assert list(future.result(30).by_client) == [0, 2]
     with pytest.raises(Superseded):
         world.push(1, orders[1])
+
+
+def test_a_round_takes_no_more_uploads_than_it_wants(world):
+    """The third comes before the engine's thread has closed the trip."""
+    future = world.exchange(trip_to(0, 1, 2, needed=2, enough=2))
+    orders = {c: world.pull(c) for c in (0, 1, 2)}
+    with world.cohort._lock:
+        assert [world.push(c, orders[c]) for c in (2, 0, 1)] == [True, True, False]
+    assert list(future.result(30).by_client) == [0, 2]

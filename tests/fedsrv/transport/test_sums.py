@@ -15,6 +15,7 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Trip
 from fedsrv.engine.folding import mean_with_sums
 from fedsrv.events import EventLog
+from fedsrv.transport.open_trip import GroupSum
 from fedsrv.transport.relayed import groups_of
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
@@ -325,6 +326,37 @@ def test_a_sum_that_comes_too_late_is_superseded(world):
     with pytest.raises(Refused, match="some clients of the sum have answered") as refused:
         world.sums(0, 1)
     assert refused.value.code == grpc.StatusCode.ABORTED
+
+
+def received_sum(world):
+    """Return the sum of clients 0 and 1, received and checked, but not stored yet."""
+    total = sum(COUNTS[c] * torch.tensor(WEIGHTS[c]).double() for c in (0, 1))
+    return GroupSum((0, 1), {"w": total}, num_bytes=24, wire_up=60)
+
+
+def test_an_upload_that_comes_while_its_sum_is_received_counts_once(world):
+    world.open()
+    world.promise(0)
+    world.promise(1)
+    trip = world.cohort._trips.current
+    world.whole(1)
+    assert not world.cohort.end_sum(trip, received_sum(world))
+    world.whole(0)
+    world.whole(2)
+    answers = world.done.result(10)
+    assert answers.mean is None, "no sum is in it"
+    sent = {c: a.upload.weights["w"].tolist() for c, a in answers.by_client.items()}
+    assert sent == WEIGHTS
+
+
+def test_a_sum_that_is_received_while_its_trip_closes_changes_nothing(world):
+    world.open()
+    world.promise(0)
+    world.promise(1)
+    trip, world.cohort._trips.current = world.cohort._trips.current, None
+    assert not world.cohort.end_sum(trip, received_sum(world))
+    assert not trip.sums
+    assert trip.promised.keys() == {0, 1}
 
 
 def trip(**more):
