@@ -106,6 +106,12 @@ def test_what_no_single_client_is_behind():
         reduce([(99.0, 1.0)], folded={"w": torch.zeros(2)})  # added up: nobody can be taken out
 
 
+def test_what_fails_for_every_client_alike_is_the_methods_fault():
+    line = r"no single client is behind it: .*IndexError: list index out of range"
+    with pytest.raises(RunFailed, match=line):
+        reduce([(99.0, 1.0), (99.0, 1.0)])
+
+
 def test_a_wrong_config_is_nobodys_fault():
     with pytest.raises(ConfigError):
         reduce([(77.0, 1.0), (1.0, 1.0)])
