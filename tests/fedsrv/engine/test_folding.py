@@ -207,6 +207,19 @@ def test_uploads_a_method_wants_one_by_one_are_left_alone():
     assert world.held() == [0, 1, 2]
 
 
+def test_uploads_with_tensors_for_scoring_are_left_alone():
+    """The record counts the bytes of these apart, so they must still be there."""
+    world, tensors = World(range(2)), {"w": torch.ones(3), "eval/head/b": torch.ones(2)}
+    for client in (0, 1):
+        names, layout = names_and_layout(tensors)
+        weights = PackedWeights(names, layout, layout.clear(layout.empty()))
+        upload = Bundle(weights, scalars={"num_examples": 1.0})
+        world.results[client] = Answer(upload, rpc.Report(), upload.num_bytes())
+        world.folding.add_answer(world.results[client], world.results, world.failed)
+    assert world.folding.finish(world.results) is None
+    assert [r.upload.num_evaluation_bytes() for r in world.results.values()] == [8, 8]
+
+
 def test_uploads_that_count_nothing():
     world = World(range(2), count=lambda upload: 0.0)
     world.come(0, 1)
