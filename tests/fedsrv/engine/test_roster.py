@@ -51,3 +51,20 @@ def test_streams_of_different_lengths_stay_where_all_are_needed(tmp_path: Path) 
         scenario={"kind": "iid", "tasks": [2, 1, 2, 4]},
     )  # fmt: skip
     assert tasks_of(tmp_path / "other", dealt, 2, 1, 2, 4) == {0: 2, 1: 1, 2: 2, 3: 4}
+
+
+def test_a_task_stays_where_just_enough_clients_have_it(tmp_path: Path) -> None:
+    found = tasks_of(tmp_path / "run", own_data(min_clients=2), 3, 1, 2, 9)
+    assert found == {0: 3, 1: 1, 2: 2, 3: 3}
+
+
+def test_an_unknown_client_weighs_as_much_as_the_mean(tmp_path: Path) -> None:
+    """Each task has ten examples; client 2 has not joined when the run begins."""
+    schedule = {"rounds": 1, "clients": 3, "per_round": 2, "sampling": "weighted"}
+    store = Store(tmp_path / "run", tiny_experiment(schedule=schedule), resume=False)
+    roster = Roster(store)
+    roster.add({0: described(1), 1: described(4)})
+    assert roster.weights() == {0: 10, 1: 40, 2: 25}
+    roster.add({2: described(9)})
+    assert roster.weights() == {0: 10, 1: 40, 2: 25}, "fixed when the run began"
+    store.close()
