@@ -460,6 +460,18 @@ def test_integers_that_look_like_nan_as_floats_are_fine():
         received(encode(poisoned), BundleSpec.of(poisoned))
 
 
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_boolean_that_is_none(place):
+    bundle = Bundle(weights={"on": torch.tensor([True, False, True])})
+    encoded = encode(bundle)
+    payload = bytearray(encoded.header.payload_bytes)
+    payload[place] = 2
+    receiver = Receiver(encoded.header, BundleSpec.of(bundle))
+    receiver.feed(RawFrame(0, zlib.crc32(payload), memoryview(payload)))
+    with pytest.raises(PayloadError, match="'weights/on' holds booleans that are neither 0 nor 1"):
+        receiver.finish()
+
+
 def test_a_nan_in_a_later_frame():
     values = torch.zeros(3 * FRAME_BYTES // 4)
     values[-1] = torch.nan
