@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from dataclasses import replace
 
@@ -72,6 +73,22 @@ def test_a_bomb_is_refused_before_it_is_opened() -> None:
         receiver.feed(RawFrame(0, 0, bomb, 1 << 28))
     with pytest.raises(PayloadError, match=r"window|memory|more bytes"):
         receiver.feed(RawFrame(0, 0, bomb, 1 << 20))
+
+
+def test_a_sender_cannot_make_a_receiver_look_back_far() -> None:
+    """The frame fits its place; only the window that it asks memory for is too large."""
+    zstandard = importlib.import_module("zstandard")
+    for window_log, fits in ((22, True), (23, False)):
+        how = zstandard.ZstdCompressionParameters(window_log=window_log)
+        stream = zstandard.ZstdCompressor(compression_params=how).compressobj()
+        sent = stream.compress(bytes(1 << 20)) + stream.flush()
+        place = memoryview(bytearray(b"x" * (1 << 20)))
+        if fits:
+            zstd.decompress_into(memoryview(sent), place)
+            assert not any(place)
+        else:
+            with pytest.raises(PayloadError, match="cannot be decompressed"):
+                zstd.decompress_into(memoryview(sent), place)
 
 
 def test_a_missing_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
