@@ -5,8 +5,13 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.announced import check_numbers
-from fedmodels.tensors.bundle import Bundle, GeneratorState
+from fedmodels.tensors.announced import (
+    check_classes,
+    check_examples,
+    check_histogram,
+    check_numbers,
+)
+from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 from fedmodels.tensors.weighted_mean import MOST_COUNTED, RunningMean, mean_of_sums, weighted_mean
 
@@ -50,6 +55,58 @@ def test_weights_within_their_bounds(form: type, facts: dict[str, float], line: 
             check_numbers(upload)
     else:
         check_numbers(upload)
+
+
+@pytest.mark.parametrize("form", [dict, packed], ids=["single", "in one block"])
+def test_an_integer_of_any_name_has_a_limit(form: type) -> None:
+    """The bytes of 2**40 pass for two small floats."""
+    weights = {"base/w": torch.ones(2), "base/seen": torch.tensor(MOST_COUNTED)}
+    check_numbers(Bundle(form(weights)))
+    weights["base/seen"] = torch.tensor(2**40)
+    with pytest.raises(
+        PayloadError, match=r"weights/base/seen' holds 1\.09951e[+]12, beyond 1e[+]12"
+    ):
+        check_numbers(Bundle(form(weights)))
+
+
+@pytest.mark.parametrize("count", [-1.0, 2.5, 6.0, float("inf")])
+def test_examples_are_counted_whole_and_within_what_was_announced(count: float) -> None:
+    for fits in (0.0, 5.0):
+        check_examples(fits, 5, "it")
+    with pytest.raises(PayloadError, match=f"it is {count:g}; at most 5 examples were announced"):
+        check_examples(count, 5, "it")
+
+
+@pytest.mark.parametrize(
+    ("labels", "counts", "line"),
+    [
+        ([0, 2], [2, 1], ""),
+        ([0, 0], [1, 1], "labels' names class 0 twice"),
+        ([0, 3], [1, 1], "labels' names class 3 of 3"),
+        ([2, 0], [3, 0], "counts' says 0 examples of class 0; 2 were announced"),
+        ([2, 0], [4, 1], "counts' says 4 examples of class 2; 3 were announced"),
+    ],
+)
+def test_classes_come_once_with_counts_that_were_announced(
+    labels: list[int], counts: list[int], line: str
+) -> None:
+    rows = Prototypes(torch.zeros(2, 4), torch.tensor(labels), torch.tensor(counts))
+    now = torch.tensor([2, 0, 3])
+    if line:
+        with pytest.raises(PayloadError, match=line):
+            check_classes("class", rows, now)
+    else:
+        check_classes("class", rows, now)
+
+
+@pytest.mark.parametrize(("part", "counted"), [("round", -1), ("round", 3), ("total", 5)])
+def test_a_histogram_counts_no_more_than_was_announced(part: str, counted: int) -> None:
+    now, total = torch.tensor([2, 3]), torch.tensor([4, 3])
+    said = {"round": now.clone(), "total": total.clone()}
+    check_histogram(Histogram(**said), now, total)
+    said[part][0] = counted
+    with pytest.raises(PayloadError, match=f"histogram/{part}' counts {counted} of class 0"):
+        check_histogram(Histogram(**said), now, total)
 
 
 def test_a_generators_variance() -> None:
