@@ -88,9 +88,10 @@ def test_states_that_did_not_count_are_deleted(tmp_path):
 
 def test_a_sync_that_ends_after_a_roll_back_makes_nothing_safe(tmp_path, monkeypatch):
     """The state of interaction 7 is of commits that were undone; 3 is the last that counts."""
-    begun, go_on = threading.Event(), threading.Event()
+    begun, go_on, durable = threading.Event(), threading.Event(), {}
 
     def slow(self, path):
+        durable[path] = self.durable
         if "7" in path.name:
             begun.set()
             go_on.wait(30)
@@ -103,6 +104,7 @@ def test_a_sync_that_ends_after_a_roll_back_makes_nothing_safe(tmp_path, monkeyp
     go_on.set()
     states.save(4, private(4))
     wait_for(lambda: states.durable == 4)
+    assert durable[tmp_path / "state-00000004.safetensors"] == 3, "7 was not safe in between"
     assert states.load(4, INITIAL) is not INITIAL
 
 
