@@ -1,0 +1,103 @@
+"""Intervals in the prose of the results: each is that of a paired difference of some record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import t
+
+from benchmarks.records import MARKED, PAGES, RECORDS, ROOT
+from fedsrv.sweep.figures import CONFIDENCE, Values, values_of
+from fedsrv.sweep.plan import Cell
+from fedsrv.sweep.record import read_record
+from fedsrv.sweep.tables import Outcome
+
+TEXTS = [*sorted(PAGES.glob("*.md")), ROOT / "docs" / "results.md"]
+NUMBER = r"[+−]?\d+(?:\.\d+)?"
+STATED = re.compile(rf"({NUMBER})[^\d\[\]|;]{{0,45}}\[({NUMBER}),\s*({NUMBER})\]")
+"""A difference and its interval, such as ``3.9 [+1.0, +6.8]``."""
+PARTS: dict[str, slice] = {
+    "all": slice(None), "first": slice(1), "but the first": slice(1, None),
+    "last": slice(-1, None), "last three": slice(-3, None),
+}  # fmt: skip
+"""Of a curve's rounds, what pages take the mean of."""
+OF_SUMS = {"5.6 [+2.4, +8.9]"}
+"""Differences of differences between rows of two kinds, calculated by hand."""
+
+
+def _columns(outcome: Outcome) -> Iterator[Values]:
+    """Yield every column of a record, and the means of parts of its curves."""
+    for path in outcome.columns.values():
+        yield values_of(path, outcome.runs)
+    for name in outcome.curves.values():
+        curves = {(run.cell, run.seed): run.curves.get(name) for run in outcome.runs}
+        for part in PARTS.values():
+            found: dict[Cell, dict[int, float | None]] = {}
+            for (cell, seed), curve in curves.items():
+                if curve:
+                    found.setdefault(cell, {})[seed] = 100 * float(np.mean(curve[part]))
+            yield found
+
+
+def _differences(column: Values) -> Iterator[NDArray[np.float64]]:
+    """Yield all paired differences of a column, and by how much one changes with the setting."""
+    by_rows: dict[tuple[str, str], list[dict[int, float]]] = {}
+    for one, other in permutations(column, 2):
+        pairs = {
+            seed: value - base
+            for seed, value in column[one].items()
+            if value is not None and (base := column[other].get(seed)) is not None
+        }
+        yield np.array(list(pairs.values()))
+        if one.setting == other.setting:
+            by_rows.setdefault((one.row, other.row), []).append(pairs)
+    for found in by_rows.values():
+        for first, second in permutations(found, 2):
+            yield np.array([first[seed] - second[seed] for seed in first.keys() & second.keys()])
+
+
+@cache
+def intervals() -> NDArray[np.float64]:
+    """Return mean, low and high end of every paired difference of every record, (n, 3)."""
+    found = []
+    for file in sorted(RECORDS.glob("*.json")):
+        for column in _columns(read_record(file)):
+            for pairs in _differences(column):
+                if len(pairs) > 1:
+                    half = t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1) * pairs.std(ddof=1)
+                    half /= np.sqrt(len(pairs))
+                    found.append((pairs.mean(), pairs.mean() - half, pairs.mean() + half))
+    return np.array(found)
+
+
+def stated(text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
+    """Yield the line of each interval in a page's prose, with its mean and its ends."""
+    prose = MARKED.sub(lambda found: "\n" * found[0].count("\n"), text)
+    for found in STATED.finditer(prose):
+        yield prose[: found.start()].count("\n") + 1, found.groups()
+
+
+def is_recorded(numbers: Sequence[str]) -> bool:
+    """Tell whether a record has this difference, in the digits given; its sign may be in words."""
+    mean, low, high = (float(number.replace("−", "-")) for number in numbers)
+    room = [0.51 * 10 ** -len(number.partition(".")[2]) for number in numbers]
+    apart = np.abs(np.abs(intervals()) - np.abs([mean, low, high])) <= room
+    ends = np.abs(intervals()[:, 1:] - [low, high]) <= room[1:]
+    return bool((apart[:, 0] & ends.all(axis=1)).any())
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_intervals_of_the_prose_are_those_of_the_records(page: Path) -> None:
+    unknown = [
+        f"line {line}: {mean} [{low}, {high}]"
+        for line, (mean, low, high) in stated(page.read_text())
+        if not is_recorded((mean, low, high)) and f"{mean} [{low}, {high}]" not in OF_SUMS
+    ]
+    assert not unknown
