@@ -12,7 +12,7 @@ from tests.faults.processes import INSIDE
 
 KINDS = {
     "coordinator": """
-        fsync.before fsync.after rename.before rename.after unlink.before write.middle
+        fsync.before fsync.after rename.before rename.after write.middle
         sql-insert.before sql-commit.after store-append.after store-sync.before store-end.after
         service-join.after service-push.before service-push.after service-leave.before
         broadcast.before broadcast.middle broadcast.after receive.middle result.before result.after
@@ -27,7 +27,11 @@ KINDS = {
         upload.before upload.middle upload.after push.before push.after
     """,
 }
-"""Points that an undisturbed run must come to, by role."""
+"""Points that an undisturbed run must come to, by role.
+
+The coordinator deletes states once they are synced, which may be after the end; a client deletes
+scored models at once.
+"""
 OF_RELAY = """
     relay-begin.after relay-told.before service-push.before up-push.before up-push.after
     up.middle up-join.after up-leave.before send-sum.before send-sum.after receive.middle
