@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from itertools import pairwise
 from typing import Self
 
@@ -31,12 +32,20 @@ class SplitNet(nn.Module):
         mixes_examples: whether an embedding depends on its batch even in evaluation mode.
         mixed_precision: whether the base computes in bfloat16, as autocast has it; weights,
             embeddings and the head are float32 all the same.
+        may_be_grouped: whether several such nets can run as one (:mod:`fedmodels.nets.grouped`).
     """
 
     def __init__(
-        self, base: nn.Module, head: nn.Module, width: int, *, mixes_examples: bool = False
+        self,
+        base: nn.Module,
+        head: nn.Module,
+        width: int,
+        *,
+        mixes_examples: bool = False,
+        may_be_grouped: bool = False,
     ) -> None:
         super().__init__()
+        self.may_be_grouped = may_be_grouped
         self.mixes_examples, self.mixed_precision = mixes_examples, False
         self.base, self.head, self.width = base, head, width
         self._slots: list[tuple[str, dict[str, Tensor], str]] = []
@@ -50,6 +59,23 @@ class SplitNet(nn.Module):
         copying a small net: modules must not be replaced once the net is in use, tensors may.
         """
         return {key: store[name] for key, store, name in self._found()}
+
+    def parameters_by_key(self) -> dict[str, nn.Parameter]:
+        """Return the live parameters by role-prefixed key; a tied one by its first key."""
+        found: dict[int, tuple[str, nn.Parameter]] = {}
+        for key, tensor in self.tensors().items():
+            if isinstance(tensor, nn.Parameter):
+                found.setdefault(id(tensor), (key, tensor))
+        return dict(found.values())
+
+    def buffers_by_key(self) -> dict[str, Tensor]:
+        """Return the live buffers by role-prefixed key, those of the state dict."""
+        return {k: t for k, t in self.tensors().items() if not isinstance(t, nn.Parameter)}
+
+    @cached_property
+    def normalises_batches(self) -> bool:
+        """Whether a layer normalises over the batch, which needs two examples."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())
 
     def _found(self) -> list[tuple[str, dict[str, Tensor], str]]:
         """Return (key, where it is kept, its name there) of each tensor."""

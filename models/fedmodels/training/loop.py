@@ -174,7 +174,7 @@ class Course:
 
     def left(self) -> float:
         """Do the same, and return the loss even where it is not finite."""
-        for parameter in self.ctx.net.parameters():
+        for parameter in self.ctx.net.parameters_by_key().values():
             parameter.requires_grad_(True)
             parameter.grad = None
         return float(torch.stack(self._losses).mean()) if self._losses else float("nan")
@@ -202,14 +202,13 @@ def begin_phase(
     """
     groups: dict[float, list[nn.Parameter]] = {}
     for net in nets:
-        for key, parameter in net.named_parameters():
-            name = key.replace(".", "/", 1)
-            trains = name.startswith(phase.trains)
+        for key, parameter in net.parameters_by_key().items():
+            trains = key.startswith(phase.trains)
             parameter.requires_grad_(trains)
             if trains:
                 decay = training.weight_decay
                 for prefix, value in phase.weight_decay.items():
-                    decay = value if name.startswith(prefix) else decay
+                    decay = value if key.startswith(prefix) else decay
                 groups.setdefault(decay, []).append(parameter)
         _set_modes(net, phase)
     if not groups:
@@ -252,14 +251,12 @@ def optimizer_of(
     return kind(groups, lr=lr, fused=True)
 
 
-def batches(n: int, net: nn.Module, training: Training, order: torch.Generator) -> Iterator[Tensor]:
+def batches(n: int, net: SplitNet, training: Training, order: torch.Generator) -> Iterator[Tensor]:
     """Yield the index tensors of one shuffled epoch; the last batch is kept.
 
     A batch of one is skipped when the net normalises over the batch, which needs two examples.
     """
-    smallest = (
-        2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()) else 1
-    )
+    smallest = 2 if net.normalises_batches else 1
     for index in torch.split(torch.randperm(n, generator=order), training.batch_size):
         if len(index) >= smallest:
             yield index

@@ -1,8 +1,10 @@
 """Clients of one process trained together: one step of all of them through stacked parameters.
 
 ``torch.vmap`` maps the method's loss over the clients' parameters, buffers, batches and references,
-stacked along a first axis. Stacking pays for small steps, whose calls cost more than their
-arithmetic: nets of the size of ``digits-cnn`` on a CPU, not ResNets (docs/results/speed.md).
+stacked along a first axis. Nets that may be grouped (:mod:`fedmodels.nets.grouped`) give embeddings
+and logits for all clients before that; others run within the mapped loss. Stacking pays for small
+steps, whose calls cost more than their arithmetic: nets of the size of ``digits-cnn`` on a CPU, not
+ResNets (docs/results/speed.md).
 
 The weights equal those of training in turn up to rounding. Rounding must not depend on which
 clients are stacked together, so a batch without another of its size is stacked with itself. This
@@ -22,6 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
+from fedmodels.nets.grouped import Grouped
+from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.training.loop import ClientHalf, Course, begin_phase
 from fedmodels.training.method import (
@@ -62,18 +66,15 @@ def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
     """
     method = halves[0].method
     courses = [Course(method, half.ctx, half.x, half.y, half.refs) for half in halves]
-    stack = _Stack(method, courses)
     for phase in _common_phases(method, courses):
-        training = courses[0].ctx.run.experiment.training
-        optimizer = begin_phase([c.ctx.net for c in courses], phase, training)
+        stack = _Stack(method, courses, phase)
         under_way = [(course, course.batches(phase)) for course in courses]
         while True:
             due = [(c, *step) for c, steps in under_way if (step := next(steps, None)) is not None]
+            stack.keep([course for course, *_ in due])
             if not due:
                 break
-            optimizer.zero_grad(set_to_none=True)
-            losses = stack.backward(due)
-            optimizer.step()
+            losses = stack.step(due)
             for course, batch, _ in due:
                 course.end_step(batch, losses[course])
     return [course.left() for course in courses]
@@ -104,6 +105,8 @@ def check_stacks(run: RunFacts) -> None:
         ConfigError: the net cannot, for instance because it draws random numbers in training.
     """
     net = run.make_net().train()
+    if net.may_be_grouped:
+        return
     plain = nn.Sequential(OrderedDict(base=net.base, head=net.head))
     weights = _stacked([plain.state_dict()] * 2)
     x = torch.zeros(2, 2, *run.problem.input_shape)
@@ -122,16 +125,53 @@ _Due = tuple[Course, Batch, Tensor | None]
 
 
 class _Stack:
-    """The loss of several clients at once."""
+    """The nets of several clients in one phase, their parameters and buffers stacked.
 
-    def __init__(self, method: Method, courses: Sequence[Course]) -> None:
-        self.loss = _Loss(method, courses[0].ctx)
-        nets = {course: course.ctx.net for course in courses}
-        self.parameters = {c: dict(net.named_parameters("net")) for c, net in nets.items()}
-        self.buffers = {c: dict(net.named_buffers("net")) for c, net in nets.items()}
+    While it lasts, a row of the stack is what the net of its client holds.
+    """
 
-    def backward(self, due: Sequence[_Due]) -> dict[Course, Tensor]:
-        """Compute gradients in the nets of all clients with a batch; return each client's loss."""
+    def __init__(self, method: Method, courses: Sequence[Course], phase: Phase) -> None:
+        first = courses[0].ctx
+        self.forward, self.loss = _Forward(first.net), _Loss(method, first)
+        self._rows = list(courses)
+        nets = [course.ctx.net for course in courses]
+        self._optimizer = begin_phase(nets, phase, first.run.experiment.training)
+        self._nets = {course: _Places(course.ctx.net) for course in courses}
+        self._parameters = self._stacked(first.net.parameters_by_key())
+        self._buffers = self._stacked(first.net.buffers_by_key())
+        self._lie_in_rows()
+
+    def _stacked(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        nets = [self._nets[course].tensors for course in self._rows]
+        return {
+            key: torch.stack([net[key].detach() for net in nets]).requires_grad_(t.requires_grad)
+            for key, t in held.items()
+        }
+
+    def _lie_in_rows(self) -> None:
+        """Let the nets' tensors be rows of the stack."""
+        for key, rows in (self._parameters | self._buffers).items():
+            for course, row in zip(self._rows, rows.detach().unbind(), strict=True):
+                self._nets[course].tensors[key].data = row
+
+    def keep(self, courses: Sequence[Course]) -> None:
+        """Give the rows of all other clients back to their nets: they have no batch left."""
+        if len(courses) == len(self._rows):
+            return
+        kept = torch.tensor([n for n, course in enumerate(self._rows) if course in courses])
+        for course in self._rows:
+            if course not in courses:
+                self._nets[course].take_back()
+        self._rows = list(courses)
+        if courses:
+            for tensors in (self._parameters, self._buffers):
+                for key, rows in tensors.items():
+                    tensors[key] = rows.detach()[kept].requires_grad_(rows.requires_grad)
+            self._lie_in_rows()
+
+    def step(self, due: Sequence[_Due]) -> dict[Course, Tensor]:
+        """Step down the losses of the clients of all rows; return each one's loss."""
+        self._optimizer.zero_grad(set_to_none=True)
         losses: dict[Course, Tensor] = {}
         by_size: dict[int, list[_Due]] = {}
         for step in due:
@@ -140,13 +180,29 @@ class _Stack:
             found = self._losses(group if len(group) > 1 else group * 2)[: len(group)]
             found.sum().backward()  # type: ignore[no-untyped-call]
             losses |= zip((course for course, *_ in group), found.detach().unbind(), strict=True)
+        self._deal_out_gradients()
+        self._optimizer.step()
         return losses
+
+    def _deal_out_gradients(self) -> None:
+        """Give each net its rows of the gradients.
+
+        A step over whole stacks would round otherwise: a vector unit takes the last few numbers
+        of a tensor in another way than those before.
+        """
+        for key, rows in self._parameters.items():
+            if rows.grad is not None:
+                for course, gradient in zip(self._rows, rows.grad.unbind(), strict=True):
+                    self._nets[course].tensors[key].grad = gradient
+                rows.grad = None
 
     def _losses(self, group: Sequence[_Due]) -> Tensor:
         """Return the losses (C,) of batches of one size; statistics of the nets move."""
         courses = [course for course, *_ in group]
-        parameters = _stacked([self.parameters[c] for c in courses])
-        buffers = _stacked([self.buffers[c] for c in courses])
+        places = [self._rows.index(course) for course in courses]
+        rows = None if places == [*range(len(self._rows))] else torch.tensor(places)
+        parameters = {name_of(k): _some(t, rows) for k, t in self._parameters.items()}
+        buffers = {name_of(k): _some(t, rows) for k, t in self._buffers.items()}
         inputs = [(b.x, b.y, b.index, f, c.refs) for c, b, f in group]
         leaves = [list(_leaves(each)) for each in inputs]
         layouts = [_layout(each) for each in inputs]
@@ -155,17 +211,46 @@ class _Stack:
                 why = "its references differ in more than the values of tensors from those of"
                 raise _in_turn(courses[0], f"{why} client {course.ctx.client}")
 
-        def loss_of(p: Any, b: Any, *tensors: Tensor) -> Tensor:
+        def loss_of(p: Any, b: Any, out: tuple[Tensor, ...], *tensors: Tensor) -> Tensor:
             again = _rebuilt(inputs[0], iter(tensors))
-            loss: Tensor = torch.func.functional_call(self.loss, (p, b), again)
+            loss: Tensor = torch.func.functional_call(self.loss, (p, b), (*again, out))
             return loss
 
         columns = [torch.stack(column) for column in zip(*leaves, strict=True)]
-        losses: Tensor = torch.vmap(loss_of)(parameters, buffers, *columns)
-        for name, rows in buffers.items():
-            for course, row in zip(courses, rows.unbind(), strict=True):
-                self.buffers[course][name].copy_(row)
+        out: tuple[Tensor, ...] = ()
+        if self.forward.net.may_be_grouped:
+            fixed = None if group[0][2] is None else columns[3]
+            given = columns[0], fixed, Grouped(len(group))
+            out = torch.func.functional_call(self.forward, (parameters, buffers), given)
+        losses: Tensor = torch.vmap(loss_of)(parameters, buffers, out, *columns)
+        if rows is not None:
+            for key, rows_of_all in self._buffers.items():
+                rows_of_all[rows] = buffers[name_of(key)]
         return losses
+
+
+class _Places:
+    """Where the tensors of a net lie when they are no rows of a stack."""
+
+    def __init__(self, net: SplitNet) -> None:
+        self.tensors = net.tensors()
+        self._own = {key: tensor.data for key, tensor in self.tensors.items()}
+
+    def take_back(self) -> None:
+        """Copy the rows to where the net's tensors lay before, and let them lie there again."""
+        held = list(self.tensors.values())
+        torch._foreach_copy_(list(self._own.values()), [tensor.data for tensor in held])
+        for tensor, own in zip(held, self._own.values(), strict=True):
+            tensor.data = own
+
+
+def _some(rows: Tensor, kept: Tensor | None) -> Tensor:
+    return rows if kept is None else rows[kept]
+
+
+def name_of(key: str) -> str:
+    """Return the name of a net's tensor in a module that holds the net."""
+    return f"net.{key.replace('/', '.', 1)}"
 
 
 class _CommonContext(ClientContext):
@@ -184,6 +269,21 @@ _PERSONAL = ("client", "metrics", "stream", "secret")
 """What a context holds of one client."""
 
 
+class _Forward(nn.Module):
+    """Embeddings and logits of several nets, as a module whose parameters can be replaced."""
+
+    def __init__(self, net: SplitNet) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, fixed: Tensor | None, nets: Grouped) -> tuple[Tensor, Tensor]:
+        """Return embeddings (C, B, d) and logits (C, B, K) of inputs (C, B, …)."""
+        inputs = nets.inputs(x)
+        with nets:
+            features = self.net.embedded(inputs) if fixed is None else fixed
+            return features, self.net.head(features)
+
+
 class _Loss(nn.Module):
     """A method's loss of one batch, as a module whose parameters can be replaced by others."""
 
@@ -193,11 +293,19 @@ class _Loss(nn.Module):
         self.ctx = _CommonContext(**{each.name: getattr(ctx, each.name) for each in fields(ctx)})
 
     def forward(
-        self, x: Tensor, y: Tensor, index: Tensor, fixed: Tensor | None, refs: Any
+        self,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor,
+        fixed: Tensor | None,
+        refs: Any,
+        found: tuple[Tensor, ...],
     ) -> Tensor:
-        features = self.net.embedded(x) if fixed is None else fixed  # vmap sets the memory format
-        out = Output(features, self.net.head(features))
-        return self.method.loss(self.ctx, Batch(x, y, index), out, refs)
+        """Return the loss; ``found`` are embeddings and logits, or nothing."""
+        if not found:
+            features = self.net.embedded(x) if fixed is None else fixed  # vmap sets the format
+            found = features, self.net.head(features)
+        return self.method.loss(self.ctx, Batch(x, y, index), Output(*found), refs)
 
 
 def _stacked(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

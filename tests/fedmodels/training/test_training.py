@@ -178,7 +178,7 @@ def sizes(n, net, batch_size=8):
     return [len(i) for i in found], torch.cat(found).tolist() if found else []
 
 
-PLAIN = nn.Linear(1, 1)
+PLAIN = SplitNet(nn.Identity(), nn.Linear(1, 1), 1)
 
 
 def test_last_batch_is_kept():
@@ -196,7 +196,8 @@ def test_batches_of_one_are_skipped_with_batch_normalisation_alone(n, batch_size
 
 
 def test_layer_normalisation_bears_batches_of_one():
-    assert sizes(9, nn.LayerNorm(1))[0] == [8, 1]
+    net = SplitNet(nn.LayerNorm(1), nn.Linear(1, 1), 1)
+    assert sizes(9, net)[0] == [8, 1]
 
 
 def test_no_examples_make_no_batch():

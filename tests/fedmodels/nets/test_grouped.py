@@ -1,0 +1,99 @@
+"""Several nets run as one of groups: each comes to what it comes to alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedmodels.nets import SplitNet, make_net
+from fedmodels.nets.grouped import Grouped
+from fedmodels.numerics.randomness import seeded
+
+NETS = {
+    "digits-cnn": ("digits-cnn", (1, 8, 8), {}),
+    "three colours": ("digits-cnn", (3, 10, 9), {}),
+    "groups": ("digits-cnn", (1, 8, 8), {"norm": "group"}),
+    "layers": ("digits-cnn", (1, 8, 8), {"norm": "layer"}),
+    "cnn5": ("cnn5", (1, 20, 16), {"norm": "layer"}),
+    "mlp": ("mlp", (1, 8, 8), {}),
+    "mlp of vectors": ("mlp", (12,), {}),
+    "no base": ("mlp", (12,), {"hidden": ()}),
+}
+
+
+def made(kind: str, count: int, batch: int = 5) -> tuple[list[SplitNet], Tensor]:
+    """Return nets of a kind, each with weights of its own, and inputs (count, batch, …)."""
+    name, shape, options = NETS[kind]
+    nets = []
+    for number in range(count):
+        with seeded(number):
+            nets.append(make_net(name, num_classes=3, input_shape=shape, **options))
+    draw = torch.Generator().manual_seed(0)
+    return nets, torch.randn(count, batch, *shape, generator=draw)
+
+
+def grouped(nets: list[SplitNet], x: Tensor) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Return logits (N, B, K), and the gradients of their squares by net and name."""
+    names = [name for name, _ in nets[0].named_parameters()]
+    rows = {
+        name: torch.stack([dict(net.named_parameters())[name].detach() for net in nets])
+        for name in names
+    }
+    for each in rows.values():
+        each.requires_grad_()
+    how = Grouped(len(nets))
+    inputs = how.inputs(x)
+    with how:
+        logits = torch.func.functional_call(_Forward(nets[0]), _prefixed(rows), (inputs,))
+    logits.square().sum().backward()
+    gradients = [
+        {name: row.grad[number] for name, row in rows.items() if row.grad is not None}
+        for number in range(len(nets))
+    ]
+    return logits.detach(), gradients
+
+
+class _Forward(torch.nn.Module):
+    def __init__(self, net: SplitNet) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net.head(self.net.embedded(x))
+
+
+def _prefixed(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"net.{name}": tensor for name, tensor in rows.items()}
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_each_net_comes_to_what_it_comes_to_alone(kind: str) -> None:
+    nets, x = made(kind, 3)
+    logits, gradients = grouped(nets, x)
+    for number, net in enumerate(nets):
+        alone = net(x[number])
+        torch.testing.assert_close(logits[number], alone, rtol=1e-4, atol=1e-5)
+        alone.square().sum().backward()
+        for name, parameter in net.named_parameters():
+            assert parameter.grad is not None
+            torch.testing.assert_close(
+                gradients[number][name], parameter.grad, rtol=1e-3, atol=1e-4
+            )
+
+
+@pytest.mark.parametrize("kind", ["digits-cnn", "layers", "mlp"])
+@pytest.mark.parametrize("batch", [1, 13, 16])
+def test_the_bits_do_not_depend_on_the_number_of_nets(kind: str, batch: int) -> None:
+    nets, x = made(kind, 25, batch)
+    logits, gradients = grouped(nets, x)
+    for count in (2, 3, 8, 13):
+        fewer, some = grouped(nets[-count:], x[-count:])
+        assert torch.equal(fewer, logits[-count:])
+        for one, other in zip(some, gradients[-count:], strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_nets_that_mix_channels_in_other_ways_are_no_such_nets() -> None:
+    assert not make_net("resnet20", num_classes=3, input_shape=(1, 8, 8)).may_be_grouped
+    assert not make_net("hart", num_classes=3, input_shape=(128, 6)).may_be_grouped
