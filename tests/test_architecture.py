@@ -34,6 +34,7 @@ GRPC_FILES = {
     "fedsrv/transport/server.py",
     "fedsrv/transport/service.py",
     "fedsrv/identity/tls.py",
+    "fedcli/runtime/answers.py",
     "fedcli/runtime/link.py",
     "fedcli/runtime/tls.py",
 }

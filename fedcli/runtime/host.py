@@ -2,7 +2,7 @@
 
 Three threads: one pulls the next order, this one trains, one pushes results; a fourth sends
 heartbeats. At most one order is fetched ahead and one result waits to be sent; where clients train
-together, as many results as they are.
+together, the results of all of them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
 
 import torch
 
-from fedcli.runtime.enrolment import Enrolment, client_of
-from fedcli.runtime.link import (
+from fedcli.runtime.answers import (
     Dismissed,
-    Link,
-    Membership,
+    NotTaken,
     RunOver,
     SessionGone,
     Superseded,
     UploadRefused,
 )
+from fedcli.runtime.enrolment import Enrolment, client_of
+from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.state_lock import lock_states
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
@@ -80,7 +81,7 @@ class Host:
         self._pulling_as: dict[ClientId, Membership] = {}
         self._issues: dict[ClientId, int] = {}
         self._orders: queue.Queue[tuple[rpc.Order, Bundle] | BaseException] = queue.Queue(1)
-        self._results: queue.Queue[Result | None] = queue.Queue(1)
+        self._results: queue.Queue[list[Result] | None] = queue.Queue(1)
         self._ahead: Task | None = None
         """An order taken off the queue that did not belong to those before it."""
         self._together = 1
@@ -154,7 +155,6 @@ class Host:
 
     def _work(self) -> None:
         """Do what orders say until the run is over."""
-        self._results = queue.Queue(self._together)
         self._pushing = threading.Thread(target=self._push_forever, name="push", daemon=True)
         self._pushing.start()
         for work in (self._pull_forever, self._beat_forever):
@@ -164,14 +164,14 @@ class Host:
                 tasks = self._next_tasks()
             except RunOver:
                 return
-            for result in self._execute(tasks):
-                self._hand_on(result)
+            if results := self._execute(tasks):
+                self._hand_on(results)
 
-    def _hand_on(self, result: Result | None) -> None:
-        """Wait until the thread that pushes has room for a result, or for the end."""
+    def _hand_on(self, results: list[Result] | None) -> None:
+        """Wait until the thread that pushes has room for results, or for the end."""
         while True:
             with suppress(queue.Full):
-                return self._results.put(result, timeout=WAKE_S)
+                return self._results.put(results, timeout=WAKE_S)
 
     def _next_tasks(self) -> list[Task]:
         """Wait for an order, and for those that are to be trained together with it."""
@@ -290,18 +290,50 @@ class Host:
         return self.workers.payload_spec
 
     def _push_forever(self) -> None:
-        while (result := self._results.get()) is not None:
+        while (results := self._results.get()) is not None:
             if self._failure is None:  # after one, results are only taken off the queue
-                self._push(result)
+                self._push_all(results)
 
-    def _push(self, result: Result) -> None:
-        """Bring back one result, joining again where the server forgot the session."""
+    def _push_all(self, results: Sequence[Result]) -> None:
+        """Bring back results, several in a message where they are small."""
+        if len(results) == 1:
+            return self._push(results[0])
+        members = self.enrolment.members
+        mine = [(members[client_of(r.order.client_id)], r) for r in results]
+        outcomes = self.link.push_several(mine)
+        for member, result in mine:
+            try:
+                error = next(outcomes)
+            except UploadRefused:  # of all of them: the server says of which one
+                error, outcomes = NotTaken(), repeat(NotTaken())
+            except LinkError as failure:
+                return self._fail(failure)
+            if error is not None:
+                self._push(result, error, member)
+
+    def _push(
+        self,
+        result: Result,
+        refused: Exception | None = None,
+        member: Membership | None = None,
+    ) -> None:
+        """Bring back one result, joining again where the server forgot the session.
+
+        Args:
+            result: of an order.
+            refused: what became of it among several.
+            member: the session that it came with then.
+        """
         client = client_of(result.order.client_id)
         while True:
-            member = self.enrolment.members[client]
+            member = member or self.enrolment.members[client]
             try:
+                if refused is not None:
+                    raise refused
                 self.link.push(member, result)
                 return
+            except NotTaken:
+                pass
             except SessionGone:
                 if not self._renew({client: member}):
                     return
@@ -311,9 +343,10 @@ class Host:
             except (Superseded, RunOver) as error:
                 log.warning("client %s: %s", client, error)
                 return
-            except LinkError as error:
+            except FedtideError as error:
                 self._fail(error)
                 return
+            refused = member = None
 
     def _fail(self, error: FedtideError) -> None:
         """End the process: the thread that trains finds the error where it waits for orders."""

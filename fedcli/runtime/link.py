@@ -12,31 +12,32 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 from grpc.experimental import ChannelOptions
 
+from fedcli.runtime.answers import (
+    NotTaken,
+    again_after_s,
+    meaning_of_outcome,
+    raise_if_final,
+    said,
+)
 from fedcli.runtime.worker import Progress, Result
-from fedmodels.errors import ConfigError, LinkError
-from fedmodels.printable import printable
+from fedmodels.errors import LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
-from fedpb import AGAIN_AFTER, CROWDED, PROTOCOL
 from fedpb.channels import channel_options
 from fedpb.codec import frames_of, merged, messages
+from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES, packed
 from fedpb.handshakes import distrust
 from fedpb.headers import header_of
 from fedpb.orders import Specs, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
 
 _SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
-_RETRIED = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-)
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -48,26 +49,6 @@ class Membership:
     client: ClientId
     run_id: str
     token: bytes
-
-
-class SessionGone(Exception):
-    """The server does not know the session any more; joining again helps."""
-
-
-class RunOver(Exception):
-    """The run has ended, and its end is committed."""
-
-
-class Dismissed(LinkError):
-    """The server ends this client's part in the run, and says why."""
-
-
-class UploadRefused(LinkError):
-    """The server will not take this upload, now or later; the run may go on."""
-
-
-class Superseded(Exception):
-    """The server no longer wants this result."""
 
 
 class Link:
@@ -105,6 +86,9 @@ class Link:
         self._push = self._channel.stream_unary(push, None, rpc.PushResponse.FromString)
         self._push_whole = self._channel.unary_unary(push, None, rpc.PushResponse.FromString)
         """A stream of one message: the same on the wire, and without a thread that sends it."""
+        self._push_several = self._channel.unary_unary(
+            f"{_SERVICE}/PushSeveral", None, rpc.PushSeveralResponse.FromString
+        )
         self._orders: Any = None
         """The Pull under way, if there is one."""
         self._done: dict[str, tuple[float, float]] = {}
@@ -136,12 +120,12 @@ class Link:
                 self._answered = True
                 return found
             except grpc.RpcError as error:
-                again_s = _again_after_s(error)
+                again_s = again_after_s(error)
                 if again_s is None:
-                    _raise_if_final(what, error)
+                    raise_if_final(what, error)
                 if self._closed.is_set():
                     raise LinkError(f"{what}: the link is closed") from None
-                reason = self._explained(_said(error))
+                reason = self._explained(said(error))
             if again_s is not None:  # the server is there: it says when to come again
                 lost_since, wait_s = None, max(wait_s, again_s)
             else:
@@ -266,26 +250,59 @@ class Link:
         Raises:
             LinkError, SessionGone, Superseded: as :meth:`_patiently` says.
         """
-        order = result.order
-        header = rpc.PushHeader(
-            client_id=order.client_id,
-            token=member.token,
-            kind=order.kind,
-            interaction=order.interaction,
-            trip=order.trip,
-            report=result.report,
-            failure=result.failure,
+        header = _header_of(member, result)
+        reply: rpc.PushResponse = self._patiently(
+            _named(result), lambda: self._send(header, result.upload)
         )
-        header.bundle.CopyFrom(header_of(result.upload))
-        what = f"client {member.client}, interaction {order.interaction}"
-        reply: rpc.PushResponse = self._patiently(what, lambda: self._send(header, result.upload))
         return reply
+
+    def push_several(
+        self, results: Sequence[tuple[Membership, Result]]
+    ) -> Iterator[Exception | None]:
+        """Bring back results of several orders, small ones in as few messages as they fit.
+
+        Yields:
+            For each result None if it was taken; or the error of :meth:`push`; or NotTaken.
+
+        Raises:
+            LinkError: as :meth:`_patiently` says.
+        """
+        small, size = list[tuple[str, bytes]](), 0
+        for member, result in results:
+            stream = self._messages(_header_of(member, result), result.upload)
+            message = next(stream)
+            is_whole = result.upload.num_bytes() < WHOLE_BYTES // 2 and not next(stream, None)
+            if small and (not is_whole or size + len(message) > MESSAGE_BYTES):
+                yield from self._send_several(small)
+                small, size = [], 0
+            if is_whole:
+                small.append((_named(result), message))
+                size += len(message)
+            else:
+                yield NotTaken()
+        if small:
+            yield from self._send_several(small)
+
+    def _send_several(self, small: Sequence[tuple[str, bytes]]) -> list[Exception | None]:
+        """Make one PushSeveral of named results; return what became of each."""
+        request = packed([message for _, message in small])
+        what = f"{small[0][0]}, and {len(small) - 1} more"
+        reply: rpc.PushSeveralResponse = self._patiently(what, lambda: self._push_several(request))
+        outcomes = itertools.chain(reply.outcomes, itertools.repeat(None))
+        return [
+            meaning_of_outcome(name, found)
+            for (name, _), found in zip(small, outcomes, strict=False)
+        ]
+
+    def _messages(self, header: rpc.PushHeader, upload: Bundle) -> Iterator[bytes]:
+        """Yield the messages of a Push; a frame is laid out when it is asked for."""
+        head = rpc.PushRequest(header=header).SerializeToString()
+        frames = frames_of(upload, header.bundle.payload_bytes, zstd=self.zstd)
+        return messages(head, (frame.laid_out() for frame in frames))
 
     def _send(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushResponse:
         """Make one Push; a frame is laid out while the one before it is under way."""
-        head = rpc.PushRequest(header=header).SerializeToString()
-        frames = frames_of(upload, header.bundle.payload_bytes, zstd=self.zstd)
-        stream = messages(head, (frame.laid_out() for frame in frames))
+        stream = self._messages(header, upload)
         first, second = next(stream), next(stream, None)
         reply: rpc.PushResponse
         if second is None:
@@ -309,7 +326,7 @@ class Link:
             if self._beat(request, timeout=5.0).superseded:
                 progress.superseded = True
         except grpc.RpcError as error:
-            log.debug("beat: %s", _said(error))
+            log.debug("beat: %s", said(error))
             return False
         return True
 
@@ -319,7 +336,7 @@ class Link:
         try:
             self._leave(request, timeout=2.0)
         except grpc.RpcError as error:
-            log.debug("leave: %s", _said(error))
+            log.debug("leave: %s", said(error))
 
     def close(self) -> None:
         """Close the channel; calls under way end."""
@@ -327,40 +344,20 @@ class Link:
         self._channel.close()
 
 
-def _said(error: Any) -> str:
-    """Return a server's line, fit to be printed."""
-    return printable(error.details() or "")
+def _header_of(member: Membership, result: Result) -> rpc.PushHeader:
+    order = result.order
+    header = rpc.PushHeader(
+        client_id=order.client_id,
+        token=member.token,
+        kind=order.kind,
+        interaction=order.interaction,
+        trip=order.trip,
+        report=result.report,
+        failure=result.failure,
+    )
+    header.bundle.CopyFrom(header_of(result.upload))
+    return header
 
 
-def _raise_if_final(what: str, error: grpc.RpcError) -> None:
-    """Raise what a server's answer means, unless the call may be made again."""
-    code, line = error.code(), _said(error)
-    if code == grpc.StatusCode.UNAUTHENTICATED:
-        raise SessionGone(line) from None
-    if code == grpc.StatusCode.ABORTED:
-        raise Superseded(line) from None
-    if code == grpc.StatusCode.OUT_OF_RANGE:
-        raise RunOver(line) from None
-    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
-        raise UploadRefused(f"{what}: {line} ({code.name})") from None
-    if code == grpc.StatusCode.NOT_FOUND:  # the run has no such partition
-        raise ConfigError(f"{what}: {line}") from None
-    if code == grpc.StatusCode.UNIMPLEMENTED:
-        raise LinkError(f"{what}: the server does not speak protocol {PROTOCOL}: {line}") from None
-    if code == grpc.StatusCode.FAILED_PRECONDITION:
-        raise Dismissed(f"{what}: {line} ({code.name})") from None
-    if code not in _RETRIED:
-        raise LinkError(f"{what}: {line} ({code.name})") from None
-
-
-def _again_after_s(error: grpc.RpcError) -> float | None:
-    """Return after how long a server that is there wants the same call again; None if it does not.
-
-    No more than a minute, whatever the server says.
-    """
-    if error.details() == CROWDED:
-        return 1.0
-    for key, value in error.trailing_metadata() or ():
-        if key == AGAIN_AFTER and str(value).isdecimal() and len(value) < 10:
-            return min(int(value) / 1000, 60.0)
-    return None
+def _named(result: Result) -> str:
+    return f"client {result.order.client_id}, interaction {result.order.interaction}"

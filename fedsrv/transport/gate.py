@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 FIRST_MESSAGE_S = 30.0
 """Time for the first message of a call."""
 FIRST_UPLOAD_S = 300.0
-"""Time for the first message of a Push: it may be a whole small upload over a slow link."""
+"""Time for the first message of a Push: it may be whole small uploads over a slow link."""
 MOST_STRANGERS = 32
 """Number of calls that may wait for their first message, beside one for each client."""
 REPLACED_S = 5.0
@@ -123,7 +123,8 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def _first(self, method: str, stream: Iterator[bytes], context: Context) -> bytes:
         """Return a call's first message; end the call if it is late or its place is needed."""
-        seconds = FIRST_UPLOAD_S if method.endswith("/Push") else FIRST_MESSAGE_S
+        uploads = method.endswith(("/Push", "/PushSeveral"))
+        seconds = FIRST_UPLOAD_S if uploads else FIRST_MESSAGE_S
         with self.within(context, seconds):
             with self._lock:
                 crowd = [*self._opening] if len(self._opening) >= self._most_opening else []

@@ -32,6 +32,9 @@ class Push:
     wire: int
     """Bytes that came so far."""
 
+    is_whole: bool = False
+    """Whether nothing more can come: it stood in one message with others."""
+
     @classmethod
     def begun(cls, stream: Iterator[bytes]) -> Self:
         """Return a Push of which the first message has come.
@@ -39,11 +42,28 @@ class Push:
         Raises:
             PayloadError: that message has no header.
         """
-        data = next(stream, b"")
+        return cls._read(next(stream, b""), stream)
+
+    @classmethod
+    def whole(cls, data: memoryview) -> Self:
+        """Return one of several results that came in one message.
+
+        Raises:
+            PayloadError: it has no header, or is the sum of a relay.
+        """
+        push = cls._read(data, iter(()), is_whole=True)
+        if push.header.members:
+            raise PayloadError("the sum of a relay has a Push of its own")
+        return push
+
+    @classmethod
+    def _read(
+        cls, data: bytes | memoryview, rest: Iterator[bytes], *, is_whole: bool = False
+    ) -> Self:
         header, frame = read_chunk(data, rpc.PushHeader)
         if header is None:
             raise PayloadError("a Push must begin with its header")
-        return cls(header, frame, stream, len(data))
+        return cls(header, frame, rest, len(data), is_whole)
 
     def received(self, spec: BundleSpec, allocate: Callable[[int], memoryview]) -> Bundle:
         """Receive the bundle behind the header.
@@ -58,7 +78,7 @@ class Push:
             receiver.feed(self.frame)
         if not receiver.is_complete:  # else the first message held the whole bundle
             self._feed(receiver)
-        if not receiver.is_complete:
+        if not receiver.is_complete and not self.is_whole:
             at = f"{receiver.received} of {self.header.bundle.payload_bytes} bytes"
             raise NotReady(f"the stream ended after {at}; bring the upload again")
         return receiver.finish()

@@ -55,6 +55,9 @@ def _handlers(service: Service) -> tuple[grpc.GenericRpcHandler, ...]:
             "Push": grpc.stream_unary_rpc_method_handler(
                 service.push, None, rpc.PushResponse.SerializeToString
             ),
+            "PushSeveral": grpc.unary_unary_rpc_method_handler(
+                service.push_several, None, rpc.PushSeveralResponse.SerializeToString
+            ),
             "Watch": grpc.unary_stream_rpc_method_handler(
                 parsed(service.watch, rpc.WatchRequest), None, rpc.WatchResponse.SerializeToString
             ),

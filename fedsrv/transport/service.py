@@ -23,6 +23,7 @@ from fedmodels.tensors.bundle import ClientId
 from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb.codec import Encoded, messages
 from fedpb.descriptions import client_json_of
+from fedpb.frames import unpacked
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
@@ -121,13 +122,18 @@ class Service:
 
     def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
         """End a call with the code and the line of an error."""
-        code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-        line = printable(str(error))  # the line travels in a header, and may quote the caller
+        code, line = self._judged(error)
         if isinstance(error, NotReady):
             context.set_trailing_metadata(((AGAIN_AFTER, str(AGAIN_AFTER_MS)),))
-        elif not isinstance(error, RunOver | RunHasFailed):
-            self.complaints.tell(code.name, line)
         context.abort(code, line)
+
+    def _judged(self, error: Exception) -> tuple[grpc.StatusCode, str]:
+        """Return the code and the line of an error; complain where the caller is at fault."""
+        code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+        line = printable(str(error))  # the line travels in a header, and may quote the caller
+        if not isinstance(error, NotReady | RunOver | RunHasFailed):
+            self.complaints.tell(code.name, line)
+        return code, line
 
     # --- who calls --------------------------------------------------------------------------------
 
@@ -271,16 +277,37 @@ class Service:
         """Take the result of one order, or the sum of a relay."""
         try:
             push = Push.begun(stream)
-            header = push.header
-            if header.members:
-                found = [self._session(m.client_id, m.token, context) for m in header.members]
+            if members := push.header.members:
+                found = [self._session(m.client_id, m.token, context) for m in members]
                 return self.inbox.take_sum([client for client, _ in found], push, context)
-            client, session = self._session(header.client_id, header.token, context)
-            session.durable = max(session.durable, header.report.durable)
-            return self.inbox.take_result(client, push, context)
+            return self._take(push, context)
         except tuple(_CODES) as error:
             self.refuse(context, error)
             raise AssertionError("abort raises") from error
+
+    def push_several(self, data: bytes, context: grpc.ServicerContext) -> rpc.PushSeveralResponse:
+        """Take the results of several orders; each has an outcome of its own."""
+        response = rpc.PushSeveralResponse()
+        try:
+            results = unpacked(data)
+        except PayloadError as error:
+            self.refuse(context, error)
+        for result in results:
+            outcome = response.outcomes.add()
+            try:
+                taken = self._take(Push.whole(result), context)
+                outcome.repeated_upload = taken.repeated_upload
+            except tuple(_CODES) as error:
+                code, outcome.line = self._judged(error)
+                outcome.code = code.value[0]
+        return response
+
+    def _take(self, push: Push, context: grpc.ServicerContext) -> rpc.PushResponse:
+        """Take the result of one order."""
+        header = push.header
+        client, session = self._session(header.client_id, header.token, context)
+        session.durable = max(session.durable, header.report.durable)
+        return self.inbox.take_result(client, push, context)
 
     @coded
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:

@@ -24,7 +24,7 @@ WHOLE_BYTES = 2 << 20
 """A payload up to this size is one frame: a message more costs as much as sending it."""
 MESSAGE_BYTES = 3 << 20
 """A header and a frame travel in one message up to this size; receivers take messages of 4 MiB."""
-_HEADER_TAG = 0x0A
+_HEADER_TAG = _RESULT_TAG = 0x0A
 _CHUNK_TAG, _OFFSET_TAG, _CRC_TAG, _RAW_TAG, _PAYLOAD_TAG = 0x7A, 0x08, 0x15, 0x18, 0x7A
 H = TypeVar("H", rpc.PullHeader, rpc.PushHeader)
 
@@ -95,7 +95,35 @@ def messages(header: bytes, frames: Iterable[bytes]) -> Iterator[bytes]:
     yield from following
 
 
-def read_chunk(data: bytes, header_type: type[H]) -> tuple[H | None, RawFrame | None]:
+def packed(results: Iterable[bytes]) -> bytes:
+    """Return a PushSeveralRequest of results, each the bytes of a PushRequest."""
+    return b"".join(
+        piece for one in results for piece in (bytes([_RESULT_TAG]) + _varint(len(one)), one)
+    )
+
+
+def unpacked(data: bytes) -> list[memoryview]:
+    """Return the results of a PushSeveralRequest, each the bytes of a PushRequest, without a copy.
+
+    Raises:
+        PayloadError: the bytes are no message of the schema.
+    """
+    view, at, found = memoryview(data), 0, list[memoryview]()
+    try:
+        while at < len(view):
+            if view[at] != _RESULT_TAG:
+                raise IndexError
+            size, start = _read_varint(view, at + 1)
+            at = start + size
+            if at > len(view):
+                raise IndexError
+            found.append(view[start:at])
+    except IndexError:
+        raise PayloadError("a PushSeveral must hold results, and nothing else") from None
+    return found
+
+
+def read_chunk(data: bytes | memoryview, header_type: type[H]) -> tuple[H | None, RawFrame | None]:
     """Read one message of a stream: its header, if any, and its frame, if any, without a copy.
 
     Args:

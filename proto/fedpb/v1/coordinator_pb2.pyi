@@ -276,6 +276,28 @@ class PushResponse(_message.Message):
     repeated_upload: bool
     def __init__(self, repeated_upload: _Optional[bool] = ...) -> None: ...
 
+class PushSeveralRequest(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[PushRequest]
+    def __init__(self, results: _Optional[_Iterable[_Union[PushRequest, _Mapping]]] = ...) -> None: ...
+
+class PushSeveralResponse(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("code", "line", "repeated_upload")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    line: str
+    repeated_upload: bool
+    def __init__(self, code: _Optional[int] = ..., line: _Optional[str] = ..., repeated_upload: _Optional[bool] = ...) -> None: ...
+
 class BeatRequest(_message.Message):
     __slots__ = ("client_id", "token", "epoch", "batch", "loss", "durable", "interaction")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]

@@ -55,6 +55,11 @@ class CoordinatorServiceStub:
                 request_serializer=fedpb_dot_v1_dot_coordinator__pb2.PushRequest.SerializeToString,
                 response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.PushResponse.FromString,
                 _registered_method=True)
+        self.PushSeveral = channel.unary_unary(
+                '/fedpb.v1.CoordinatorService/PushSeveral',
+                request_serializer=fedpb_dot_v1_dot_coordinator__pb2.PushSeveralRequest.SerializeToString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.PushSeveralResponse.FromString,
+                _registered_method=True)
         self.Beat = channel.unary_unary(
                 '/fedpb.v1.CoordinatorService/Beat',
                 request_serializer=fedpb_dot_v1_dot_coordinator__pb2.BeatRequest.SerializeToString,
@@ -104,6 +109,13 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PushSeveral(self, request, context):
+        """Takes small results of several orders, as Push takes each of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Beat(self, request, context):
         """Tells that a client is alive, how far it is, and what it has made durable.
         """
@@ -147,6 +159,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Push,
                     request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.PushRequest.FromString,
                     response_serializer=fedpb_dot_v1_dot_coordinator__pb2.PushResponse.SerializeToString,
+            ),
+            'PushSeveral': grpc.unary_unary_rpc_method_handler(
+                    servicer.PushSeveral,
+                    request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.PushSeveralRequest.FromString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.PushSeveralResponse.SerializeToString,
             ),
             'Beat': grpc.unary_unary_rpc_method_handler(
                     servicer.Beat,
@@ -273,6 +290,33 @@ class CoordinatorService:
             '/fedpb.v1.CoordinatorService/Push',
             fedpb_dot_v1_dot_coordinator__pb2.PushRequest.SerializeToString,
             fedpb_dot_v1_dot_coordinator__pb2.PushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PushSeveral(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedpb.v1.CoordinatorService/PushSeveral',
+            fedpb_dot_v1_dot_coordinator__pb2.PushSeveralRequest.SerializeToString,
+            fedpb_dot_v1_dot_coordinator__pb2.PushSeveralResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.runtime.link import _raise_if_final
+from fedcli.runtime.answers import raise_if_final
 from fedmodels.errors import ConfigError, DataError, PayloadError
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR
@@ -73,7 +73,7 @@ def test_a_refused_client_ends_as_a_wrong_config_does():
             return "seed = 1 in the config, 0 there"
 
     with pytest.raises(ConfigError, match="client 1: seed = 1") as refused:
-        _raise_if_final("client 1", Answer())
+        raise_if_final("client 1", Answer())
     assert refused.value.exit_code == 2
 
 

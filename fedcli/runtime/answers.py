@@ -1,0 +1,97 @@
+"""What a server's answers mean to a client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from fedmodels.errors import ConfigError, LinkError
+from fedmodels.printable import printable
+from fedpb import AGAIN_AFTER, CROWDED, PROTOCOL
+from fedpb.v1 import coordinator_pb2 as rpc
+
+_RETRIED = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class SessionGone(Exception):
+    """The server does not know the session any more; joining again helps."""
+
+
+class RunOver(Exception):
+    """The run has ended, and its end is committed."""
+
+
+class Dismissed(LinkError):
+    """The server ends this client's part in the run, and says why."""
+
+
+class UploadRefused(LinkError):
+    """The server will not take this upload, now or later; the run may go on."""
+
+
+class Superseded(Exception):
+    """The server no longer wants this result."""
+
+
+class NotTaken(Exception):
+    """One of several results has to be brought alone: it is large, or the server was not ready."""
+
+
+def said(error: Any) -> str:
+    """Return a server's line, fit to be printed."""
+    return printable(error.details() or "")
+
+
+def raise_if_final(what: str, error: grpc.RpcError) -> None:
+    """Raise what a server's answer means, unless the call may be made again."""
+    found = meaning_of(what, error.code(), said(error))
+    if found is not None:
+        raise found from None
+
+
+def meaning_of(what: str, code: grpc.StatusCode, line: str) -> Exception | None:
+    """Return what a code and its line mean; None if the call may be made again."""
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return SessionGone(line)
+    if code == grpc.StatusCode.ABORTED:
+        return Superseded(line)
+    if code == grpc.StatusCode.OUT_OF_RANGE:
+        return RunOver(line)
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        return UploadRefused(f"{what}: {line} ({code.name})")
+    if code == grpc.StatusCode.NOT_FOUND:  # the run has no such partition
+        return ConfigError(f"{what}: {line}")
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return LinkError(f"{what}: the server does not speak protocol {PROTOCOL}: {line}")
+    if code == grpc.StatusCode.FAILED_PRECONDITION:
+        return Dismissed(f"{what}: {line} ({code.name})")
+    return None if code in _RETRIED else LinkError(f"{what}: {line} ({code.name})")
+
+
+def meaning_of_outcome(what: str, outcome: rpc.Outcome | None) -> Exception | None:
+    """Return the error that an outcome stands for, or None if the result was taken."""
+    if outcome is None:
+        return NotTaken()
+    if outcome.code == 0:
+        return None
+    code = _CODES.get(outcome.code, grpc.StatusCode.UNKNOWN)
+    return meaning_of(what, code, printable(outcome.line)) or NotTaken()
+
+
+def again_after_s(error: grpc.RpcError) -> float | None:
+    """Return after how long a server that is there wants the same call again; None if it does not.
+
+    No more than a minute, whatever the server says.
+    """
+    if error.details() == CROWDED:
+        return 1.0
+    for key, value in error.trailing_metadata() or ():
+        if key == AGAIN_AFTER and str(value).isdecimal() and len(value) < 10:
+            return min(int(value) / 1000, 60.0)
+    return None
