@@ -12,6 +12,7 @@ import math
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -91,6 +92,8 @@ class Link:
         )
         self._orders: Any = None
         """The Pull under way, if there is one."""
+        self._ready: deque[tuple[rpc.Order, Bundle]] = deque()
+        """Orders that came with the last one, and their payload."""
         self._done: dict[str, tuple[float, float]] = {}
         """When something that may be done again and again was last done, and the pause before."""
         self._held: dict[bytes, Bundle] = {}
@@ -216,17 +219,17 @@ class Link:
             LinkError, SessionGone: as :meth:`_patiently` says; Dismissed if the run has failed.
             PayloadError: the payload is not what ``specs`` says.
         """
-        while True:
-            found = self._patiently("pull", lambda: self._next_order(waiting, specs))
-            if found is not None:
-                return found
-            self._slow_down("pull")
+        while not self._ready:
+            if not self._patiently("pull", lambda: self._read_orders(waiting, specs)):
+                self._slow_down("pull")
+        return self._ready.popleft()
 
-    def _next_order(
+    def _read_orders(
         self,
         waiting: Callable[[], Sequence[rpc.Waiting]],
         specs: Specs,
-    ) -> tuple[rpc.Order, Bundle] | None:
+    ) -> bool:
+        """Read the orders that come next; False if the call has ended without any."""
         if self._orders is None:
             request = rpc.PullRequest(waiting=waiting(), held=list(self._held))
             self._orders = self._pull(request)
@@ -236,7 +239,10 @@ class Link:
         finally:
             if found is None:
                 self.end_pull()
-        return None if found is None else (found[0].order, merged(found[1]))
+        if found is not None:
+            header, payload = found[0], merged(found[1])
+            self._ready.extend((order, payload) for order in (header.order, *header.more))
+        return found is not None
 
     def end_pull(self) -> None:
         """End the Pull under way, if there is one; the next order comes over a new one."""

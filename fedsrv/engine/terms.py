@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.schedule import Step
 
+MOST_REMEMBERED = 1000
+"""Clients of which the last announcement stays in memory."""
 GLOBAL_TEST = "global-test"
 OWN_KEYS = frozenset({"loss", "seconds", "num_examples", "peak_rss_bytes", "views"})
 """Names that a client's row of a record uses itself; a method's own numbers have others."""
@@ -42,6 +44,8 @@ class Terms:
     run: RunFacts
     profiles: Mapping[int, Profile]
     steps: Sequence[Step]
+    _announced: dict[int, tuple[int, Announced]] = field(default_factory=dict, init=False)
+    """The last that was asked of a client, and of which interaction: two checks ask for it."""
 
     def __post_init__(self) -> None:
         """Refuse a method whose clients report what every report has already."""
@@ -53,11 +57,18 @@ class Terms:
 
     def announced(self, client: int, step: Step) -> Announced:
         """Return the announced examples behind a client's upload."""
+        known = self._announced.get(client)
+        if known is not None and known[0] == step.interaction:
+            return known[1]
         train = self.profiles[client].train
         steps = self.steps[: step.interaction + 1]
         ordered = [s.task for s in steps if client in s.cohort and s.task < len(train)]
         counts = train[step.task], train[: step.task + 1].sum(0), train[ordered].sum(0)
-        return Announced(client, *(torch.from_numpy(each.copy()) for each in counts))
+        found = Announced(client, *(torch.from_numpy(each.copy()) for each in counts))
+        if len(self._announced) >= MOST_REMEMBERED:
+            self._announced.clear()
+        self._announced[client] = step.interaction, found
+        return found
 
     def check_report(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         """Check the report that comes with an upload.

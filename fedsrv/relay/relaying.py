@@ -243,21 +243,26 @@ class Relaying:
         """Give out orders as they come, those that came together at a time."""
         while found := read_order(call, self._parts_of, self._held):
             header, parts = found
-            order, batch = header.order, self._batch
             if "common" not in parts:
                 raise PayloadError("an order has no common part")
-            if order.issue != batch.issue:
-                self._batch_begun = time.monotonic()
-                batch = self._batch = Batch(order.issue, common=parts["common"])
-            client = client_id_of(order.client_id, self.cohort.num_clients)
-            batch.orders[client] = order
-            batch.group = batch.group or tuple(header.group)
-            if "personal" in parts:
-                batch.personal[client] = parts["personal"]
-            if not order.following:
-                self._issues |= dict.fromkeys(batch.orders, batch.issue)
-                self.cohort.begin(batch)
-                self._batch = Batch()
+            for order in (header.order, *header.more):
+                self._add(order, parts, tuple(header.group))
+
+    def _add(self, order: rpc.Order, parts: Mapping[str, Bundle], group: tuple[int, ...]) -> None:
+        """Add an order to those that came with it; give them out with the last one."""
+        batch = self._batch
+        if order.issue != batch.issue:
+            self._batch_begun = time.monotonic()
+            batch = self._batch = Batch(order.issue, common=parts["common"])
+        client = client_id_of(order.client_id, self.cohort.num_clients)
+        batch.orders[client] = order
+        batch.group = batch.group or group
+        if "personal" in parts:
+            batch.personal[client] = parts["personal"]
+        if not order.following:
+            self._issues |= dict.fromkeys(batch.orders, batch.issue)
+            self.cohort.begin(batch)
+            self._batch = Batch()
 
     def _parts_of(self, client: str) -> Mapping[str, BundleSpec]:
         """Return what the parts of a client's payload must hold, by role."""

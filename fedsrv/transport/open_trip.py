@@ -18,6 +18,8 @@ from fedsrv.transport.relayed import dtypes_of_weights, groups_of, rest_spec
 from fedsrv.transport.sessions import Caller, Superseded
 
 T = TypeVar("T")
+MOST_AT_ONCE = 1000
+"""Orders in one message."""
 
 
 @dataclass(eq=False)
@@ -224,11 +226,13 @@ class OpenTrips:
         found = any(trip.trip.sample.interaction == interaction for trip in self._lasting)
         return self.has_opened and not found
 
-    def next_for(self, caller: Caller, most_ahead: int) -> tuple[ClientId, OpenTrip, int] | None:
-        """Return the next order of a caller, and how many of the same trip follow it.
+    def next_for(
+        self, caller: Caller, most_ahead: int, most: int = MOST_AT_ONCE
+    ) -> tuple[list[ClientId], OpenTrip, int] | None:
+        """Return whose orders a caller gets next, and how many of the same trip follow them.
 
-        None if there is none, or if the caller has ``most_ahead`` orders that it did not answer. A
-        relay may have any number: it answers them together.
+        They have one payload. None if there are none, or if the caller has ``most_ahead`` orders
+        that it did not answer. A relay may have any number: it answers them together.
         """
         trips = {trip.issue: trip for trip in self._all()}
         left = caller.left_of({issue: trip.missing for issue, trip in trips.items()})
@@ -237,7 +241,10 @@ class OpenTrips:
         issue = next((issue for issue, one in left.items() if one.fresh), None)
         if caller.is_full or issue is None:
             return None
-        return caller.take(issue), trips[issue], len(left[issue].fresh)
+        trip = trips[issue]
+        most = 1 if trip.personal else most
+        clients = caller.take(issue, most if caller.is_relay else min(most, most_ahead - ahead))
+        return clients, trip, len(left[issue].fresh)
 
     def answered_by(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
         """Return the trip whose order a result answers; None if there is none."""

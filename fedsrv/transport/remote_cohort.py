@@ -20,7 +20,14 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Answers, Flush, HoldsState, Trip, stamped
 from fedsrv.events import EventLog
 from fedsrv.transport.holdings import Holdings
-from fedsrv.transport.open_trip import GroupSum, OpenTrip, OpenTrips, check_enough, what_for
+from fedsrv.transport.open_trip import (
+    MOST_AT_ONCE,
+    GroupSum,
+    OpenTrip,
+    OpenTrips,
+    check_enough,
+    what_for,
+)
 from fedsrv.transport.sessions import (
     AlreadyConnected,
     Caller,
@@ -301,29 +308,35 @@ class RemoteCohort:
                 session.caller, session.issue = caller, issues[client]
         return caller
 
-    def next_order(
-        self, caller: Caller, is_active: Callable[[], bool]
-    ) -> tuple[rpc.Order, OpenTrip] | None:
-        """Wait for an order of a caller's clients; None when the caller is gone, or replaced."""
+    def next_orders(
+        self, caller: Caller, is_active: Callable[[], bool], most: int = MOST_AT_ONCE
+    ) -> tuple[list[rpc.Order], OpenTrip] | None:
+        """Wait for orders of a caller's clients; None when the caller is gone, or replaced.
+
+        Those that come at once have one payload.
+        """
         with self._lock:
             self._callers.add(caller)
             try:
-                return caller.wait(partial(self._order_for, caller), is_active, self._clock)
+                look = partial(self._orders_for, caller, most)
+                return caller.wait(look, is_active, self._clock)
             finally:
                 self._callers.discard(caller)
 
-    def _order_for(self, caller: Caller) -> tuple[rpc.Order, OpenTrip] | None:
+    def _orders_for(self, caller: Caller, most: int) -> tuple[list[rpc.Order], OpenTrip] | None:
         caller.check(self._sessions, self._replaced)
         if self._over:
             raise self._over
-        found = self._trips.next_for(caller, self._most_ahead)
+        found = self._trips.next_for(caller, self._most_ahead, most)
         if found is None:
             return None
-        client, trip, following = found
-        order = stamped(trip.trip.orders[client], self.committed, self.watermark)
-        order.issue = trip.issue
-        order.following = following
-        return order, trip
+        clients, trip, behind = found
+        orders = []
+        for following, client in enumerate(reversed(clients), behind):
+            order = stamped(trip.trip.orders[client], self.committed, self.watermark)
+            order.issue, order.following = trip.issue, following
+            orders.append(order)
+        return orders[::-1], trip
 
     def is_superseded(self, interaction: int) -> bool:
         """Tell whether nobody wants the result of an interaction's order to train any more."""

@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -237,25 +237,27 @@ class Service:
                 return
             held, grouped = set(request.held), set[int]()
             with self.gate.alone([("Pull", client) for client in waiting], context):
-                while found := self.cohort.next_order(caller, context.is_active):
-                    yield from self._order(*found, held, grouped)
+                while found := self.cohort.next_orders(caller, context.is_active):
+                    yield from self._sent(*found, held, grouped)
         except tuple(_CODES) as error:
             self.refuse(context, error)
 
-    def _order(
-        self, order: rpc.Order, trip: OpenTrip, held: set[bytes], grouped: set[int]
+    def _sent(
+        self, orders: Sequence[rpc.Order], trip: OpenTrip, held: set[bytes], grouped: set[int]
     ) -> Iterator[bytes]:
-        """Stream an order, and the parts of its payload that the caller lacks.
+        """Stream orders of one payload, and the parts of it that the caller lacks.
 
         A relay is told the group of the client with the first order of a trip over its Pull.
         """
+        order = orders[0]
         facts = {"interaction": order.interaction, "round": order.round, "order": order.kind}
-        self.events.tell("order", order.client_id, **facts)
+        for each in orders:
+            self.events.tell("order", each.client_id, **facts)
         parts = {"common": trip.common}
         client = client_id_of(order.client_id, self.cohort.num_clients)
         if client in trip.personal:
             parts["personal"] = trip.personal[client]
-        header, sent = rpc.PullHeader(order=order), list[Encoded]()
+        header, sent = rpc.PullHeader(order=order, more=orders[1:]), list[Encoded]()
         if trip.issue not in grouped and (group := trip.group_left(client)):
             header.group.extend(group)
             grouped.add(trip.issue)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import TypeVar
 
 from fedmodels.errors import PayloadError
@@ -190,14 +191,15 @@ class Caller:
         self._left = {issue: self._left[issue] for issue in trips}
         return self._left
 
-    def take(self, issue: int) -> ClientId:
-        """Return whose order of a trip comes next, and note that it is sent."""
+    def take(self, issue: int, most: int) -> list[ClientId]:
+        """Return whose orders of a trip come next, and note that they are sent."""
         left = self._left[issue]
-        client = next(iter(left.fresh))
-        del left.fresh[client]
-        left.ahead.add(client)
-        self.clients[client].issue = issue
-        return client
+        taken = list(islice(left.fresh, most))
+        for client in taken:
+            del left.fresh[client]
+            left.ahead.add(client)
+            self.clients[client].issue = issue
+        return taken
 
     def answered(self, client: ClientId, issue: int) -> None:
         """Note that a client answered its order of a trip; wake the caller if it waited for that.

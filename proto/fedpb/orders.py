@@ -16,7 +16,7 @@ Specs = Callable[[str], Mapping[str, BundleSpec]]
 def read_order(
     stream: Iterator[bytes], specs: Specs, held: dict[bytes, Bundle]
 ) -> tuple[rpc.PullHeader, dict[str, Bundle]] | None:
-    """Read the next order and the parts of its payload.
+    """Read the next order and the parts of its payload, which ``more`` orders may share.
 
     Args:
         stream: the messages of a Pull.
@@ -37,6 +37,10 @@ def read_order(
         raise PayloadError("an order must begin with its header")
     found: dict[str, Bundle] = {}
     expected = specs(header.order.client_id)
+    for other in header.more:
+        specs(other.client_id)
+    if header.more and any(part.role != "common" for part in header.parts):
+        raise PayloadError("orders of several clients share a personal part")
     for part in header.parts:
         if part.role not in expected or (part.held and part.digest not in held):
             raise PayloadError(f"an order's {part.role[:50]!r} part is none that can be expected")

@@ -8,7 +8,8 @@ the state dict with the first dot turned into a slash.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from typing import Self
@@ -49,6 +50,7 @@ class SplitNet(nn.Module):
         self.mixes_examples, self.mixed_precision = mixes_examples, False
         self.base, self.head, self.width = base, head, width
         self._slots: list[tuple[str, dict[str, Tensor], str]] = []
+        self._parameter_slots: list[tuple[str, dict[str, Tensor], str]] = []
         self._packed: PackedWeights | None = None
         self._places: list[int] = []
 
@@ -62,20 +64,45 @@ class SplitNet(nn.Module):
 
     def parameters_by_key(self) -> dict[str, nn.Parameter]:
         """Return the live parameters by role-prefixed key; a tied one by its first key."""
-        found: dict[int, tuple[str, nn.Parameter]] = {}
-        for key, tensor in self.tensors().items():
-            if isinstance(tensor, nn.Parameter):
-                found.setdefault(id(tensor), (key, tensor))
-        return dict(found.values())
+        if not self._parameter_slots:
+            seen = set[int]()
+            for slot in self._found():
+                _, store, name = slot
+                if isinstance(store[name], nn.Parameter) and id(store[name]) not in seen:
+                    seen.add(id(store[name]))
+                    self._parameter_slots.append(slot)
+        return {key: store[name] for key, store, name in self._parameter_slots}  # type: ignore[misc]
 
     def buffers_by_key(self) -> dict[str, Tensor]:
         """Return the live buffers by role-prefixed key, those of the state dict."""
         return {k: t for k, t in self.tensors().items() if not isinstance(t, nn.Parameter)}
 
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """A block in which the net computes with other tensors, by the keys of its own.
+
+        A tied parameter is replaced wherever it is used.
+        """
+        own = self.tensors()
+        instead = {id(own[key]): tensor for key, tensor in tensors.items()}
+        replaced = [slot for slot in self._found() if id(own[slot[0]]) in instead]
+        try:
+            for key, store, name in replaced:
+                store[name] = instead[id(own[key])]
+            yield
+        finally:
+            for key, store, name in replaced:
+                store[name] = own[key]
+
+    @cached_property
+    def parts(self) -> Sequence[nn.Module]:
+        """All modules, its own included."""
+        return tuple(self.modules())
+
     @cached_property
     def normalises_batches(self) -> bool:
         """Whether a layer normalises over the batch, which needs two examples."""
-        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())
+        return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.parts)
 
     def _found(self) -> list[tuple[str, dict[str, Tensor], str]]:
         """Return (key, where it is kept, its name there) of each tensor."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -47,7 +48,11 @@ class Announced:
         if history:
             return int(self.met.sum())
         generated = len(self.now) * int(self.now.max()) if replay else 0
-        return int(self.now.sum()) + generated
+        return self._examples + generated
+
+    @cached_property
+    def _examples(self) -> int:
+        return int(self.now.sum())
 
 
 def check_examples(count: float, most: int, what: str) -> None:

@@ -132,7 +132,9 @@ class Course:
         """Start before the first phase; arguments as in :func:`run_phases`."""
         self.method, self.ctx, self.refs = method, ctx, refs
         self._x, self._y, self._renewed, self._joined = x, y, renewed, joined
-        self._order, self._augment = ctx.generator("order"), ctx.generator("augment")
+        self._order = ctx.generator("order")
+        augments = ctx.run.experiment.training.augment != "none"
+        self._augment = ctx.generator("augment") if augments else self._order
         self._epoch, self._losses = -1, list[Tensor]()
 
     def batches(self, phase: Phase) -> Iterator[tuple[Batch, Tensor | None]]:
@@ -175,7 +177,8 @@ class Course:
     def left(self) -> float:
         """Do the same, and return the loss even where it is not finite."""
         for parameter in self.ctx.net.parameters_by_key().values():
-            parameter.requires_grad_(True)
+            if not parameter.requires_grad:
+                parameter.requires_grad_(True)
             parameter.grad = None
         return float(torch.stack(self._losses).mean()) if self._losses else float("nan")
 
@@ -204,7 +207,8 @@ def begin_phase(
     for net in nets:
         for key, parameter in net.parameters_by_key().items():
             trains = key.startswith(phase.trains)
-            parameter.requires_grad_(trains)
+            if parameter.requires_grad != trains:
+                parameter.requires_grad_(trains)
             if trains:
                 decay = training.weight_decay
                 for prefix, value in phase.weight_decay.items():
@@ -221,7 +225,8 @@ def begin_phase(
 
 
 def _set_modes(net: SplitNet, phase: Phase) -> None:
-    net.train()
+    if not all(part.training for part in net.parts):  # looking is faster than setting
+        net.train()
     if phase.bn_of_frozen == "eval":
         for role, module in (("base/", net.base), ("head/", net.head)):
             if not any(role.startswith(p) or p.startswith(role) for p in phase.trains):

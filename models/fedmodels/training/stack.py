@@ -15,13 +15,12 @@ Shapes: C clients, B batch.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets.grouped import Grouped
@@ -107,11 +106,16 @@ def check_stacks(run: RunFacts) -> None:
     net = run.make_net().train()
     if net.may_be_grouped:
         return
-    plain = nn.Sequential(OrderedDict(base=net.base, head=net.head))
-    weights = _stacked([plain.state_dict()] * 2)
+    rows = {key: torch.stack([tensor.detach()] * 2) for key, tensor in net.tensors().items()}
     x = torch.zeros(2, 2, *run.problem.input_shape)
+
+    def logits(rows: dict[str, Tensor], x: Tensor) -> Tensor:
+        with net.holding(rows):
+            found: Tensor = net.head(net.embedded(x))
+            return found
+
     try:
-        torch.vmap(lambda w, x: torch.func.functional_call(plain, w, (x,)))(weights, x)
+        torch.vmap(logits)(rows, x)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConfigError(
             f"[training] together = {run.experiment.training.together}: clients with net "
@@ -132,13 +136,15 @@ class _Stack:
 
     def __init__(self, method: Method, courses: Sequence[Course], phase: Phase) -> None:
         first = courses[0].ctx
-        self.forward, self.loss = _Forward(first.net), _Loss(method, first)
+        self.method, self.net, self.ctx = method, first.net, _CommonContext.of(first)
         self._rows = list(courses)
         nets = [course.ctx.net for course in courses]
         self._optimizer = begin_phase(nets, phase, first.run.experiment.training)
         self._nets = {course: _Places(course.ctx.net) for course in courses}
         self._parameters = self._stacked(first.net.parameters_by_key())
         self._buffers = self._stacked(first.net.buffers_by_key())
+        self._refs = {course: tuple(_leaves(course.refs)) for course in courses}
+        self._check_layouts()
         self._lie_in_rows()
 
     def _stacked(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -147,6 +153,15 @@ class _Stack:
             key: torch.stack([net[key].detach() for net in nets]).requires_grad_(t.requires_grad)
             for key, t in held.items()
         }
+
+    def _check_layouts(self) -> None:
+        """Check that references of clients differ in the values of tensors alone."""
+        first, *others = self._rows
+        layout = _layout(first.refs)
+        for course in others:
+            if _layout(course.refs) != layout:
+                why = "its references differ in more than the values of tensors from those of"
+                raise _in_turn(first, f"{why} client {course.ctx.client}")
 
     def _lie_in_rows(self) -> None:
         """Let the nets' tensors be rows of the stack."""
@@ -158,9 +173,10 @@ class _Stack:
         """Give the rows of all other clients back to their nets: they have no batch left."""
         if len(courses) == len(self._rows):
             return
-        kept = torch.tensor([n for n, course in enumerate(self._rows) if course in courses])
+        staying = set(courses)
+        kept = torch.tensor([n for n, course in enumerate(self._rows) if course in staying])
         for course in self._rows:
-            if course not in courses:
+            if course not in staying:
                 self._nets[course].take_back()
         self._rows = list(courses)
         if courses:
@@ -171,7 +187,6 @@ class _Stack:
 
     def step(self, due: Sequence[_Due]) -> dict[Course, Tensor]:
         """Step down the losses of the clients of all rows; return each one's loss."""
-        self._optimizer.zero_grad(set_to_none=True)
         losses: dict[Course, Tensor] = {}
         by_size: dict[int, list[_Due]] = {}
         for step in due:
@@ -201,32 +216,47 @@ class _Stack:
         courses = [course for course, *_ in group]
         places = [self._rows.index(course) for course in courses]
         rows = None if places == [*range(len(self._rows))] else torch.tensor(places)
-        parameters = {name_of(k): _some(t, rows) for k, t in self._parameters.items()}
-        buffers = {name_of(k): _some(t, rows) for k, t in self._buffers.items()}
-        inputs = [(b.x, b.y, b.index, f, c.refs) for c, b, f in group]
-        leaves = [list(_leaves(each)) for each in inputs]
-        layouts = [_layout(each) for each in inputs]
-        for course, layout in zip(courses, layouts, strict=True):
-            if layout != layouts[0]:
-                why = "its references differ in more than the values of tensors from those of"
-                raise _in_turn(courses[0], f"{why} client {course.ctx.client}")
+        parameters, buffers = _some(self._parameters, rows), _some(self._buffers, rows)
+        batches, fixed = [batch for _, batch, _ in group], [f for *_, f in group if f is not None]
+        x, y, index = (
+            torch.stack(each) for each in zip(*((b.x, b.y, b.index) for b in batches), strict=True)
+        )
+        features = torch.stack(fixed) if fixed else None
+        refs = [torch.stack(each) for each in zip(*(self._refs[c] for c in courses), strict=True)]
+        out = self._outputs(parameters, buffers, x, features)
 
-        def loss_of(p: Any, b: Any, out: tuple[Tensor, ...], *tensors: Tensor) -> Tensor:
-            again = _rebuilt(inputs[0], iter(tensors))
-            loss: Tensor = torch.func.functional_call(self.loss, (p, b), (*again, out))
-            return loss
+        def loss_of(
+            held: dict[str, Tensor], batch: tuple[Tensor, ...], out: Any, refs: list[Tensor]
+        ) -> Tensor:
+            again = _rebuilt(courses[0].refs, iter(refs))
+            with self.net.holding(held):
+                if "logits" not in out:  # vmap sets the memory format
+                    found = out["features"] if out else self.net.embedded(batch[0])
+                    out = {"features": found, "logits": self.net.head(found)}
+                return self.method.loss(self.ctx, Batch(*batch), Output(**out), again)
 
-        columns = [torch.stack(column) for column in zip(*leaves, strict=True)]
-        out: tuple[Tensor, ...] = ()
-        if self.forward.net.may_be_grouped:
-            fixed = None if group[0][2] is None else columns[3]
-            given = columns[0], fixed, Grouped(len(group))
-            out = torch.func.functional_call(self.forward, (parameters, buffers), given)
-        losses: Tensor = torch.vmap(loss_of)(parameters, buffers, out, *columns)
+        losses: Tensor = torch.vmap(loss_of)(parameters | buffers, (x, y, index), out, refs)
         if rows is not None:
             for key, rows_of_all in self._buffers.items():
-                rows_of_all[rows] = buffers[name_of(key)]
+                rows_of_all[rows] = buffers[key]
         return losses
+
+    def _outputs(
+        self,
+        parameters: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        x: Tensor,
+        features: Tensor | None,
+    ) -> dict[str, Tensor]:
+        """Return embeddings (C, B, d) and logits (C, B, K), as far as they come before the loss."""
+        if not self.net.may_be_grouped:
+            return {} if features is None else {"features": features}
+        nets = Grouped(len(x))
+        with self.net.holding(parameters | buffers):
+            inputs = nets.inputs(x)
+            with nets:
+                features = self.net.embedded(inputs) if features is None else features
+                return {"features": features, "logits": self.net.head(features)}
 
 
 class _Places:
@@ -241,20 +271,20 @@ class _Places:
         held = list(self.tensors.values())
         torch._foreach_copy_(list(self._own.values()), [tensor.data for tensor in held])
         for tensor, own in zip(held, self._own.values(), strict=True):
-            tensor.data = own
+            tensor.data, tensor.grad = own, None
 
 
-def _some(rows: Tensor, kept: Tensor | None) -> Tensor:
-    return rows if kept is None else rows[kept]
-
-
-def name_of(key: str) -> str:
-    """Return the name of a net's tensor in a module that holds the net."""
-    return f"net.{key.replace('/', '.', 1)}"
+def _some(stacks: Mapping[str, Tensor], rows: Tensor | None) -> dict[str, Tensor]:
+    return {key: each if rows is None else each[rows] for key, each in stacks.items()}
 
 
 class _CommonContext(ClientContext):
     """Where a mapped loss is: one call is for all clients, so it knows none of them."""
+
+    @classmethod
+    def of(cls, ctx: ClientContext) -> Self:
+        """Return a client's context without what is its own."""
+        return cls(**{each.name: getattr(ctx, each.name) for each in fields(ctx)})
 
     def __getattribute__(self, name: str) -> Any:
         if name in _PERSONAL:
@@ -267,49 +297,6 @@ class _CommonContext(ClientContext):
 
 _PERSONAL = ("client", "metrics", "stream", "secret")
 """What a context holds of one client."""
-
-
-class _Forward(nn.Module):
-    """Embeddings and logits of several nets, as a module whose parameters can be replaced."""
-
-    def __init__(self, net: SplitNet) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor, fixed: Tensor | None, nets: Grouped) -> tuple[Tensor, Tensor]:
-        """Return embeddings (C, B, d) and logits (C, B, K) of inputs (C, B, …)."""
-        inputs = nets.inputs(x)
-        with nets:
-            features = self.net.embedded(inputs) if fixed is None else fixed
-            return features, self.net.head(features)
-
-
-class _Loss(nn.Module):
-    """A method's loss of one batch, as a module whose parameters can be replaced by others."""
-
-    def __init__(self, method: Method, ctx: ClientContext) -> None:
-        super().__init__()
-        self.method, self.net = method, ctx.net
-        self.ctx = _CommonContext(**{each.name: getattr(ctx, each.name) for each in fields(ctx)})
-
-    def forward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor,
-        fixed: Tensor | None,
-        refs: Any,
-        found: tuple[Tensor, ...],
-    ) -> Tensor:
-        """Return the loss; ``found`` are embeddings and logits, or nothing."""
-        if not found:
-            features = self.net.embedded(x) if fixed is None else fixed  # vmap sets the format
-            found = features, self.net.head(features)
-        return self.method.loss(self.ctx, Batch(x, y, index), Output(*found), refs)
-
-
-def _stacked(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def _leaves(tree: Any) -> Iterator[Tensor]:
