@@ -116,10 +116,11 @@ class Stage:
         member, issue = self.cohort.session(client, token), 0
         while not ended.done():
             caller = self.cohort.caller({client: member}, {client: issue})
-            found = self.cohort.next_order(caller, lambda: not ended.done())
+            found = self.cohort.next_orders(caller, lambda: not ended.done())
             if found is None:
                 continue
-            (order, trip), issue = found, found[0].issue
+            (order,), trip = found
+            issue = order.issue
             parts = {"common": transported(trip.trip.common, worker.payload_spec["common"])}
             if client in trip.trip.personal:
                 own = trip.trip.personal[client]

@@ -12,10 +12,12 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -42,6 +44,8 @@ from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.zstd import check_installed
 
+Orders: TypeAlias = Sequence[tuple[rpc.Order, Bundle]]
+"""Orders that came at once, each with its payload."""
 IDLE_TOLD_S = 60.0
 """A process without an order says so at this interval."""
 WAKE_S = 1.0
@@ -80,7 +84,9 @@ class Host:
         self.enrolment = Enrolment(link, self.workers, states, start_over=start_over)
         self._pulling_as: dict[ClientId, Membership] = {}
         self._issues: dict[ClientId, int] = {}
-        self._orders: queue.Queue[tuple[rpc.Order, Bundle] | BaseException] = queue.Queue(1)
+        self._orders: queue.Queue[Orders | BaseException] = queue.Queue(1)
+        self._fetched: deque[tuple[rpc.Order, Bundle]] = deque()
+        """Orders that came at once with the last one, and were not begun yet."""
         self._results: queue.Queue[list[Result] | None] = queue.Queue(1)
         self._ahead: Task | None = None
         """An order taken off the queue that did not belong to those before it."""
@@ -190,13 +196,15 @@ class Host:
         if self._ahead is not None:
             task, self._ahead = self._ahead, None
             return task
-        found = self._next_found()
-        if isinstance(found, BaseException):
-            raise found
-        order, payload = found
+        if not self._fetched or not self._orders.empty():
+            found = self._next_found()
+            if isinstance(found, BaseException):
+                raise found
+            self._fetched.extend(found)
+        order, payload = self._fetched.popleft()
         return Task(self.workers.of(client_of(order.client_id)), order, payload)
 
-    def _next_found(self) -> tuple[rpc.Order, Bundle] | BaseException:
+    def _next_found(self) -> Orders | BaseException:
         """Wait for what the thread that pulls brings; say each minute that nothing came."""
         begun = told = time.monotonic()
         while True:
@@ -232,10 +240,11 @@ class Host:
     def _pull_forever(self) -> None:
         while not self._closed.is_set():
             try:
-                order, payload = self.link.pull(self._waiting, self._spec)
-                self._issues[client_of(order.client_id)] = order.issue
-                self._orders.put((order, payload))
-                del payload
+                orders = self.link.pull(self._waiting, self._spec)
+                for order, _ in orders:
+                    self._issues[client_of(order.client_id)] = order.issue
+                self._orders.put(orders)
+                del orders
             except SessionGone:
                 if not self._renew(self._pulling_as):
                     return

@@ -12,7 +12,6 @@ import math
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -92,8 +91,6 @@ class Link:
         )
         self._orders: Any = None
         """The Pull under way, if there is one."""
-        self._ready: deque[tuple[rpc.Order, Bundle]] = deque()
-        """Orders that came with the last one, and their payload."""
         self._done: dict[str, tuple[float, float]] = {}
         """When something that may be done again and again was last done, and the pause before."""
         self._held: dict[bytes, Bundle] = {}
@@ -206,8 +203,8 @@ class Link:
         self,
         waiting: Callable[[], Sequence[rpc.Waiting]],
         specs: Specs,
-    ) -> tuple[rpc.Order, Bundle]:
-        """Wait for the next order of any client of this process; return it and its payload.
+    ) -> Sequence[tuple[rpc.Order, Bundle]]:
+        """Wait for orders of clients of this process; return those that come next, with payloads.
 
         Orders come over one call, which is made when there is none.
 
@@ -219,17 +216,17 @@ class Link:
             LinkError, SessionGone: as :meth:`_patiently` says; Dismissed if the run has failed.
             PayloadError: the payload is not what ``specs`` says.
         """
-        while not self._ready:
-            if not self._patiently("pull", lambda: self._read_orders(waiting, specs)):
-                self._slow_down("pull")
-        return self._ready.popleft()
+        while True:
+            found = self._patiently("pull", lambda: self._next_orders(waiting, specs))
+            if found:
+                return found
+            self._slow_down("pull")
 
-    def _read_orders(
+    def _next_orders(
         self,
         waiting: Callable[[], Sequence[rpc.Waiting]],
         specs: Specs,
-    ) -> bool:
-        """Read the orders that come next; False if the call has ended without any."""
+    ) -> Sequence[tuple[rpc.Order, Bundle]]:
         if self._orders is None:
             request = rpc.PullRequest(waiting=waiting(), held=list(self._held))
             self._orders = self._pull(request)
@@ -239,10 +236,10 @@ class Link:
         finally:
             if found is None:
                 self.end_pull()
-        if found is not None:
-            header, payload = found[0], merged(found[1])
-            self._ready.extend((order, payload) for order in (header.order, *header.more))
-        return found is not None
+        if found is None:
+            return []
+        header, payload = found[0], merged(found[1])
+        return [(order, payload) for order in (header.order, *header.more)]
 
     def end_pull(self) -> None:
         """End the Pull under way, if there is one; the next order comes over a new one."""

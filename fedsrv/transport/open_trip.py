@@ -11,15 +11,13 @@ from fedmodels.errors import ClientFailed, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, Weights
 from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answer, Answers, Flush, Trip
+from fedsrv.engine.cohort import Answer, Answers, Flush, Trip, stamped
 from fedsrv.engine.folding import Folding, mean_with_sums
 from fedsrv.transport.order_numbers import answers, numbered
 from fedsrv.transport.relayed import dtypes_of_weights, groups_of, rest_spec
-from fedsrv.transport.sessions import Caller, Superseded
+from fedsrv.transport.sessions import MOST_AT_ONCE, Caller, Superseded
 
 T = TypeVar("T")
-MOST_AT_ONCE = 1000
-"""Orders in one message."""
 
 
 @dataclass(eq=False)
@@ -72,6 +70,17 @@ class OpenTrip:
         personal = _encoded_once(trip.personal, zstd=zstd)
         trip = replace(trip, orders=numbered(trip.orders, common, personal))
         return cls(trip, common, personal, folding, groups=groups, relays=relays)
+
+    def issued(
+        self, clients: Sequence[ClientId], behind: int, committed: int, watermark: int
+    ) -> list[rpc.Order]:
+        """Return the orders of clients of one process as they are sent; ``behind`` more follow."""
+        found = []
+        for place, client in enumerate(clients, 1):
+            order = stamped(self.trip.orders[client], committed, watermark)
+            order.issue, order.following = self.issue, len(clients) - place + behind
+            found.append(order)
+        return found
 
     def spec_of(self, client: ClientId, *, is_summed: bool) -> BundleSpec:
         """Return what a client's upload must hold; if its weights are summed, all but them.

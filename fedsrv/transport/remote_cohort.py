@@ -17,18 +17,12 @@ from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, Answers, Flush, HoldsState, Trip, stamped
+from fedsrv.engine.cohort import Answer, Answers, Flush, HoldsState, Trip
 from fedsrv.events import EventLog
 from fedsrv.transport.holdings import Holdings
-from fedsrv.transport.open_trip import (
-    MOST_AT_ONCE,
-    GroupSum,
-    OpenTrip,
-    OpenTrips,
-    check_enough,
-    what_for,
-)
+from fedsrv.transport.open_trip import GroupSum, OpenTrip, OpenTrips, check_enough, what_for
 from fedsrv.transport.sessions import (
+    MOST_AT_ONCE,
     AlreadyConnected,
     Caller,
     ClientSession,
@@ -311,15 +305,11 @@ class RemoteCohort:
     def next_orders(
         self, caller: Caller, is_active: Callable[[], bool], most: int = MOST_AT_ONCE
     ) -> tuple[list[rpc.Order], OpenTrip] | None:
-        """Wait for orders of a caller's clients; None when the caller is gone, or replaced.
-
-        Those that come at once have one payload.
-        """
+        """Wait for orders of one payload for a caller; None when it is gone, or replaced."""
         with self._lock:
             self._callers.add(caller)
             try:
-                look = partial(self._orders_for, caller, most)
-                return caller.wait(look, is_active, self._clock)
+                return caller.wait(partial(self._orders_for, caller, most), is_active, self._clock)
             finally:
                 self._callers.discard(caller)
 
@@ -331,12 +321,7 @@ class RemoteCohort:
         if found is None:
             return None
         clients, trip, behind = found
-        orders = []
-        for following, client in enumerate(reversed(clients), behind):
-            order = stamped(trip.trip.orders[client], self.committed, self.watermark)
-            order.issue, order.following = trip.issue, following
-            orders.append(order)
-        return orders[::-1], trip
+        return trip.issued(clients, behind, self.committed, self.watermark), trip
 
     def is_superseded(self, interaction: int) -> bool:
         """Tell whether nobody wants the result of an interaction's order to train any more."""

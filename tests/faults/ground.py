@@ -44,6 +44,8 @@ class Setting:
     """Whether the launcher starts everybody; else each process is started by hand."""
     asynchronous: bool = False
     relayed: bool = False
+    together: bool = False
+    """Whether the clients of a process train together, and bring their results together."""
 
     def __str__(self) -> str:
         """Return it in a few words."""
@@ -51,6 +53,7 @@ class Setting:
             "launched" * self.launched,
             "asynchronous" * self.asynchronous,
             "relayed" * self.relayed,
+            "together" * self.together,
         )
         return " ".join(filter(None, (self.method, *kinds)))
 
@@ -123,6 +126,8 @@ def experiment(setting: Setting, follows: Path | None = None) -> Experiment:
     tables = experiment_for((setting.method, {})).to_dict()
     tables["evaluate"]["pictures"] = 0
     tables["server"]["upload_memory_mb"] = 0  # uploads are added up as they come, and spooled
+    if setting.together:
+        tables["training"]["together"] = 2
     if setting.asynchronous:
         tables["schedule"] |= {"order": "asynchronous", "rounds": 3, "buffer": 1}
     if follows is not None:

@@ -21,7 +21,7 @@ from statistics import median
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedmodels.methods import names
+from fedmodels.methods import make, names
 from tests.conftest import tiny_experiment, write_server_data
 from tests.faults.ground import Ground, Setting, may_be_asynchronous
 from tests.faults.playing import Played
@@ -96,7 +96,8 @@ def settings(
         asynchronous = order == "asynchronous" and methods[place] in willing
         relayed = order == "relayed"
         launched = not relayed and turn % LAUNCHED_EVERY == LAUNCHED_EVERY - 1
-        yield number, Setting(methods[place], launched, asynchronous, relayed)
+        together = turn % 2 == 1 and not asynchronous and make(methods[place]).trains_together
+        yield number, Setting(methods[place], launched, asynchronous, relayed, together)
 
 
 def soak(ground: Ground, runs: Iterator[tuple[int, Setting]], kills: int, minutes: float) -> Tally:

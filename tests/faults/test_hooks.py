@@ -38,6 +38,11 @@ OF_RELAY = """
 """
 
 
+SEVERAL = (("coordinator", "service-push-several"), ("client-1,2", "push-several"))
+WHEN = ("before", "after")
+"""Calls that bring several results."""
+
+
 def test_every_module_that_is_changed_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(INSIDE)
     hooks = importlib.import_module("fault_hooks")
@@ -51,3 +56,6 @@ def test_an_undisturbed_run_comes_to_every_kind_of_point(ground: Ground) -> None
         assert set(points.split()) - {at.point for at in census if at.role == role} == set()
     census = ground.undisturbed(Setting("fedper", relayed=True)).census()
     assert set(OF_RELAY.split()) - {at.point for at in census if at.role == "relay"} == set()
+    census = ground.undisturbed(Setting("fedper", together=True)).census()
+    found = {(at.role, at.point) for at in census}
+    assert {(role, f"{call}.{when}") for role, call in SEVERAL for when in WHEN} - found == set()

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]  # a launcher impo
 
 SAMPLE = [
     (Setting("fedper"), 1),
-    (Setting("fedper"), 2),
+    (Setting("fedper", together=True), 2),
     (Setting("creff"), 3),
     (Setting("fedper", launched=True), 4),
     (Setting("fedper", asynchronous=True), 5),

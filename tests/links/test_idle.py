@@ -50,7 +50,7 @@ def test_ten_idle_minutes_cost_a_waiting_client_nothing(cohort: RemoteCohort) ->
     members = [cohort.session(c, tokens[c]) for c in (0, 1)]
     stop = threading.Event()
     waits = threading.Thread(
-        target=cohort.next_order,
+        target=cohort.next_orders,
         args=(cohort.caller({0: members[0]}, {0: 0}), lambda: not stop.is_set()),
     )
     waits.start()

@@ -47,8 +47,9 @@ def finish_before_acceptance() -> None:
     """Leave when the last results were sent, whatever became of them."""
     import grpc
 
+    from fedcli.runtime.answers import RunOver
     from fedcli.runtime.host import Host
-    from fedcli.runtime.link import Link, RunOver
+    from fedcli.runtime.link import Link
     from fedpb.v1 import coordinator_pb2 as rpc
 
     execute, next_tasks, send = Host._execute, Host._next_tasks, Link._send

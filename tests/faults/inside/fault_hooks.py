@@ -7,6 +7,7 @@ hook that no longer holds anything must be noticed.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.abc
 import os
 import sqlite3
@@ -91,7 +92,24 @@ def _host(module: ModuleType) -> None:
         _begin("client-" + ",".join(map(str, clients)), states.parent)
         original(self, clients, link, data, states, *more, **by)
 
-    module.Host.__init__ = init
+    join = module.Host.join
+
+    def joined(self: Any) -> None:
+        join(self)
+        if self._together > 1:
+            _send_whole_results()
+
+    module.Host.__init__, module.Host.join = init, joined
+
+
+def _send_whole_results() -> None:
+    """Give frames of this process their usual size: several results in a message must be whole."""
+    codec, frames, link = map(
+        importlib.import_module, ("fedpb.codec", "fedpb.frames", "fedcli.runtime.link")
+    )
+    usual = {"WHOLE_BYTES": 2 << 20, "FRAME_BYTES": 1 << 20, "MESSAGE_BYTES": 3 << 20}
+    for module in (codec, frames, link):
+        vars(module).update({name: usual[name] for name in usual.keys() & vars(module).keys()})
 
 
 def _relaying(module: ModuleType) -> None:
@@ -180,8 +198,8 @@ def _remote(module: ModuleType) -> None:
 
 def _service(module: ModuleType) -> None:
     along(module, "messages", "broadcast")
-    for name in ("join", "push", "leave"):
-        around(module.Service, name, f"service-{name}")
+    for name in ("join", "push", "push_several", "leave"):
+        around(module.Service, name, f"service-{name.replace('_', '-')}")
 
 
 def _link(module: ModuleType) -> None:
@@ -212,6 +230,22 @@ def _link(module: ModuleType) -> None:
         return reply
 
     module.Link._send = sent
+    begin = module.Link.__init__
+
+    def begun(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        several = self._push_several
+
+        def sent_several(request: bytes) -> Any:
+            reach("push-several.before")
+            reply = several(request)
+            if reach("push-several.after") == LOSE:
+                raise Lost
+            return reply
+
+        self._push_several = sent_several
+
+    module.Link.__init__ = begun
 
 
 def _worker(module: ModuleType) -> None:

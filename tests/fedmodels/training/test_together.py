@@ -123,7 +123,7 @@ def host(workers, digits, tmp_path):
 
 def put(host, *orders):
     for order in orders:
-        host._orders.put((order, Bundle()))
+        host._orders.put([(order, Bundle())])
 
 
 def taken(host):

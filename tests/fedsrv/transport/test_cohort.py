@@ -64,11 +64,11 @@ class World:
         timer.start()
         issues = {c: self.issues.get(c, 0) for c in clients}
         caller = self.cohort.caller(waiting, issues)
-        found = self.cohort.next_order(caller, lambda: time.monotonic() < end)
+        found = self.cohort.next_orders(caller, lambda: time.monotonic() < end, 1)
         timer.cancel()
         if found is None:
             return None
-        order, _ = found
+        (order,), _ = found
         client = EVALUATOR if order.client_id == EVALUATOR else int(order.client_id)
         self.issues[client] = order.issue  # the next Pull says so
         return order
@@ -149,14 +149,14 @@ def test_a_process_gets_a_few_orders_ahead(tmp_path):
     world.exchange(trip_to(*clients))
     members = {c: world.cohort.session(c, world.tokens[c]) for c in clients}
     caller = world.cohort.caller(members, dict.fromkeys(clients, 0))
-    orders = [world.cohort.next_order(caller, lambda: True)[0] for _ in range(3)]
+    orders = [world.cohort.next_orders(caller, lambda: True, 1)[0][0] for _ in range(3)]
     assert [order.client_id for order in orders] == ["0", "1", "2"]
     with ThreadPoolExecutor(1) as pool:
-        fourth = pool.submit(world.cohort.next_order, caller, lambda: True)
+        fourth = pool.submit(world.cohort.next_orders, caller, lambda: True)
         until(lambda: caller.is_full)
         assert not fourth.done()
         world.push(1, orders[1])
-        assert fourth.result(30)[0].client_id == "3"
+        assert fourth.result(30)[0][0].client_id == "3"
     world.cohort.stop("the test is over")
     world.engine.shutdown()
 
@@ -168,7 +168,7 @@ def test_an_order_tells_how_many_follow_it_to_the_same_process(tmp_path):
     world.exchange(trip_to(*range(6)))
     members = {c: world.cohort.session(c, world.tokens[c]) for c in range(5)}
     caller = world.cohort.caller(members, dict.fromkeys(range(5), 0))
-    orders = [world.cohort.next_order(caller, lambda: True)[0] for _ in range(5)]
+    orders = [world.cohort.next_orders(caller, lambda: True, 1)[0][0] for _ in range(5)]
     assert [order.following for order in orders] == [4, 3, 2, 1, 0]
     assert world.pull(5).following == 0
     world.cohort.stop("the test is over")
@@ -179,13 +179,13 @@ def test_a_new_call_takes_the_place_of_the_old_one(world):
     members = {0: world.cohort.session(0, world.tokens[0])}
     old = world.cohort.caller(members, {0: 0})
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(world.cohort.next_order, old, lambda: True)
+        waits = pool.submit(world.cohort.next_orders, old, lambda: True)
         until(lambda: members[0].is_waiting)
         new = world.cohort.caller(members, {0: 0})
         assert waits.result(30) is None
     world.exchange(trip_to(0))
-    assert world.cohort.next_order(old, lambda: True) is None
-    assert world.cohort.next_order(new, lambda: True)[0].client_id == "0"
+    assert world.cohort.next_orders(old, lambda: True) is None
+    assert world.cohort.next_orders(new, lambda: True)[0][0].client_id == "0"
 
 
 def test_clients_that_wait_are_told_at_once(world):
@@ -207,8 +207,10 @@ def test_a_result_wakes_no_client_that_waits(world, monkeypatch):
     future = world.exchange(trip_to(0, 1))
     order, other = world.pull(0), world.pull(1)
     looks = []
-    looked = world.cohort._order_for
-    monkeypatch.setattr(world.cohort, "_order_for", lambda c: looks.append(c) or looked(c))
+    looked = world.cohort._orders_for
+    monkeypatch.setattr(
+        world.cohort, "_orders_for", lambda c, most: looks.append(c) or looked(c, most)
+    )
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(world.pull, 2)
         until(lambda: looks)
@@ -547,10 +549,10 @@ def test_a_late_answer_takes_no_order_of_the_next_trip(tmp_path):
     world.exchange(trip_to(0, 1, interaction=1))
     members = {c: world.cohort.session(c, world.tokens[c]) for c in (0, 1)}
     caller = world.cohort.caller(members, world.issues)
-    assert world.cohort.next_order(caller, lambda: True)[0].client_id == "0"
+    assert world.cohort.next_orders(caller, lambda: True, 1)[0][0].client_id == "0"
     result = Answer(Bundle(weights=as_received(1.0)), rpc.Report())
     assert not world.cohort.end_result(1, late, result)
-    assert world.cohort.next_order(caller, lambda: True)[0].client_id == "1"
+    assert world.cohort.next_orders(caller, lambda: True, 1)[0][0].client_id == "1"
     world.cohort.stop("the test is over")
     world.engine.shutdown()
 

@@ -159,7 +159,7 @@ def test_the_end_is_told_to_everybody_and_waits_until_they_left(world):
     while not world.cohort._over:
         pass
     with pytest.raises(RunOver):
-        world.cohort.next_order(caller, lambda: True)
+        world.cohort.next_orders(caller, lambda: True)
     assert world.cohort.begin_result(0, world.header(rpc.ORDER_KIND_FINISH)) is None, (
         "it is not needed"
     )

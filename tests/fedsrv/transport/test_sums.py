@@ -389,9 +389,9 @@ def test_a_relay_is_told_the_group_once_and_gets_all_orders(world):
     world.open()
     waiting = [rpc.Waiting(client_id=str(c), token=world.tokens[c]) for c in (0, 1)]
     stream = world.service.pull(rpc.PullRequest(waiting=waiting), Context())
-    headers = [read_chunk(next(stream), rpc.PullHeader)[0] for _ in range(2)]
-    assert [list(h.group) for h in headers] == [[0, 1], []]
-    assert [h.order.following for h in headers] == [1, 0]
+    header, _ = read_chunk(next(stream), rpc.PullHeader)
+    assert list(header.group) == [0, 1]
+    assert [o.following for o in (header.order, *header.more)] == [1, 0]
 
 
 def test_a_relay_may_have_more_orders_under_way_than_a_process(tmp_path):
@@ -403,8 +403,11 @@ def test_a_relay_may_have_more_orders_under_way_than_a_process(tmp_path):
         cohort.send(Trip(orders, Bundle(), spec=SPEC))
         sessions = {c: cohort.session(c, token) for c, token in tokens.items()}
         caller = cohort.caller(sessions, dict.fromkeys(range(9), 0))
-        found = [cohort._order_for(caller) for _ in range(9)]
+        found = [cohort._orders_for(caller, 1) for _ in range(9)]
         assert sum(one is not None for one in found) == expected
+        again = cohort.caller(sessions, dict.fromkeys(range(9), 0))
+        orders, _ = cohort._orders_for(again, 9)
+        assert [order.client_id for order in orders] == [str(c) for c in range(expected)]
         cohort.recall()
 
 
