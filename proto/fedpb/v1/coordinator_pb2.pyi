@@ -158,16 +158,16 @@ class PartHeader(_message.Message):
     def __init__(self, role: _Optional[str] = ..., digest: _Optional[bytes] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., held: _Optional[bool] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("order", "parts", "more", "group")
+    __slots__ = ("order", "parts", "group", "more")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
-    MORE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     order: Order
     parts: _containers.RepeatedCompositeFieldContainer[PartHeader]
-    more: _containers.RepeatedCompositeFieldContainer[Order]
     group: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartHeader, _Mapping]]] = ..., more: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., group: _Optional[_Iterable[int]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[Order]
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[PartHeader, _Mapping]]] = ..., group: _Optional[_Iterable[int]] = ..., more: _Optional[_Iterable[_Union[Order, _Mapping]]] = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("header", "frame")
