@@ -67,16 +67,24 @@ def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
     courses = [Course(method, half.ctx, half.x, half.y, half.refs) for half in halves]
     for phase in _common_phases(method, courses):
         stack = _Stack(method, courses, phase)
-        under_way = [(course, course.batches(phase)) for course in courses]
-        while True:
-            due = [(c, *step) for c, steps in under_way if (step := next(steps, None)) is not None]
-            stack.keep([course for course, *_ in due])
-            if not due:
-                break
-            losses = stack.step(due)
-            for course, batch, _ in due:
-                course.end_step(batch, losses[course])
+        try:
+            _run(stack, phase, courses)
+        finally:
+            stack.keep([])
     return [course.left() for course in courses]
+
+
+def _run(stack: _Stack, phase: Phase, courses: Sequence[Course]) -> None:
+    """Step until no client has a batch left."""
+    under_way = [(course, course.batches(phase)) for course in courses]
+    while True:
+        due = [(c, *step) for c, steps in under_way if (step := next(steps, None)) is not None]
+        if not due:
+            return
+        stack.keep([course for course, *_ in due])
+        losses = stack.step(due)
+        for course, batch, _ in due:
+            course.end_step(batch, losses[course])
 
 
 def _common_phases(method: Method, courses: Sequence[Course]) -> Sequence[Phase]:

@@ -220,6 +220,41 @@ def test_parameters_and_gradients_are_left_as_they_were_found():
         assert parameter.grad is None
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_nets_lie_in_their_own_blocks_again(fails):
+    """Also when nobody waits for the training any more."""
+
+    def tick(epoch, batch, loss):
+        if fails and epoch == 1:
+            raise InterruptedError
+
+    halves = [half_of(c, Phased(), lr=0.1) for c in range(3)]
+    for half in halves:
+        half.ctx.net.pack()
+        half.ctx.tick = tick
+    if fails:
+        with pytest.raises(InterruptedError):
+            together(halves)
+    else:
+        together(halves)
+    for half in halves:
+        assert half.ctx.net.packed() is not None
+        assert all(p.grad is None for p in half.ctx.net.parameters())
+
+
+def test_a_tied_parameter_is_replaced_wherever_it_is_used():
+    net = tiny_net()
+    net.base.again = nn.Linear(4, 5, bias=False)
+    net.base.again.weight = net.base.linear.weight
+    other = torch.ones_like(net.base.linear.weight)
+    with net.holding({"base/linear.weight": other}):
+        assert net.base.linear.weight is other
+        assert net.base.again.weight is other
+    assert net.base.again.weight is net.base.linear.weight
+    assert net.base.linear.weight is not other
+    assert list(net.parameters_by_key()).count("base/again.weight") == 0
+
+
 def test_a_client_without_data_keeps_what_it_got():
     method = Phased()
     halves = [half_of(c, method, lr=0.1) for c in (0, 4)]
