@@ -106,7 +106,7 @@ def unpacked(data: bytes) -> list[memoryview]:
     """Return the results of a PushSeveralRequest, each the bytes of a PushRequest, without a copy.
 
     Raises:
-        PayloadError: the bytes are no message of the schema.
+        PayloadError: the bytes are no message of the schema, or there is no result.
     """
     view, at, found = memoryview(data), 0, list[memoryview]()
     try:
@@ -119,7 +119,9 @@ def unpacked(data: bytes) -> list[memoryview]:
                 raise IndexError
             found.append(view[start:at])
     except IndexError:
-        raise PayloadError("a PushSeveral must hold results, and nothing else") from None
+        found = []
+    if not found:
+        raise PayloadError("a PushSeveral must hold results, and nothing else")
     return found
 
 

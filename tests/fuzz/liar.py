@@ -19,6 +19,8 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from tests.fuzz.lies import Lie, lies_about
 
 _PATH = "/fedpb.v1.CoordinatorService/"
+ANSWERS = ("Push", "PushSeveral")
+"""Calls that bring the result of an order."""
 BRIEFLY_S = 0.2
 """How long a stream is listened to that the coordinator may keep open for ever."""
 _EVALUATOR = {
@@ -27,8 +29,8 @@ _EVALUATOR = {
 }
 REQUESTS: dict[str, type[Message]] = {
     "Join": rpc.JoinRequest, "JoinSeveral": rpc.JoinSeveralRequest, "Pull": rpc.PullRequest,
-    "Push": rpc.PushRequest, "Beat": rpc.BeatRequest, "Leave": rpc.LeaveRequest,
-    "Watch": rpc.WatchRequest,
+    "Push": rpc.PushRequest, "PushSeveral": rpc.PushSeveralRequest, "Beat": rpc.BeatRequest,
+    "Leave": rpc.LeaveRequest, "Watch": rpc.WatchRequest,
 }  # fmt: skip
 
 
@@ -76,6 +78,7 @@ class Liar:
             "Beat": rpc.BeatRequest(**who, loss=0.5, durable=-1, interaction=order.interaction),
             "Leave": rpc.LeaveRequest(**who, reason="done"),
             "Watch": rpc.WatchRequest(from_start=True),
+            "PushSeveral": rpc.PushSeveralRequest(results=[self.result(order)]),
         }
         return requests[method] if method in requests else self.result(order)
 
@@ -142,7 +145,11 @@ class Liar:
 
     def lie(self, method: str, lie: Lie, order: rpc.Order | None = None) -> bytes | grpc.StatusCode:
         """Send a request that lies; return the answer, or the code it was refused with."""
-        return self.send(method, lie.told(self.request(method, order)))
+        answer = self.send(method, lie.told(self.request(method, order)))
+        if method == "PushSeveral" and isinstance(answer, bytes):
+            codes = [one.code for one in rpc.PushSeveralResponse.FromString(answer).outcomes]
+            return answer if 0 in codes else _CODES[codes[0]]
+        return answer
 
     def send(self, method: str, *messages: Message) -> bytes | grpc.StatusCode:
         """Send messages; return the first answer, or the code they were refused with."""
@@ -162,6 +169,7 @@ class Liar:
         return iter([message.SerializeToString() for message in messages])
 
 
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 EXPECTED = {
     "taken", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ALREADY_EXISTS",
     "PERMISSION_DENIED", "UNAUTHENTICATED", "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED",
@@ -181,7 +189,7 @@ def takes_part(
     waiting, outcomes = list(lies), list[tuple[str, str]]()
     while (order := liar.next_order()) is not None:
         watch()
-        while waiting and waiting[0][0] != "Push":
+        while waiting and waiting[0][0] not in ANSWERS:
             outcomes.append(_tell(liar, *waiting.pop(0), order))
         if waiting:
             outcomes.append(_tell(liar, *waiting.pop(0), order))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import tiny_experiment, undealt
-from tests.fuzz.liar import EXPECTED, REQUESTS, every_lie, takes_part
+from tests.fuzz.liar import ANSWERS, EXPECTED, REQUESTS, every_lie, takes_part
 from tests.fuzz.lies import Lie
 from tests.fuzz.live import Live, complaints_with_traceback
 
@@ -77,7 +77,10 @@ def test_every_field_of_every_request_is_lied_about() -> None:
 
 @pytest.mark.parametrize(
     "lies",
-    [[*every_lie(*UNARY), *every_lie("Push")[::5]], every_lie("JoinSeveral")],
+    [
+        [*every_lie(*UNARY), *every_lie("Push")[::5], *every_lie("PushSeveral")[::9]],
+        every_lie("JoinSeveral"),
+    ],
     ids=["alone", "as-several"],
 )
 def test_a_stranger_who_lies_changes_nothing(
@@ -114,7 +117,7 @@ def records_of(live: Live) -> list[dict[str, Any]]:
 
 def lied_to(living: Living, lies: Sequence[tuple[str, Lie]]) -> tuple[Live, dict[str, Any]]:
     """Return a run whose third client told these lies, at its end, and what came of it."""
-    pushes = sum(method == "Push" for method, _ in lies)
+    pushes = sum(method in ANSWERS for method, _ in lies)
     live = living(schedule={"clients": 3, "rounds": max(2, pushes // 2)}, server={"min_clients": 2})
     live.join(0, 1)
     liar = live.liar("2", about="2")
