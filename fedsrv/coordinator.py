@@ -264,8 +264,8 @@ def _telling_failures(cohort: RemoteCohort) -> Iterator[None]:
 
 
 def write_facts(out: Path, experiment: Experiment) -> None:
-    """Write the resolved config and what the run was made with."""
-    write_atomically(out / "config.toml", tomli_w.dumps(experiment.to_dict()))
+    """Write the resolved config, which a resume and a recovery read, and what made the run."""
+    write_atomically(out / "config.toml", tomli_w.dumps(experiment.to_dict()), sync=True)
     facts = {
         "fedtide": version("fedtide"),
         "python": platform.python_version(),

@@ -96,7 +96,11 @@ def settings(
         asynchronous = order == "asynchronous" and methods[place] in willing
         relayed = order == "relayed"
         launched = not relayed and turn % LAUNCHED_EVERY == LAUNCHED_EVERY - 1
-        together = turn % 2 == 1 and not asynchronous and make(methods[place]).trains_together
+        together = (
+            turn // len(orders) % 2 == 1
+            and not asynchronous
+            and make(methods[place]).trains_together
+        )
         yield number, Setting(methods[place], launched, asynchronous, relayed, together)
 
 

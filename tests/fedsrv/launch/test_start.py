@@ -19,7 +19,7 @@ from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.resolution import experiment_of, parse_experiment
 from fedsrv.cli import _watchers
 from fedsrv.cli import main as fedsrv
-from fedsrv.coordinator import Listen, serve
+from fedsrv.coordinator import Listen, serve, write_facts
 from fedsrv.events import EventLog
 from fedsrv.launch.launcher import _check_resumed, show_end
 from fedsrv.launch.progress import Lines, Objects
@@ -341,3 +341,18 @@ def test_how_many_suffice_to_begin(server: dict, needed: int, tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         serve(experiment, tmp_path / "run", LOOPBACK, on_ready=begun)
     assert [event.detail["needed"] for event in told] == [needed]
+
+
+def test_the_config_of_a_run_outlives_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beginning of a config is a config: a resume would be refused for what it lacks."""
+    synced: list[str] = []
+    monkeypatch.setattr(
+        "fedmodels.files.sync_path",
+        lambda path: synced.append(path.read_text() if path.is_file() else str(path)),
+    )
+    experiment = tiny_experiment(seed=3)
+    write_facts(tmp_path, experiment)
+    assert synced == [(tmp_path / "config.toml").read_text(), str(tmp_path)]
+    _check_resumed(experiment, tmp_path / "config.toml")
