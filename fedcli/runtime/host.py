@@ -1,8 +1,8 @@
 """One process that hosts one or several clients: training in turn, network beside it.
 
 Three threads: one pulls the next order, this one trains, one pushes results; a fourth sends
-heartbeats. At most one order is fetched ahead and one result waits to be sent; where clients train
-together, the results of all of them.
+heartbeats. At most the orders of one message are fetched ahead, and what one order came to waits to
+be sent; where clients train together, the results of all of them.
 """
 
 from __future__ import annotations
@@ -313,9 +313,9 @@ class Host:
         for member, result in mine:
             try:
                 error = next(outcomes)
-            except UploadRefused:  # of all of them: the server says of which one
+            except (UploadRefused, SessionGone, Superseded, RunOver):  # each is told its own then
                 error, outcomes = NotTaken(), repeat(NotTaken())
-            except LinkError as failure:
+            except FedtideError as failure:
                 return self._fail(failure)
             if error is not None:
                 self._push(result, error, member)

@@ -291,7 +291,7 @@ class Service:
         """Take the results of several orders; each has an outcome of its own."""
         response = rpc.PushSeveralResponse()
         try:
-            results = unpacked(data)
+            results = unpacked(data, self.cohort.num_clients + 1)  # with the evaluator's
         except PayloadError as error:
             self.refuse(context, error)
         for result in results:

@@ -102,11 +102,11 @@ def packed(results: Iterable[bytes]) -> bytes:
     )
 
 
-def unpacked(data: bytes) -> list[memoryview]:
+def unpacked(data: bytes, most: int) -> list[memoryview]:
     """Return the results of a PushSeveralRequest, each the bytes of a PushRequest, without a copy.
 
     Raises:
-        PayloadError: the bytes are no message of the schema, or there is no result.
+        PayloadError: the bytes are no message of the schema, or hold no result, or too many.
     """
     view, at, found = memoryview(data), 0, list[memoryview]()
     try:
@@ -117,6 +117,8 @@ def unpacked(data: bytes) -> list[memoryview]:
             at = start + size
             if at > len(view):
                 raise IndexError
+            if len(found) == most:
+                raise PayloadError(f"a PushSeveral of this run holds {most} results at most")
             found.append(view[start:at])
     except IndexError:
         found = []

@@ -41,7 +41,7 @@ def link() -> Iterator[Any]:
     made.sent, made.answers, made.alone = [], [], []
 
     def several(data: bytes) -> rpc.PushSeveralResponse:
-        headers = [read_chunk(one, rpc.PushHeader)[0] for one in unpacked(data)]
+        headers = [read_chunk(one, rpc.PushHeader)[0] for one in unpacked(data, 99)]
         made.sent.append([header.client_id for header in headers if header])
         given = made.answers.pop(0) if made.answers else [{}] * len(headers)
         if isinstance(given, Exception):
@@ -135,8 +135,17 @@ class Answer(grpc.RpcError):  # type: ignore[misc]
         self.trailing_metadata = tuple
 
 
-def test_where_all_are_refused_each_is_brought_alone(host: Any) -> None:
-    host.link.answers = [Answer(grpc.StatusCode.RESOURCE_EXHAUSTED)]
+@pytest.mark.parametrize(
+    "code",
+    [
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.OUT_OF_RANGE,
+    ],
+)
+def test_where_all_are_refused_each_is_brought_alone(code: grpc.StatusCode, host: Any) -> None:
+    host.link.answers = [Answer(code)]
     assert brought(host) == [0, 1, 2]
 
 

@@ -52,7 +52,7 @@ class Grouped(TorchFunctionMode):
     def inputs(self, x: Tensor) -> Tensor:
         """Return images (B, N*c, H, W) or vectors (N, B, d) of the inputs of all nets (N, B, …)."""
         if x.dim() != 5:
-            return x
+            return x.flatten(2)
         images = x.transpose(0, 1).flatten(1, 2)
         return images.contiguous(memory_format=torch.channels_last)
 

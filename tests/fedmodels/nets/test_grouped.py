@@ -18,6 +18,7 @@ NETS = {
     "cnn5": ("cnn5", (1, 20, 16), {"norm": "layer"}),
     "mlp": ("mlp", (1, 8, 8), {}),
     "mlp of vectors": ("mlp", (12,), {}),
+    "mlp of windows": ("mlp", (6, 2), {}),
     "no base": ("mlp", (12,), {"hidden": ()}),
 }
 
@@ -68,8 +69,9 @@ def _prefixed(rows: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_each_net_comes_to_what_it_comes_to_alone(kind: str) -> None:
-    nets, x = made(kind, 3)
+@pytest.mark.parametrize("batch", [5, 3])
+def test_each_net_comes_to_what_it_comes_to_alone(kind: str, batch: int) -> None:
+    nets, x = made(kind, 3, batch)
     logits, gradients = grouped(nets, x)
     for number, net in enumerate(nets):
         alone = net(x[number])

@@ -143,17 +143,26 @@ def test_results_before_the_run_is_taken_up_are_wanted_later(world: World) -> No
 )
 def test_what_is_no_message(world: World, data: bytes) -> None:
     with pytest.raises(PayloadError, match="must hold results, and nothing else"):
-        unpacked(data)
+        unpacked(data, 3)
     with pytest.raises(Refused, match="must hold results") as refused:
         world.service.push_several(data, Context())  # type: ignore[arg-type]
     assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_more_results_than_clients(world: World) -> None:
+    """Each of two bytes would cost an outcome with a line."""
+    world.open()
+    with pytest.raises(Refused, match="holds 4 results at most"):
+        world.push(*[b""] * 5)
+    outcomes = world.push(b"", b"", b"", world.result(0))
+    assert [o.code for o in outcomes] == [INVALID, INVALID, INVALID, OK]
 
 
 def test_results_are_a_message_of_the_schema() -> None:
     parts = [rpc.PushRequest(header=rpc.PushHeader(client_id=str(c))) for c in (0, 1, 200)]
     data = packed([part.SerializeToString() for part in parts])
     assert list(rpc.PushSeveralRequest.FromString(data).results) == parts
-    assert [bytes(one) for one in unpacked(data)] == [p.SerializeToString() for p in parts]
+    assert [bytes(one) for one in unpacked(data, 3)] == [p.SerializeToString() for p in parts]
 
 
 # --- orders of one payload ------------------------------------------------------------------------
