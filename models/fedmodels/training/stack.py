@@ -291,7 +291,7 @@ class _CommonContext(ClientContext):
 
     @classmethod
     def of(cls, ctx: ClientContext) -> Self:
-        """Return a client's context without what is its own."""
+        """Return a context like this one, which does not tell what is the client's own."""
         return cls(**{each.name: getattr(ctx, each.name) for each in fields(ctx)})
 
     def __getattribute__(self, name: str) -> Any:
