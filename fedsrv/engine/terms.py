@@ -45,7 +45,7 @@ class Terms:
     profiles: Mapping[int, Profile]
     steps: Sequence[Step]
     _announced: dict[int, tuple[int, Announced]] = field(default_factory=dict, init=False)
-    """The last that was asked of a client, and of which interaction: two checks ask for it."""
+    """The last that was asked of a client, and of which interaction: the next one adds to it."""
 
     def __post_init__(self) -> None:
         """Refuse a method whose clients report what every report has already."""
@@ -57,14 +57,18 @@ class Terms:
 
     def announced(self, client: int, step: Step) -> Announced:
         """Return the announced examples behind a client's upload."""
-        known = self._announced.get(client)
-        if known is not None and known[0] == step.interaction:
-            return known[1]
         train = self.profiles[client].train
-        steps = self.steps[: step.interaction + 1]
+        begun, trained = 0, torch.zeros(train.shape[1], dtype=torch.int64)
+        known = self._announced.get(client)
+        if known is not None and known[0] <= step.interaction:
+            begun, trained = known[0] + 1, known[1].trained
+            if begun > step.interaction:
+                return known[1]
+        steps = self.steps[begun : step.interaction + 1]
         ordered = [s.task for s in steps if client in s.cohort and s.task < len(train)]
         counts = train[step.task], train[: step.task + 1].sum(0), train[ordered].sum(0)
-        found = Announced(client, *(torch.from_numpy(each.copy()) for each in counts))
+        now, met, more = (torch.from_numpy(each.copy()) for each in counts)
+        found = Announced(client, now, met, trained + more)
         if len(self._announced) >= MOST_REMEMBERED:
             self._announced.clear()
         self._announced[client] = step.interaction, found

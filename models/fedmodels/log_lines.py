@@ -120,5 +120,5 @@ def set_up_logging(level: LogLevel, *, as_json: bool = False) -> None:
         objects.setFormatter(JsonLines())
         how = {"handlers": [objects]}
     logging.basicConfig(level=level.value.upper(), **how)
-    quiet = max(level.number, logging.WARNING)  # at lower levels torch logs the sizes of its caches
-    logging.getLogger("torch").setLevel(quiet)
+    for library in ("torch", "matplotlib"):  # at lower levels they log caches and each font they try
+        logging.getLogger(library).setLevel(max(level.number, logging.WARNING))

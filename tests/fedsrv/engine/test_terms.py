@@ -107,6 +107,18 @@ def test_a_client_that_came_late_may_have_fewer_tasks_than_the_schedule_gave_it(
     assert terms.announced(2, again).trained.tolist() == [10, 6], "twice task 0, never task 1"
 
 
+def test_what_a_client_was_ordered_to_train_does_not_depend_on_what_was_asked_before():
+    one_by_one = terms_of()
+    for step in (*one_by_one.steps, one_by_one.steps[1]):  # onwards, and back
+        for client in (0, 2):
+            asked, alone = (t.announced(client, step) for t in (one_by_one, terms_of()))
+            sums = [each.trained.tolist() for each in (asked, alone)]
+            assert sums[0] == sums[1], (step, client)
+            assert (asked.now.tolist(), asked.met.tolist()) == (
+                alone.now.tolist(), alone.met.tolist(),
+            )  # fmt: skip
+
+
 LIES = {
     "no-number": (order(), report(counts("task/x")), "unknown test set 'task/x'"),
     "far-away": (order(), report(counts("task/30000000")), "unknown test set"),
