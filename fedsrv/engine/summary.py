@@ -88,7 +88,9 @@ def run_metrics(
     for key in sorted({key for metrics in scored for key in metrics}):
         series = [metrics[key] for metrics in scored if key in metrics]
         out[key] = float(np.mean(series[-experiment.evaluate.last_rounds :]))
-    if not experiment.schedule.selects:
+    if experiment.schedule.selects:
+        out |= _a_sel_by_task(records, experiment.evaluate.last_rounds)
+    else:
         out.pop("a_sel", None)  # the cohort is everybody: a_loc
     out |= _best_rounds(scored, experiment.evaluate.select_by)
     iaa = [metrics["iaa"] for metrics in scored if "iaa" in metrics]
@@ -108,6 +110,26 @@ def run_metrics(
         if len(matrix) > 1:
             out[name] = forgetting(matrix)
     return {key: value for key, value in out.items() if np.isfinite(value)}
+
+
+def _a_sel_by_task(records: Sequence[Record], last_rounds: int) -> dict[str, float]:
+    """Return A_sel after each task, at both moments (GLDP, figure 4); nothing of a single task."""
+    out: dict[str, float] = {}
+    received = "after_downlink" if _is_scored(records, "after_downlink") else "global"
+    for moment, view in (("received", received), ("trained", "after_local")):
+        series: dict[int, list[float]] = {}
+        for record in records:
+            rows = [record.get("clients", {}).get(str(c), {}) for c in record["cohort"]]
+            views = [row["views"][view] for row in rows if view in row.get("views", {})]
+            if views:
+                mean = float(np.mean([each["accuracy"] for each in views]))
+                series.setdefault(record["task"], []).append(mean)
+        if len(series) > 1:
+            out |= {
+                f"a_sel_{moment}_task_{task}": float(np.mean(means[-last_rounds:]))
+                for task, means in series.items()
+            }
+    return out
 
 
 def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[str, float]:

@@ -85,6 +85,16 @@ SCORES = (
         "GLDP, FedMLP",
     ),
     Metric(
+        "a_sel_received_task", "selected clients' models, as received",
+        "`…_K`: as `a_sel`, after task K, of what clients hold before they train again: mean over "
+        "the last scored rounds of task K. It is there where `schedule.per_round` selects clients",
+        "GLDP, figure 4",
+    ),
+    Metric(
+        "a_sel_trained_task", "selected clients' models, just trained",
+        "`…_K`: as `a_sel_received_task_K`, of models right after local training",
+    ),
+    Metric(
         "iaa", "instant average accuracy",
         "Σ n_i acc_i / Σ n_i of what clients hold after the downlink; n_i: training examples that "
         "client i has met",
@@ -298,10 +308,11 @@ def metric(name: str) -> Metric:
         titles, meanings = zip(*_endings(match[3]), strict=True)
         title, meaning = ", ".join([base.title, *titles]), "; ".join([base.meaning, *meanings])
         return replace(base, name=name, title=title, meaning=meaning)
-    family = METRICS.get(re.sub(r"_(\d+|all)$", "", name))
+    family = METRICS.get(_family(name))
     if family is not None:
-        whose = name.rpartition("_")[2]
-        return replace(family, name=name, title=f"{family.title}, class {whose}")
+        which = "after task" if family.name.endswith("_task") else "class"
+        title = f"{family.title}, {which} {name.rpartition('_')[2]}"
+        return replace(family, name=name, title=title)
     return Metric(name, name, "a metric of the method's own", better=0, unit="", range="real")
 
 
@@ -316,7 +327,12 @@ def is_known(name: str) -> bool:
 def is_written_by_runs(name: str) -> bool:
     """Tell whether a run writes a metric of this name itself, so that no method may."""
     scores = {metric.name for metric in SCORES} | {"loss", "prototype_drift"}
-    return name in scores or _ACCURACY.fullmatch(name) is not None
+    return _family(name) in scores or _ACCURACY.fullmatch(name) is not None
+
+
+def _family(name: str) -> str:
+    """Return a name without the class or task at its end."""
+    return re.sub(r"_(\d+|all)$", "", name)
 
 
 def current(metrics: Mapping[str, float]) -> dict[str, float]:

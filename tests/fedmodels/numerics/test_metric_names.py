@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fedmodels.numerics.metric_names import METRICS, RETIRED, current, find, is_known, metric
+from fedmodels.numerics.metric_names import (
+    METRICS,
+    RETIRED,
+    current,
+    find,
+    is_known,
+    is_written_by_runs,
+    metric,
+)
 
 
 def test_endings_say_on_what_and_over_which_classes() -> None:
@@ -37,6 +45,9 @@ def test_what_the_tables_do_not_have() -> None:
     assert not is_known("a_glo_mine")
     assert not is_known("fid_of_my_own")
     assert is_known("a_loc_trained_balanced_minority")
+    title = "selected clients' models, just trained, after task 3"
+    assert metric("a_sel_trained_task_3").title == title
+    assert is_written_by_runs("a_sel_trained_task_3")
 
 
 def test_no_two_names_for_one_thing() -> None:

@@ -286,6 +286,7 @@ def record(round, task=0, clients=None, **metrics):
         "metrics": metrics,
         "bytes": {"down": 10, "up": 20, "wire_down": 11, "wire_up": 21},
         "seconds": {"train": 1.0, "server": 0.5, "wall": 2.0},
+        "cohort": [int(client) for client in clients or () if client.isdigit()],
         "clients": clients or {},
     }
 
@@ -394,6 +395,37 @@ def test_a_sel_is_there_where_clients_are_selected():
     assert "a_sel" not in run_of(records)
     selecting = tiny_experiment(schedule={"clients": 4, "per_round": 2})
     assert run_metrics(records, selecting, "after_local")["a_sel"] == 0.4
+
+
+def test_a_sel_by_task():
+    """The mean of the cohort after task K, over its last scored rounds; others do not count."""
+    accuracies = {0: (0.1, 0.3), 1: (0.5, 0.6), 2: (0.9, 0.8), 3: (0.7, 0.6)}
+    records = [
+        {
+            **record(place, place % 2, {str(c): scored_as(a) for c in range(3)}),
+            "cohort": [0, 1],
+        }
+        for place, a in accuracies.items()
+    ]
+    records[3]["clients"]["2"] = scored_as((0.0, 0.0))
+    records.append({**record(4, 0, {"0": {"loss": 1.0}}), "cohort": [0]})
+    how = {"schedule": {"clients": 3, "per_round": 2}}
+    last = run_metrics(records, tiny_experiment(**how), "after_local")
+    how["evaluate"] = {"last_rounds": 10}
+    whole = run_metrics(records, tiny_experiment(**how), "after_local")
+    names = ["a_sel_received_task_0", "a_sel_received_task_1"]
+    assert [whole[name] for name in names] == pytest.approx([0.5, 0.6])
+    names = ["a_sel_trained_task_0", "a_sel_trained_task_1"]
+    assert [whole[name] for name in names] == pytest.approx([0.55, 0.6])
+    assert [last[name] for name in names] == pytest.approx([0.8, 0.6])
+    one_task = run_metrics(records[::2], tiny_experiment(**how), "after_local")
+    assert not any(name.startswith("a_sel_") for name in one_task)
+    assert not any(name.startswith("a_sel_") for name in run_of(records))
+
+
+def scored_as(accuracies):
+    views = zip(("after_downlink", "after_local"), accuracies, strict=True)
+    return {"views": {view: {"accuracy": a, "tasks": [a]} for view, a in views}}
 
 
 def test_a_reference_that_is_none(tmp_path):
