@@ -1,8 +1,8 @@
 """One process that hosts one or several clients: training in turn, network beside it.
 
 Three threads: one pulls the next order, this one trains, one pushes results; a fourth sends
-heartbeats. At most the orders of one message are fetched ahead, and what one order came to waits to
-be sent; where clients train together, the results of all of them.
+heartbeats. The orders of one message wait to be done, and one more message is fetched ahead. What
+one order came to waits to be sent; where clients train together, the results of all of them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import logging
 import os
 import queue
 import threading
-import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
-from typing import TypeAlias
+from typing import overload
 
 import torch
 
@@ -31,6 +29,7 @@ from fedcli.runtime.answers import (
 )
 from fedcli.runtime.enrolment import Enrolment, client_of
 from fedcli.runtime.link import Link, Membership
+from fedcli.runtime.order_queue import WAKE_S, OrderQueue
 from fedcli.runtime.state_lock import lock_states
 from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
@@ -38,18 +37,14 @@ from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, FedtideError, LinkError, PayloadError
 from fedmodels.printable import printable
 from fedmodels.resolution import experiment_of
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedmodels.tensors.bundle import BundleSpec, ClientId
 from fedmodels.tensors.heap import give_back_free_pages
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.zstd import check_installed
 
-Orders: TypeAlias = Sequence[tuple[rpc.Order, Bundle]]
-"""Orders that came at once, each with its payload."""
-IDLE_TOLD_S = 60.0
-"""A process without an order says so at this interval."""
-WAKE_S = 1.0
-"""A wait is cut into pieces of this length: a signal that another thread got is seen then."""
+FOLLOWED_WITHIN_S = 15.0
+"""How long to wait for the other orders that are trained together with one."""
 log = logging.getLogger(__name__)
 
 
@@ -84,14 +79,9 @@ class Host:
         self.enrolment = Enrolment(link, self.workers, states, start_over=start_over)
         self._pulling_as: dict[ClientId, Membership] = {}
         self._issues: dict[ClientId, int] = {}
-        self._orders: queue.Queue[Orders | BaseException] = queue.Queue(1)
-        self._fetched: deque[tuple[rpc.Order, Bundle]] = deque()
-        """Orders that came at once with the last one, and were not begun yet."""
+        self._orders = OrderQueue()
         self._results: queue.Queue[list[Result] | None] = queue.Queue(1)
-        self._ahead: Task | None = None
-        """An order taken off the queue that did not belong to those before it."""
         self._together = 1
-        self._failure: BaseException | None = None
         self._unfinished: dict[str, str] = {}
         """Why a client could not do its last order, by id."""
         self._closed = threading.Event()
@@ -141,8 +131,8 @@ class Host:
             self._hand_on(None)
             while self._pushing.is_alive():
                 self._pushing.join(WAKE_S)
-            if self._failure is not None:
-                raise self._failure
+            if self._orders.failure is not None:
+                raise self._orders.failure
             self._check_finished()
         except Dismissed:
             leaving = "told that the run has failed"
@@ -174,46 +164,40 @@ class Host:
                 self._hand_on(results)
 
     def _hand_on(self, results: list[Result] | None) -> None:
-        """Wait until the thread that pushes has room for results, or for the end."""
+        """Wait until the thread that pushes has room for results, or for the end.
+
+        Raises:
+            BaseException: what another thread says ends this process.
+        """
         while True:
             with suppress(queue.Full):
                 return self._results.put(results, timeout=WAKE_S)
+            if self._orders.failure is not None:
+                raise self._orders.failure
 
     def _next_tasks(self) -> list[Task]:
         """Wait for an order, and for those that are to be trained together with it."""
         tasks = [self._next_task()]
-        first = tasks[0].order
-        if first.kind == rpc.ORDER_KIND_TRAIN:
-            while len(tasks) < self._together and tasks[-1].order.following:
-                task = self._next_task()
-                if task.order.issue != first.issue:  # nobody waits for the others any more
-                    self._ahead = task
-                    break
-                tasks.append(task)
+        most = self._together if tasks[0].order.kind == rpc.ORDER_KIND_TRAIN else 1
+        while len(tasks) < most and tasks[-1].order.following:
+            task = self._next_task(FOLLOWED_WITHIN_S)
+            if task is None:  # the server lost sight of them, as after a crash
+                break
+            if not _belongs(task.order, [other.order for other in tasks]):
+                self._orders.put_back(task.order, task.payload)
+                break
+            tasks.append(task)
         return tasks
 
-    def _next_task(self) -> Task:
-        if self._ahead is not None:
-            task, self._ahead = self._ahead, None
-            return task
-        if not self._fetched or not self._orders.empty():
-            found = self._next_found()
-            if isinstance(found, BaseException):
-                raise found
-            self._fetched.extend(found)
-        order, payload = self._fetched.popleft()
-        return Task(self.workers.of(client_of(order.client_id)), order, payload)
-
-    def _next_found(self) -> Orders | BaseException:
-        """Wait for what the thread that pulls brings; say each minute that nothing came."""
-        begun = told = time.monotonic()
-        while True:
-            with suppress(queue.Empty):
-                return self._orders.get(timeout=WAKE_S)
-            now = time.monotonic()
-            if now >= told + IDLE_TOLD_S:
-                told, waited = now, now - begun
-                log.info("no order for %.0f s: the server waits for others, or is gone", waited)
+    @overload
+    def _next_task(self) -> Task: ...
+    @overload
+    def _next_task(self, within_s: float) -> Task | None: ...
+    def _next_task(self, within_s: float | None = None) -> Task | None:
+        found = self._orders.take(within_s)
+        if found is None:
+            return None
+        return Task(self.workers.of(client_of(found[0].client_id)), *found)
 
     def _execute(self, tasks: list[Task]) -> list[Result]:
         """Do what orders say; those that were abandoned on the way have no result."""
@@ -238,30 +222,33 @@ class Host:
                 )
 
     def _pull_forever(self) -> None:
-        while not self._closed.is_set():
-            try:
-                orders = self.link.pull(self._waiting, self._spec)
-                for order, _ in orders:
-                    self._issues[client_of(order.client_id)] = order.issue
-                self._orders.put(orders)
-                del orders
-            except SessionGone:
-                if not self._renew(self._pulling_as):
-                    return
-            except RunOver as over:
-                self._abandon()
-                self._orders.put(over)
-                return
-            except FedtideError as error:
-                if isinstance(error, Dismissed):
+        with self._ending("orders cannot be read"):
+            while not self._closed.is_set():
+                try:
+                    orders = self.link.pull(self._waiting, self._spec)
+                    for order, _ in orders:
+                        self._issues[client_of(order.client_id)] = order.issue
+                    self._orders.put(orders)
+                    del orders
+                except SessionGone:
+                    self.enrolment.rejoin(self._pulling_as)
+                except RunOver:
                     self._abandon()
-                if not self._closed.is_set():
-                    self._orders.put(error)
-                return
-            except Exception as error:  # else the process would wait for ever for this thread
-                log.exception("orders cannot be read")
-                self._orders.put(LinkError(f"orders cannot be read: {printable(str(error))}"))
-                return
+                    return self._orders.end()
+                except Dismissed:
+                    self._abandon()
+                    raise
+
+    @contextmanager
+    def _ending(self, what: str) -> Iterator[None]:
+        """End the process with what goes wrong in a thread of its own: nobody waits for it then."""
+        try:
+            yield
+        except FedtideError as error:
+            self._orders.end(error)
+        except Exception as error:
+            log.exception(what)
+            self._orders.end(LinkError(f"{what}: {printable(str(error))}"))
 
     def _abandon(self) -> None:
         """End what is trained: nobody waits for it any more."""
@@ -281,15 +268,6 @@ class Host:
             for c, m in self._pulling_as.items()
         ]
 
-    def _renew(self, gone: Mapping[ClientId, Membership]) -> bool:
-        """Join again; what goes wrong with that ends the process."""
-        try:
-            self.enrolment.rejoin(gone)
-        except FedtideError as error:
-            self._fail(error)
-            return False
-        return True
-
     def _spec(self, client: str) -> Mapping[str, BundleSpec]:
         """Return what the parts of a client's payload must hold."""
         if client not in self._ids:
@@ -300,8 +278,9 @@ class Host:
 
     def _push_forever(self) -> None:
         while (results := self._results.get()) is not None:
-            if self._failure is None:  # after one, results are only taken off the queue
-                self._push_all(results)
+            if self._orders.failure is None:  # after one, results are only taken off the queue
+                with self._ending("results cannot be brought back"):
+                    self._push_all(results)
 
     def _push_all(self, results: Sequence[Result]) -> None:
         """Bring back results, several in a message where they are small."""
@@ -315,8 +294,6 @@ class Host:
                 error = next(outcomes)
             except (UploadRefused, SessionGone, Superseded, RunOver):  # each is told its own then
                 error, outcomes = NotTaken(), repeat(NotTaken())
-            except FedtideError as failure:
-                return self._fail(failure)
             if error is not None:
                 self._push(result, error, member)
 
@@ -332,6 +309,9 @@ class Host:
             result: of an order.
             refused: what became of it among several.
             member: the session that it came with then.
+
+        Raises:
+            FedtideError: this process has to end.
         """
         client = client_of(result.order.client_id)
         while True:
@@ -344,23 +324,14 @@ class Host:
             except NotTaken:
                 pass
             except SessionGone:
-                if not self._renew({client: member}):
-                    return
+                self.enrolment.rejoin({client: member})
             except UploadRefused as error:  # this client fails for this interaction
                 log.error("%s", error)
                 return
             except (Superseded, RunOver) as error:
                 log.warning("client %s: %s", client, error)
                 return
-            except FedtideError as error:
-                self._fail(error)
-                return
             refused = member = None
-
-    def _fail(self, error: FedtideError) -> None:
-        """End the process: the thread that trains finds the error where it waits for orders."""
-        self._failure = self._failure or error
-        self._orders.put(error)
 
     def _beat_forever(self) -> None:
         """Tell how far those at work are, and what became safe on the disk after its upload.
@@ -381,3 +352,13 @@ class Host:
                 member, safe = self.enrolment.members[client], durable.get(client, -1)
                 if self.link.beat(member, at_work.get(client, Progress()), safe):
                     told[client] = safe
+
+
+def _belongs(order: rpc.Order, others: Sequence[rpc.Order]) -> bool:
+    """Tell whether an order is trained together with others: one issue, each client once."""
+    facts = ("issue", "kind", "interaction")
+    return all(
+        order.client_id != other.client_id
+        and all(getattr(order, name) == getattr(other, name) for name in facts)
+        for other in others
+    )

@@ -124,15 +124,19 @@ class Link:
                 if again_s is None:
                     raise_if_final(what, error)
                 if self._closed.is_set():
-                    raise LinkError(f"{what}: the link is closed") from None
+                    raise _closed(what) from None
                 reason = self._explained(said(error))
+            except ValueError:
+                if self._closed.is_set():  # a channel that is closed raises it
+                    raise _closed(what) from None
+                raise
             if again_s is not None:  # the server is there: it says when to come again
                 lost_since, wait_s = None, max(wait_s, again_s)
             else:
                 lost_since = lost_since or time.monotonic()
                 logged_at = self._log_lost(lost_since, logged_at, reason)
             if self._closed.wait(wait_s * random.uniform(0.5, 1.0)):
-                raise LinkError(f"{what}: the link is closed")
+                raise _closed(what)
             wait_s = min(2 * wait_s, max(2.0, again_s or 0.0))
 
     def _slow_down(self, what: str) -> None:
@@ -331,6 +335,10 @@ class Link:
         except grpc.RpcError as error:
             log.debug("beat: %s", said(error))
             return False
+        except ValueError:
+            if self._closed.is_set():  # by another thread
+                return False
+            raise
         return True
 
     def leave(self, member: Membership, reason: str) -> None:
@@ -345,6 +353,10 @@ class Link:
         """Close the channel; calls under way end."""
         self._closed.set()
         self._channel.close()
+
+
+def _closed(what: str) -> LinkError:
+    return LinkError(f"{what}: the link is closed")
 
 
 def _header_of(member: Membership, result: Result) -> rpc.PushHeader:

@@ -45,13 +45,15 @@ class SessionFile:
         """Return the session, or an empty one where there is none.
 
         Raises:
-            ArchiveError: the file is damaged.
+            ArchiveError: the file is damaged, or cannot be read.
         """
         try:
             facts = json.loads(self.path.read_text("utf-8"))
             found = Session(facts["run_id"], bytes.fromhex(facts["token"]))
         except (FileNotFoundError, NotADirectoryError):
             return Session()
+        except OSError as error:
+            raise ArchiveError(f"cannot read {self.path}: {error.strerror}") from None
         except (ValueError, RecursionError, KeyError, TypeError):
             found = Session()
         if not found.token:  # tokens derived from none could be guessed

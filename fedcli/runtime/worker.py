@@ -120,6 +120,7 @@ class Worker:
 
     def failed(self, order: rpc.Order, error: Exception) -> Result | None:
         """Return the result of an order that raised an error; call it in the ``except`` block."""
+        self.progress = Progress()  # it is no longer at work
         if isinstance(error, Abandoned):
             return None
         if isinstance(error, FedtideError):

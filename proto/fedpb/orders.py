@@ -39,6 +39,8 @@ def read_order(
     expected = specs(header.order.client_id)
     for other in header.more:
         specs(other.client_id)
+    if len({header.order.client_id, *(o.client_id for o in header.more)}) <= len(header.more):
+        raise PayloadError("a message brings two orders for one client")
     if header.more and any(part.role != "common" for part in header.parts):
         raise PayloadError("orders of several clients share a personal part")
     for part in header.parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import signal
 import threading
 import time
@@ -15,9 +14,11 @@ import pytest
 import torch
 
 from fedcli import cli
-from fedcli.runtime import host as host_module
+from fedcli.runtime import order_queue
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
+from fedmodels.tensors.bundle import Bundle
+from fedpb.v1 import coordinator_pb2 as rpc
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def _telling(begun: threading.Event, call: Callable[..., object]) -> Callable[..
     return told
 
 
-@pytest.mark.parametrize("wait", [lambda h: h._next_found(), lambda h: h._hand_on(None)])
+@pytest.mark.parametrize("wait", [lambda h: h._next_task(), lambda h: h._hand_on(None)])
 def test_a_signal_that_another_thread_got_ends_a_wait(
     wait: Callable[[Host], object],
     idle: Host,
@@ -60,7 +61,7 @@ def test_a_signal_that_another_thread_got_ends_a_wait(
     """The system gives a signal to any thread; gRPC's do not hand it on."""
     idle._results.put(None)  # and there is no room for another
     waits = threading.Event()
-    for queued, call in ((idle._orders, "get"), (idle._results, "put")):
+    for queued, call in ((idle._orders._changed, "wait"), (idle._results, "put")):
         monkeypatch.setattr(queued, call, _telling(waits, getattr(queued, call)))
 
     def signalled() -> None:
@@ -77,10 +78,11 @@ def test_a_signal_that_another_thread_got_ends_a_wait(
 def test_a_wait_is_told_once_in_a_while(
     idle: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(host_module, "WAKE_S", 0.01)
-    monkeypatch.setattr(host_module, "IDLE_TOLD_S", 0.1)
+    monkeypatch.setattr(order_queue, "WAKE_S", 0.01)
+    monkeypatch.setattr(order_queue, "IDLE_TOLD_S", 0.1)
     caplog.set_level(logging.INFO)
-    threading.Timer(0.35, idle._orders.put, [queue.Empty()]).start()
-    idle._next_found()
+    order = rpc.Order(client_id="0"), Bundle()
+    threading.Timer(0.35, idle._orders.put, [[order]]).start()
+    assert idle._orders.take() == order
     assert 1 <= len(caplog.records) <= 3
     assert caplog.records[0].message.startswith("no order for 0 s: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,7 +95,7 @@ def host(link: Any, digits: Path, tmp_path: Path) -> Any:
     made: Any = Host(range(3), link, digits, tmp_path, torch.device("cpu"))
     made.enrolment.members = {c: result(c)[0] for c in range(3)}
     made.renewed = []
-    made._renew = lambda gone: made.renewed.extend(gone) or True
+    made.enrolment.rejoin = made.renewed.extend
     return made
 
 
@@ -151,8 +152,11 @@ def test_where_all_are_refused_each_is_brought_alone(code: grpc.StatusCode, host
 
 def test_a_server_that_ends_the_run_ends_the_process(host: Any) -> None:
     host.link.answers = [Answer(grpc.StatusCode.FAILED_PRECONDITION)]
-    assert brought(host) == []
-    assert isinstance(host._failure, LinkError)
+    host._results.put([result(c)[1] for c in range(3)])
+    threading.Timer(0.01, host._results.put, [None]).start()
+    host._push_forever()
+    assert host.link.alone == []
+    assert isinstance(host._orders.failure, LinkError)
 
 
 # --- orders that come at once ---------------------------------------------------------------------
@@ -196,6 +200,6 @@ def test_orders_that_came_at_once_are_done_one_after_another(host: Any) -> None:
     order = [(rpc.Order(client_id=str(c)), Bundle()) for c in range(3)]
     host._orders.put(order[:2])
     assert host._next_task().worker.client == 0
-    host._orders.put(LinkError("gone"))
+    host._orders.end(LinkError("gone"))
     with pytest.raises(LinkError, match="gone"):  # what is left is in vain
         host._next_task()

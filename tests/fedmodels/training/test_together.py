@@ -117,13 +117,11 @@ def host(workers, digits, tmp_path):
     made = Host(range(3), None, digits, tmp_path / "states", torch.device("cpu"))
     made.workers._open = {w.client: w for w in workers}
     made._together = 3
-    made._orders.maxsize = 0
     return made
 
 
 def put(host, *orders):
-    for order in orders:
-        host._orders.put([(order, Bundle())])
+    host._orders.put([(order, Bundle()) for order in orders])
 
 
 def taken(host):
@@ -144,13 +142,32 @@ def test_no_more_than_train_together(host):
 
 def test_orders_of_another_issue_are_kept_for_later(host):
     """The first interaction closed without the clients whose orders were to follow."""
-    put(host, order_of(0, issue=7, following=2), order_of(0, 1, issue=8, following=1))
-    put(host, order_of(1, 1, issue=8))
+    again = order_of(0, 1, issue=8, following=1), order_of(1, 1, issue=8)
+    put(host, order_of(0, issue=7, following=2), *again)
     assert taken(host) == ["0"]
     assert [(t.order.client_id, t.order.interaction) for t in host._next_tasks()] == [
         ("0", 1),
         ("1", 1),
     ]
+
+
+def test_orders_that_do_not_belong_together_are_done_one_by_one(host):
+    """A server may say so of any orders: each client once, of one interaction and kind."""
+    first = order_of(0, issue=7, following=2)
+    for other in (
+        order_of(0, issue=7, following=1),
+        order_of(1, 1, issue=7, following=1),
+        order_of(1, issue=7, kind=rpc.ORDER_KIND_EVALUATE, following=1),
+    ):
+        put(host, first, other)
+        assert (taken(host), taken(host)) == (["0"], [other.client_id])
+
+
+def test_orders_that_do_not_follow_are_not_waited_for_for_ever(host, monkeypatch):
+    """A coordinator that comes back after a crash may have one of the results already."""
+    monkeypatch.setattr("fedcli.runtime.host.FOLLOWED_WITHIN_S", 0.05)
+    put(host, order_of(0, issue=7, following=1))
+    assert taken(host) == ["0"]
 
 
 def test_scoring_is_done_one_by_one(host):
@@ -160,6 +177,6 @@ def test_scoring_is_done_one_by_one(host):
 
 def test_an_error_ends_the_waiting(host):
     put(host, order_of(0, issue=7, following=1))
-    host._orders.put(ConnectionError("gone"))
+    host._orders.end(ConnectionError("gone"))
     with pytest.raises(ConnectionError, match="gone"):
         host._next_tasks()

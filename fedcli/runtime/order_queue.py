@@ -1,0 +1,91 @@
+"""Orders on their way from the thread that pulls them to the one that does them, and their end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from fedcli.runtime.answers import RunOver
+from fedmodels.tensors.bundle import Bundle
+from fedpb.v1 import coordinator_pb2 as rpc
+
+OrderWithPayload: TypeAlias = tuple[rpc.Order, Bundle]
+IDLE_TOLD_S = 60.0
+"""A process without an order says so at this interval."""
+WAKE_S = 1.0
+"""A wait is cut into pieces of this length: a signal that another thread got is seen then."""
+log = logging.getLogger(__name__)
+
+
+class OrderQueue:
+    """The orders of one message, in their order; any thread may say that there will be no more."""
+
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+        """Why this process has to end, if it has."""
+        self._changed = threading.Condition()
+        self._waiting: deque[OrderWithPayload] = deque()
+        self._over = False
+
+    def put(self, orders: Sequence[OrderWithPayload]) -> None:
+        """Add the orders of a message, once those of the message before are taken."""
+        with self._changed:
+            while self._waiting and not self._over:
+                self._changed.wait()
+            self._waiting.extend(orders)
+            self._changed.notify_all()
+
+    def end(self, failure: BaseException | None = None) -> None:
+        """Let nobody wait any more: the run is over, or this process has to end.
+
+        The first failure counts.
+        """
+        with self._changed:
+            self.failure = self.failure or failure
+            self._over = True
+            self._changed.notify_all()
+
+    def take(self, within_s: float | None = None) -> OrderWithPayload | None:
+        """Wait for the next order; say each minute that none came.
+
+        Args:
+            within_s: how long to wait; for ever unless given.
+
+        Returns:
+            The order and its payload; None where none came in time.
+
+        Raises:
+            RunOver: the run is over, and no client has to store its final model.
+            BaseException: the failure.
+        """
+        begun = told = time.monotonic()
+        with self._changed:
+            while True:
+                if self.failure is not None:
+                    raise self.failure
+                if self._over:
+                    finishing = rpc.ORDER_KIND_FINISH
+                    self._waiting = deque(o for o in self._waiting if o[0].kind == finishing)
+                if self._waiting:
+                    found = self._waiting.popleft()
+                    self._changed.notify_all()
+                    return found
+                if self._over:
+                    raise RunOver
+                now = time.monotonic()
+                left_s = WAKE_S if within_s is None else begun + within_s - now
+                if left_s <= 0:
+                    return None
+                if now >= told + IDLE_TOLD_S:
+                    told, waited = now, now - begun
+                    log.info("no order for %.0f s: the server waits for others, or is gone", waited)
+                self._changed.wait(min(left_s, WAKE_S))
+
+    def put_back(self, order: rpc.Order, payload: Bundle) -> None:
+        """Make an order that was taken the next one again."""
+        with self._changed:
+            self._waiting.appendleft((order, payload))

@@ -1,0 +1,79 @@
+"""Orders between two threads: none waits for ever once there is an end."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from fedcli.runtime.answers import RunOver
+from fedcli.runtime.order_queue import OrderQueue
+from fedmodels.errors import LinkError
+from fedmodels.tensors.bundle import Bundle
+from fedpb.v1 import coordinator_pb2 as rpc
+
+PAYLOAD = Bundle()
+
+
+def orders(*clients: int, kind: rpc.OrderKind = rpc.ORDER_KIND_TRAIN) -> list[Any]:
+    return [(rpc.Order(client_id=str(client), kind=kind), PAYLOAD) for client in clients]
+
+
+def begun(call: Any, *given: Any) -> threading.Thread:
+    thread = threading.Thread(target=call, args=given, daemon=True)
+    thread.start()
+    return thread
+
+
+def clients_taken(queue: OrderQueue, number: int) -> list[str]:
+    found = (queue.take() for _ in range(number))
+    return [order.client_id for order, _ in filter(None, found)]
+
+
+def test_one_message_waits_until_that_before_is_taken() -> None:
+    """So a server that sends on and on fills no memory."""
+    queue = OrderQueue()
+    queue.put(orders(0, 1))
+    second = begun(queue.put, orders(2))
+    assert clients_taken(queue, 1) == ["0"]
+    second.join(0.05)
+    assert second.is_alive(), "order 1 waits"
+    assert clients_taken(queue, 2) == ["1", "2"]
+    second.join(10)
+    assert not second.is_alive()
+
+
+def test_an_order_that_is_put_back_comes_next() -> None:
+    queue = OrderQueue()
+    queue.put(orders(0, 1))
+    found = queue.take()
+    assert found is not None
+    queue.put_back(*found)
+    assert clients_taken(queue, 2) == ["0", "1"]
+
+
+def test_a_failure_comes_before_what_waits_and_holds_nobody_up() -> None:
+    queue = OrderQueue()
+    queue.put(orders(0))
+    blocked = begun(queue.put, orders(1))
+    for line in ("first", "second", "third"):
+        queue.end(LinkError(line))
+    for _ in range(2):
+        with pytest.raises(LinkError, match="first"):
+            queue.take()
+    blocked.join(10)
+    assert not blocked.is_alive()
+
+
+def test_when_the_run_is_over_clients_still_store_their_models() -> None:
+    queue = OrderQueue()
+    queue.put([*orders(0), *orders(1, kind=rpc.ORDER_KIND_FINISH), *orders(2)])
+    queue.end()
+    assert clients_taken(queue, 1) == ["1"]
+    with pytest.raises(RunOver):
+        queue.take()
+
+
+def test_a_wait_with_a_limit_ends_with_nothing() -> None:
+    assert OrderQueue().take(0.01) is None
