@@ -62,6 +62,7 @@ class RelayCohort(RemoteCohort):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(clients.stop, spool, events, admission=_Admitted({}), clock=clock)
+        self.most_present = len(clients)
         self._runs: dict[ClientId, RelayedRun] = {}
         """What travels to and from each client that has joined, by the problem that it stated: the
         coordinator above turns those away later whose problem is not the run's."""

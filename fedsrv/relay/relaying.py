@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,8 @@ from fedsrv.transport.waiting import LOOK_EVERY_S
 
 MEMORY_MB = 256
 """Uploads of a group beyond it are added up as they come."""
+QUIET_S = 15.0
+"""How long nothing may come between two orders of one issue before they are asked for again."""
 PAUSE_S, MOST_WAIT_S = 0.1, 2.0
 """Shortest and longest pause before a call that is made again."""
 log = logging.getLogger("fedsrv")
@@ -116,7 +118,8 @@ class Relaying:
         """The issue of each client's last order that was given out."""
         self._held: dict[bytes, Bundle] = {}
         self._batch = Batch()
-        self._batch_begun = 0.0
+        self._heard = 0.0
+        """When the last message of the Pull under way came."""
         self._moves, self._looked = -1, 0.0
         """What the last look after the Pull saw, and when that was."""
 
@@ -164,7 +167,7 @@ class Relaying:
             return
         self._moves, self._looked = moves, now
         live = {client: session.token for client, session in self.cohort.live().items()}
-        half_way = self._batch.orders and now - self._batch_begun > LOOK_EVERY_S
+        half_way = self._batch.orders and now - self._heard > QUIET_S
         if self._call is not None and (live != self._pulled or half_way):
             self._call.cancel()
 
@@ -241,18 +244,24 @@ class Relaying:
 
     def _read(self, call: Any) -> None:
         """Give out orders as they come, those that came together at a time."""
-        while found := read_order(call, self._parts_of, self._held):
+        messages = self._noting(call)
+        while found := read_order(messages, self._parts_of, self._held):
             header, parts = found
             if "common" not in parts:
                 raise PayloadError("an order has no common part")
             for order in (header.order, *header.more):
                 self._add(order, parts, tuple(header.group))
 
+    def _noting(self, call: Any) -> Iterator[bytes]:
+        """Yield the messages of a Pull, and note when they come."""
+        for message in call:
+            self._heard = time.monotonic()
+            yield message
+
     def _add(self, order: rpc.Order, parts: Mapping[str, Bundle], group: tuple[int, ...]) -> None:
         """Add an order to those that came with it; give them out with the last one."""
         batch = self._batch
         if order.issue != batch.issue:
-            self._batch_begun = time.monotonic()
             batch = self._batch = Batch(order.issue, common=parts["common"])
         client = client_id_of(order.client_id, self.cohort.num_clients)
         batch.orders[client] = order

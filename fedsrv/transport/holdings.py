@@ -53,7 +53,8 @@ class Holdings:
     def has_trained(self, client: ClientId, interaction: int) -> None:
         """Note a client's upload, and with it a private state that may not be safe yet."""
         assert isinstance(client, int), "the evaluator trains nothing"
-        self._sessions[client].add_version(interaction)
+        if client in self._sessions:  # else it was turned away while its upload came
+            self._sessions[client].add_version(interaction)
         self._unsafe.add(client)
 
     def trained(self, client: ClientId) -> int:

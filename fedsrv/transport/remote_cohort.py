@@ -63,7 +63,7 @@ class RemoteCohort:
         together: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_clients = num_clients
+        self.num_clients = self.most_present = num_clients
         self._most_ahead = max(self.MOST_AHEAD, 2 * together)
         self.spool, self.events = spool, events
         self.admission = admission
@@ -345,6 +345,7 @@ class RemoteCohort:
         Raises:
             Superseded: the order is no longer wanted.
             NotReady: this process has not taken the run up yet.
+            UnknownSession: the session ended since the result began to come.
         """
         with self._changed:
             if self._over:
@@ -353,6 +354,8 @@ class RemoteCohort:
                 raise NotReady("the run is being taken up; bring the result again")
             trip = self._trips.answered_by(client, header)
             if trip is None:
+                if client not in self._sessions:
+                    raise UnknownSession(f"client {client} has to join again")
                 counted = min(self.committed, self._sessions[client].trained)
                 if header.kind == rpc.ORDER_KIND_TRAIN and header.interaction <= counted:
                     return None
@@ -368,8 +371,7 @@ class RemoteCohort:
                 return first
             if first and isinstance(result, Answer) and sample.kind == rpc.ORDER_KIND_TRAIN:
                 self._holdings.has_trained(client, sample.interaction)
-            is_current = trip is self._trips.current
-            if not is_current or trip.has_enough() or isinstance(result, str):
+            if trip is not self._trips.current or trip.has_enough() or isinstance(result, str):
                 self._changed.notify_all()
             if (session := self._sessions.get(client)) and session.caller:  # a relay may forget it
                 session.caller.answered(client, trip.issue)

@@ -79,7 +79,7 @@ def start_server(
     """
     # for each client a Pull and a Push, twice while one takes the place of another, the monitors,
     # and what the gate lets in besides; more than that wait their turn, up to a crowd
-    threads = 4 * service.cohort.num_clients + MOST_WATCHERS + service.gate.threads
+    threads = 4 * service.cohort.most_present + MOST_WATCHERS + service.gate.threads
     server = grpc.server(
         ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
         interceptors=[service.gate],

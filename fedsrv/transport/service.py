@@ -115,7 +115,7 @@ class Service:
         self.cohort, self.events = cohort, events
         self.requires_identity = requires_identity
         self.complaints = Complaints(log)
-        self.gate = Gate(cohort.num_clients)
+        self.gate = Gate(cohort.most_present)
         self.inbox = Inbox(cohort, self.gate)
         self.health = health.HealthServicer(experimental_non_blocking=False)
         self._watchers = threading.BoundedSemaphore(MOST_WATCHERS)
@@ -291,7 +291,7 @@ class Service:
         """Take the results of several orders; each has an outcome of its own."""
         response = rpc.PushSeveralResponse()
         try:
-            results = unpacked(data, self.cohort.num_clients + 1)  # with the evaluator's
+            results = unpacked(data, self.cohort.most_present + 1)  # with the evaluator's
         except PayloadError as error:
             self.refuse(context, error)
         for result in results:

@@ -317,9 +317,9 @@ def _leaves(tree: Any) -> Iterator[Tensor]:
 
 
 def _layout(tree: Any) -> Any:
-    """Return what is not a tensor's values: its shape, and types, names and numbers of the rest."""
+    """Return what is not a tensor's values: shape and dtype; types, names and numbers of the rest."""
     if isinstance(tree, Tensor):
-        return tree.shape
+        return tree.shape, tree.dtype
     branches = _branches(tree)
     names = tuple(tree) if isinstance(tree, Mapping) else ()
     value = tree if isinstance(tree, bool | int | float | str) else None
@@ -336,6 +336,8 @@ def _rebuilt(tree: Any, leaves: Iterator[Tensor]) -> Any:
     if is_dataclass(tree) and not isinstance(tree, type):
         names = (each.name for each in fields(tree))
         return replace(tree, **dict(zip(names, branches, strict=True)))
+    if hasattr(tree, "_fields"):  # a named tuple
+        return type(tree)(*branches)
     return type(tree)(branches) if branches else tree
 
 

@@ -1,5 +1,7 @@
 """A relay between clients and a coordinator that is played: what it tells, keeps and sums."""
 
+from types import SimpleNamespace
+
 import grpc
 import pytest
 import torch
@@ -275,6 +277,36 @@ def test_orders_that_come_in_two_batches_are_one_group(tmp_path):
     world.push(4)
     world.push(5)
     assert members(world.send()[0]) == [3, 4, 5]
+
+
+def test_orders_that_come_slowly_are_waited_for_while_they_come(world, monkeypatch):
+    """Orders with a personal part each are messages of their own, and may take minutes in all."""
+    now, cancelled = [1000.0], []
+    monkeypatch.setattr("fedsrv.relay.relaying.time.monotonic", lambda: now[0])
+    relaying = world.relaying
+    relaying._call = SimpleNamespace(cancel=lambda: cancelled.append(now[0]))
+    relaying._pulled = {c: s.token for c, s in world.cohort.live().items()}
+    messages = relaying._noting([b""] * 3)
+    for left in (2, 1):
+        next(messages)
+        order = rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id=str(5 - left), issue=8)
+        order.following = left
+        relaying._add(order, {"common": Bundle()}, ())
+        now[0] += 14.0
+        relaying._look_after_the_pull()
+    assert not cancelled
+    now[0] += 2.0
+    relaying._look_after_the_pull()
+    assert cancelled == [1030.0], "nothing came for 16 s"
+
+
+def test_the_limits_of_a_relay_are_those_of_its_clients(tmp_path):
+    """And not of the ids before them."""
+    clients = range(900_000, 900_010)
+    cohort = RelayCohort(clients, Spool(tmp_path, 1 << 20), EventLog())
+    service = RelayService(clients, cohort, EventLog(), Above())
+    assert (cohort.most_present, cohort.num_clients) == (10, 900_010)
+    assert service.gate.threads < 100
 
 
 def test_a_sum_is_sent_again_until_the_coordinator_is_back(world, monkeypatch):

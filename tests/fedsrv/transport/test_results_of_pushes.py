@@ -12,11 +12,11 @@ from fedpb import AGAIN_AFTER
 from fedpb.codec import encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Trip
+from fedsrv.engine.cohort import Answer, Trip
 from fedsrv.events import EventLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
-from fedsrv.transport.sessions import RunOver, Superseded
+from fedsrv.transport.sessions import RunOver, Superseded, UnknownSession
 from fedsrv.transport.spool import Spool
 
 PROFILE = json.dumps(
@@ -139,6 +139,18 @@ def test_what_comes_before_the_run_is_taken_up_is_wanted_later(world):
     world.open()
     assert not world.push(world.chunks()).repeated_upload
     assert len(world.done.result(30).by_client) == 1
+
+
+def test_a_session_may_end_while_a_result_comes(world):
+    """As a relay's do when it has its clients join again; the client then joins again, too."""
+    world.open()
+    trip = world.cohort.begin_result(0, world.header())
+    world.cohort._sessions.clear()
+    with pytest.raises(UnknownSession, match="client 0 has to join again"):
+        world.cohort.begin_result(0, world.header(interaction=1))
+    answer = Answer(UPLOAD, rpc.Report(), 0, 0, 0)
+    assert world.cohort.end_result(0, trip, answer), "what came whole counts"
+    assert list(world.done.result(30).by_client) == [0]
 
 
 def test_what_comes_between_trips_is_not_wanted(world):
