@@ -7,7 +7,7 @@ import math
 import resource
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -156,6 +156,19 @@ class Worker:
             secret=self.states.secret,
         )  # fmt: skip
 
+    def _scoring_context(self, order: rpc.Order) -> ClientContext:
+        """Return a context in which the client's task is open.
+
+        A client may have restarted since it trained, and may have had its last task before.
+        """
+        ctx = self._context(order)
+        if self.client == EVALUATOR:
+            return ctx
+        task = min(order.task, self.data.num_tasks - 1)
+        self.stream.open(task)
+        ctx.at = replace(ctx.at, task=task)
+        return ctx
+
     def _tick(self, epoch: int, batch: int, loss: Tensor) -> None:
         now = self.progress
         if now.superseded:
@@ -243,12 +256,9 @@ class Worker:
         """Score the models the order names."""
         self._forget(order)
         report = rpc.Report(durable=self.states.durable)
-        ctx = self._context(order)
+        ctx = self._scoring_context(order)
         payload = self.compression.received(payload)
         state = Bundle() if self.client == EVALUATOR else self._state(order)
-        if self.client != EVALUATOR:
-            # A client may have restarted since it trained, and may have had its last task before.
-            self.stream.open(min(order.task, self.data.num_tasks - 1))
         for view in order.views:
             ctx.view = view
             if view == "global":
@@ -266,7 +276,7 @@ class Worker:
         self._forget(order)
         if self.client == EVALUATOR:
             return Result(order, Bundle(), rpc.Report())
-        payload, ctx = self.compression.received(payload), self._context(order)
+        payload, ctx = self.compression.received(payload), self._scoring_context(order)
         state = self._state(order)
         if self.method.local_view == "global":
             ctx.view = "global"

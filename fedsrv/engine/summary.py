@@ -106,9 +106,9 @@ def run_metrics(
         if _is_scored(records, "after_local"):
             views["forgetting_trained"] = "after_local"
     for name, view in views.items():
-        matrix = task_matrix(records, view)
-        if len(matrix) > 1:
-            out[name] = forgetting(matrix)
+        lost = accuracy_lost(records, view)
+        if len(lost) > 1:
+            out[name] = forgetting(lost)
     return {key: value for key, value in out.items() if np.isfinite(value)}
 
 
@@ -154,26 +154,34 @@ def _ends_of_tasks_are_scored(records: Sequence[Record]) -> bool:
     return all(any(row.get("views") for row in rows) for rows in clients)
 
 
-def task_matrix(records: Sequence[Record], local_view: str) -> np.ndarray[Any, Any]:
-    """Return R (T, T): mean accuracy on task j after training on task i, in i's last round.
+def accuracy_lost(records: Sequence[Record], local_view: str) -> np.ndarray[Any, Any]:
+    """Return L (T, T): accuracy on task j after the last round of task i, minus that at the end.
 
-    It is everyone's model where no client is scored in the view. The mean skips clients without
-    the entry (task j not met, no test data, or not scored in that round). An entry that no client
-    has is NaN.
+    Each entry is the mean over the clients that have both figures, so that no client's model is
+    compared with another's: where rounds select clients, not all are scored after each task. It is
+    everyone's model where no client is scored in the view. An entry without such a client is NaN.
     """
     view = local_view if _is_scored(records, local_view) else "global"
-    last: dict[int, Record] = {}
+    last: dict[int, dict[str, list[float | None]]] = {}
     for record in records:
-        if any(_task_series(row, view) for row in record.get("clients", {}).values()):
-            last[record["task"]] = record
+        found = {c: _task_series(row, view) for c, row in record.get("clients", {}).items()}
+        if any(found.values()):
+            last[record["task"]] = found
     tasks = sorted(last)
     matrix = np.full((len(tasks), len(tasks)), np.nan)
-    for i, latest in enumerate(tasks):
-        rows = [_task_series(row, view) for row in last[latest]["clients"].values()]
+    for i, after in enumerate(tasks):
         for j, task in enumerate(tasks[: i + 1]):
-            values = [a for row in rows if len(row) > task and (a := row[task]) is not None]
-            matrix[i, j] = np.mean(values) if values else np.nan
+            pairs = [
+                (_entry(series, task), _entry(last[tasks[-1]].get(client, []), task))
+                for client, series in last[after].items()
+            ]
+            lost = [then - now for then, now in pairs if then is not None and now is not None]
+            matrix[i, j] = np.mean(lost) if lost else np.nan
     return matrix
+
+
+def _entry(series: Sequence[float | None], task: int) -> float | None:
+    return series[task] if task < len(series) else None
 
 
 def _is_scored(records: Sequence[Record], view: str) -> bool:

@@ -146,8 +146,8 @@ class AFFCL(Accompanied):
     flow_hidden: PositiveCount = 512
     """Width of the flow's conditioners."""
     last: Literal["local", "global"] = "global"
-    """The predecessor: everyone's model at the end of the client's previous task, as released, or
-    what this client itself trained last on it."""
+    """The predecessor: everyone's model at the beginning of the client's new task, as released, or
+    what this client itself trained last."""
     density: Literal["arithmetic", "geometric"] = "arithmetic"
     """Which mean over the coordinates of a Gaussian's densities."""
 

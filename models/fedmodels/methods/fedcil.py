@@ -21,6 +21,7 @@ its previous task. Deviations and more: docs/methods/fedcil.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
-from fedmodels.errors import PayloadError
+from fedmodels.errors import PayloadError, TrainingFailed
 from fedmodels.methods import register
 from fedmodels.methods.bases.accompanied import Accompanied
 from fedmodels.nets.generative import acgan
@@ -315,7 +316,13 @@ class FedCIL(Accompanied):
             ctx.tick(step // per_pass, step % per_pass, losses[-1])
         for parameter in ctx.net.parameters():
             parameter.grad = None
-        return float(torch.stack(losses[-per_pass:]).mean()) if losses else float("nan")
+        loss = float(torch.stack(losses[-per_pass:]).mean()) if losses else float("nan")
+        if losses and not math.isfinite(loss):
+            raise TrainingFailed(
+                f"the loss of client {ctx.client} in round {ctx.round} is {loss}; what usually "
+                f"helps is a lower method.lr (it is {self.lr:g})"
+            )
+        return loss
 
     def _consistency(
         self, net: SplitNet, parts: Sequence[tuple[Tensor, Tensor]], refs: FedCilReferences

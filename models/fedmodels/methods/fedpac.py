@@ -189,8 +189,9 @@ class FedPAC(FedAvg):
             apart = corner[:, i, None] - corner
             apart[np.abs(apart) < 1e-12 * np.abs(corner).max()] = 0  # rounding of equal rows of h
             alpha = nnls_simplex(np.vstack([deviations, apart]))
-            alpha = np.where(alpha < self.min_weight, 0.0, alpha)
-            mixtures.append((alpha / alpha.sum()).tolist())
+            kept = np.where(alpha < self.min_weight, 0.0, alpha)
+            kept = kept if kept.any() else alpha  # many alike clients have small weights each
+            mixtures.append((kept / kept.sum()).tolist())
         return mixtures
 
     # --- client half ---------------------------------------------------------------------------

@@ -170,7 +170,8 @@ class Gldp(RoundMemory, ReleasedPrototypes):
             total = total + self.lam * self.local_loss(ctx, batch, out, refs.own)
         if self.use_gp:
             total = total + (1 - self.lam) * self.global_loss(batch, out, refs.everyone)
-        if refs.latest is not None:
+        counts = out.features.requires_grad or self.reading.order == "base_first"
+        if refs.latest is not None and counts:  # epochs of a head that comes first do not
             refs.latest.keep(batch.index, out.features)
         return total  # eq. 12
 
@@ -224,6 +225,12 @@ class Gldp(RoundMemory, ReleasedPrototypes):
         if self.reading.proto_pass == "running" and refs.latest is not None:
             return self.computed(ctx, refs.latest.means(y, ctx.run.problem.num_classes))
         return self.class_means(ctx, x, y)
+
+    def count(self, upload: Bundle) -> float:
+        """Return n_k, or 1; but 0 of a client that shows no prototype, as it has no example."""
+        if self.weighting == "examples" or self.min_count > 1:  # which withholds prototypes
+            return super().count(upload)
+        return float(len(upload.prototypes["class"].labels) > 0)
 
     def uplink(
         self, ctx: ClientContext, state: Bundle, refs: GldpReferences, num_examples: int

@@ -118,7 +118,8 @@ SCORES = (
     Metric(
         "forgetting", "forgetting",
         "mean over tasks k < T − 1 of max_t R[t, k] − R[T − 1, k], k ≤ t < T − 1. R[t, k]: mean "
-        "accuracy of clients on task k after the last round of task t, in the view of `a_loc`",
+        "accuracy of clients on task k after the last round of task t, in the view of `a_loc`. A "
+        "difference is of the clients that are scored at both times",
         "Chaudhry et al. 2018", -1, range="−1 … 1",
     ),
     Metric(
@@ -262,7 +263,7 @@ REPORTED = (
     _number("generator_trainings", "trainings of generators", "since the beginning", "pFedGRP"),
     _share(
         "generator_ratio", "quality of a generator",
-        "`…_K`: share of its images of class K that the old model takes for K", "pFedGRP",
+        "`…_K`: share of its images of class K that the model just trained takes for K", "pFedGRP",
     ),
 )  # fmt: skip
 """What methods and clients report beside."""

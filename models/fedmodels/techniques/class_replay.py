@@ -71,14 +71,11 @@ class Replayed:
     """Images that were drawn."""
     accepted: int = 0
     """Images among them that the judge took for their class."""
+    shortage: int = 0
+    """How many more examples were asked for than accepted, class by class."""
     by_class: dict[int, float] = field(default_factory=dict)
     """Share of a class's images that the judge took for it. A class that the judge hardly knows is
     drawn more often, and so weighs more in ``accepted / drawn``."""
-
-    @property
-    def shortage(self) -> int:
-        """Return how many more examples were asked for than accepted."""
-        return max(self.asked - self.accepted, 0)
 
     def metrics(self, prefix: str = "replay") -> Metrics:
         """Return the counts as metrics; a ratio only where something was drawn."""
@@ -184,11 +181,14 @@ class ClassReplay:
         for label in volumes.nonzero().flatten().tolist():
             count, held = int(volumes[label]), generators.get(str(label))
             total.asked += count
-            if held is not None:
+            if held is None:
+                total.shortage += count
+            else:
                 painter = Painter(self.family, held.tensors, judge.device)
                 part = self.draw(painter, label, count, judge, seeds(f"draw/{label}"))
                 total.drawn += part.drawn
                 total.accepted += part.accepted
+                total.shortage += part.shortage
                 total.by_class[label] = part.accepted / part.drawn
                 parts.append(part)
         total.x, total.y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
@@ -224,7 +224,7 @@ class ClassReplay:
             best = torch.cat(chances).argsort(descending=True, stable=True)[: count - len(x)]
             x = torch.cat([x, torch.cat(rejected)[best]])
         y = torch.full((len(x),), label, dtype=torch.int64, device=x.device)
-        return Replayed(x, y, None, count, drawn, accepted)
+        return Replayed(x, y, None, count, drawn, accepted, max(count - accepted, 0))
 
     def _any_class(
         self, held: GeneratorState | None, count: int, judge: Judge, seeds: Seeds
@@ -238,7 +238,7 @@ class ClassReplay:
             x = torch.cat([painter.inputs(self.batch, seed + k)[:n] for k, n in enumerate(sizes)])
         scores = judge(x)
         soft = scores.softmax(1) if self.soft else None
-        return Replayed(x, scores.argmax(1), soft, count, len(x), len(x))
+        return Replayed(x, scores.argmax(1), soft, count, len(x), len(x), count - len(x))
 
     def pictures(self, ctx: ClientContext, state: Bundle) -> dict[str, Picture]:
         """Return images of every generator the client holds, unfiltered, as a picture."""

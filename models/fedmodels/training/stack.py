@@ -317,7 +317,7 @@ def _leaves(tree: Any) -> Iterator[Tensor]:
 
 
 def _layout(tree: Any) -> Any:
-    """Return what is not a tensor's values: shape and dtype; types, names and numbers of the rest."""
+    """Return what is not a tensor's values: its form, and types, names and numbers of the rest."""
     if isinstance(tree, Tensor):
         return tree.shape, tree.dtype
     branches = _branches(tree)

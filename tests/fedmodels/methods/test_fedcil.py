@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.errors import ConfigError, PayloadError, TrainingFailed
 from fedmodels.methods import make
 from fedmodels.methods.fedcil import consistency_loss, taught
 from fedmodels.nets import make_net
@@ -489,3 +489,8 @@ def test_what_does_not_fit_is_refused(digits):
         method.prepare(ctx, Bundle(weights=payload.weights), state)
     with pytest.raises(ConfigError, match="make 'latent' larger than 10"):
         make("fedcil", latent=10).init_server(ctx.run)
+
+
+def test_a_client_that_diverges_says_so(digits):
+    with pytest.raises(TrainingFailed, match=r"the loss of client 0 in round 0 is .*method\.lr"):
+        trained(experiment_for(lr=1e30), digits)

@@ -5,14 +5,18 @@ from itertools import pairwise
 
 import pytest
 import torch
+from rich.console import Console
 from torch.nn.functional import cross_entropy
 
+from fedcli.data.store.commands import run_partition
+from fedcli.runtime.worker import Worker
 from fedmodels.methods.fedem import losses_of, responsibilities
 from fedmodels.nets.split import load_weights
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import train_locally
 from fedmodels.training.method import RunFacts
 from fedtide.inprocess import run_in_process
+from fedtide.trial import write_server_data
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
 
@@ -162,3 +166,24 @@ def test_bytes_are_those_of_all_learners(digits, tmp_path):
         for m in (1, 2)
     }
     assert runs[2]["down"] == 2 * runs[1]["down"]
+
+
+def test_a_mixture_estimated_anew_where_a_client_has_had_its_last_task(tmp_path):
+    """The examples are those of its last task, also for a client that starts again at the end."""
+    scenario = {"kind": "dirichlet", "alpha": 1.0, "tasks": [1, 2], "min_size": 3}
+    schedule = {"rounds": 1, "clients": 2, "order": "tasks_outer"}
+    experiment = tiny_experiment(
+        scenario=scenario, schedule=schedule, method={"name": "fedem", "mixture": "received"}
+    )
+    data = tmp_path / "data"
+    run_partition(experiment.data, experiment.scenario, 2, 0, data, Console(quiet=True))
+    write_server_data(data)
+    finish = Worker._finish
+
+    def after_a_restart(self, order, payload):
+        self.close()
+        return finish(self, order, payload)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "_finish", after_a_restart)
+        assert 0 < run_in_process(experiment, data, tmp_path / "run")["metrics"]["a_loc"] <= 1

@@ -267,3 +267,10 @@ def test_everyone_for_itself_is_fedrep(digits, tmp_path, monkeypatch):
             for name in ("fedpac", "fedrep")
         ]
         assert models[0] == models[1]
+
+
+def test_many_alike_clients_mix_with_small_weights_each():
+    """None has ``min_weight`` then; nobody is to blame, and nothing is divided by zero."""
+    alike = [upload_of({0: [0.0, 0.0]}, 1.0) for _ in range(3)]
+    found = np.array(mixtures(*alike, min_weight=0.34))
+    np.testing.assert_allclose(found, 1 / 3)

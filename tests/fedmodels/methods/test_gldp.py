@@ -8,7 +8,7 @@ import torch
 from fedmodels.errors import TrainingFailed
 from fedmodels.methods import make
 from fedmodels.methods.gldp import GldpReferences
-from fedmodels.nets.split import weights_of
+from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.prototypes import ByClass, uncounted
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Prototypes, tensor_bytes
@@ -665,3 +665,32 @@ def test_what_leaves_can_be_clipped_blurred_and_held_back():
     noisy = [kept_after(method, ctx, {5: (9.0, 9.0)})[1] for _ in range(2)]
     assert noisy[0] == noisy[1] != {0: [3.0, 4.0], 1: [0.3, 0.4]}
     assert noisy[0][0] == pytest.approx([3.0, 4.0], abs=1.0)
+
+
+@pytest.mark.parametrize("order", ["base_first", "head_first"])
+def test_own_prototypes_move_once_an_epoch_of_the_representation(order):
+    """From (0, 8) half-way to the class mean (1, 0): once with t = 1, whatever the head does."""
+    experiment = gldp(
+        {"training": {"batch_size": 1, "lr": 1e-12}},
+        reading={"own_moves": "epoch", "order": order},
+    )
+    ctx = linear_context(experiment, [[1.0, 0.0], [1.0, 0.0]], [0, 0])
+    base = torch.nn.Linear(2, 2, bias=False)
+    torch.nn.init.eye_(base.weight)
+    ctx.net = SplitNet(base, torch.nn.Linear(2, 2, bias=False), 2)
+    own = {"class": Prototypes.of({0: (torch.tensor([0.0, 8.0]), 2)}, 2)}
+    weights = weights_of(ctx.net)
+    base, head = (
+        {k: v for k, v in weights.items() if k.startswith(part)} for part in ("base/", "head/")
+    )
+    payload = Bundle(base, {"class": Prototypes.of({}, 2)})
+    state = train_locally(method_of(experiment), ctx, payload, Bundle(head, own)).state
+    torch.testing.assert_close(state.prototypes["class"].vectors, torch.tensor([[0.5, 4.0]]))
+
+
+@pytest.mark.parametrize(("min_count", "counts"), [(1, [1.0, 0.0]), (5, [1.0, 1.0])])
+def test_a_client_without_examples_does_not_count(min_count, counts):
+    """Its weights are those it received. Where prototypes are withheld, nobody can tell."""
+    rows = Prototypes.of({0: (torch.ones(4), 5)}, 4), Prototypes.of({}, 4)
+    method = make("gldp", **SHORT, min_count=min_count)
+    assert [method.count(Bundle({}, {"class": each})) for each in rows] == counts

@@ -175,6 +175,28 @@ def test_what_is_lacking(shortage):
         torch.testing.assert_close(found.x.flatten(1).mean(1), brightest)
 
 
+def test_a_surplus_of_one_class_does_not_hide_the_lack_of_another():
+    """Images come in batches of 64: of ten that were asked for, all 64 are accepted."""
+    family = Family(input_shape=(1, 8, 8), width=4)
+    limits = torch.tensor([0.0]), torch.tensor([1.0])
+    generators = {str(c): GeneratorState(1, family.fresh(c, limits)) for c in (0, 1)}
+    replay = ClassReplay(family=family)
+    found = replay.replayed(generators, torch.tensor([10, 10]), Judge(AlwaysZero()), lambda w: 1)
+    assert torch.bincount(found.y, minlength=2).tolist() == [10, 0]
+    assert (found.asked, found.accepted, found.shortage) == (20, 64, 10)
+
+
+class AlwaysZero(nn.Module):
+    """Takes every image for class 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.logit = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.logit * torch.eye(2)[torch.zeros(len(x), dtype=torch.int64)]
+
+
 def test_a_class_without_generator_is_lacking():
     found = ClassReplay(family=FAMILY).replayed(
         {}, torch.tensor([3, 0]), Judge(Brightness(0.0)), seeds

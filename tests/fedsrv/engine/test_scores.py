@@ -14,11 +14,11 @@ from fedsrv.engine.cohort import Answer
 from fedsrv.engine.schedule import steps
 from fedsrv.engine.scores import Scores, client_rows, own_test, round_metrics
 from fedsrv.engine.summary import (
+    accuracy_lost,
     check_reference,
     iaa_series,
     run_metrics,
     summarise,
-    task_matrix,
 )
 from tests.conftest import tiny_experiment
 
@@ -436,34 +436,50 @@ def test_a_reference_that_is_none(tmp_path):
         iaa_series(Path(tmp_path))
 
 
-def test_task_matrix():
-    """Mean accuracy on task j after the last round of task i, over the clients that have it."""
+def test_accuracy_lost():
+    """On task j since the last round of task i, over the clients that have both figures."""
     records = [
         record(0, 0, {"0": row(0.1), "1": row(0.1)}),
         record(1, 0, {"0": row(0.8), "1": row(0.6)}),
         record(2, 1, {"0": row(0.0, 0.0)}),
         record(3, 1, {"0": row(0.5, 1.0), "1": row(0.3, None), "evaluator": {"views": {}}}),
     ]
-    matrix = task_matrix(records, "after_local")
-    np.testing.assert_allclose(matrix, [[0.7, np.nan], [0.4, 1.0]])
+    lost = accuracy_lost(records, "after_local")
+    np.testing.assert_allclose(lost, [[0.3, np.nan], [0.0, 0.0]], atol=1e-12)
     found = run_of(records)
     assert found["forgetting"] == found["forgetting_trained"] == pytest.approx(0.3)
     assert "forgetting_received" not in found
 
 
-def test_task_matrix_of_tasks_within_each_round():
+def test_models_that_stay_as_they_are_forget_nothing_whoever_is_scored():
+    """Rounds that select clients score the cohort after a task, and everybody at the end."""
+    strong, weak, idle = row(0.9), row(0.3), {"loss": 1.0}
+    records = [
+        record(0, 0, {"0": strong, "1": idle}),
+        record(1, 1, {"0": row(0.9, 0.5), "1": row(0.3, 0.5)}),
+    ]
+    assert run_of(records)["forgetting"] == 0.0
+    records[0]["clients"] = {"1": weak}
+    records[1]["clients"]["1"] = row(0.1, 0.5)
+    assert run_of(records)["forgetting"] == pytest.approx(0.2), "client 1's alone"
+    records[0]["clients"] = {"2": weak}
+    assert "forgetting" not in run_of(records), "nobody is scored at both times"
+
+
+def test_accuracy_lost_of_tasks_within_each_round():
     """With every task in every round, only the last round's tasks count."""
     records = [
-        record(r, task, {"0": row(*[0.1 * (r + 1)] * (task + 1))})
+        record(r, task, {"0": row(*[0.1 * (r + 1 - task)] * (task + 1))})
         for r in range(2)
         for task in range(2)
     ]
-    np.testing.assert_allclose(task_matrix(records, "after_local"), [[0.2, np.nan], [0.2, 0.2]])
+    lost = accuracy_lost(records, "after_local")
+    np.testing.assert_allclose(lost, [[0.1, np.nan], [0.0, 0.0]])
 
 
-def test_task_matrix_falls_back_on_the_global_model():
+def test_accuracy_lost_falls_back_on_the_global_model():
     records = [record(t, t, {"0": row(*[0.5] * (t + 1), view="global")}) for t in range(3)]
-    assert task_matrix(records, "after_local").shape == (3, 3)
+    assert accuracy_lost(records, "after_local").shape == (3, 3)
     assert "forgetting_trained" not in run_of(records)
     assert run_of(records)["forgetting_received"] == 0.0
 
@@ -473,14 +489,16 @@ def test_clients_that_did_not_train_are_not_scored_as_just_trained():
     own, other = row(0.8), row(0.5, 0.9)
     idle = row(0.1, 0.1, view="global")
     records = [record(0, 0, {"0": own, "1": own}), record(1, 1, {"0": other, "1": idle})]
-    np.testing.assert_allclose(task_matrix(records, "after_local"), [[0.8, np.nan], [0.5, 0.9]])
+    np.testing.assert_allclose(
+        accuracy_lost(records, "after_local"), [[0.3, np.nan], [0.0, 0.0]], atol=1e-12
+    )
     assert run_of(records)["forgetting_trained"] == pytest.approx(0.3)
 
 
 def test_no_forgetting_with_one_task_or_no_scores():
     assert "forgetting" not in run_of([record(0, 0, {"0": row(0.5)}, a_glo=0.5)])
     assert run_of([record(0, clients={"0": {"loss": 1.0}})]) == {}
-    assert task_matrix([], "global").shape == (0, 0)
+    assert accuracy_lost([], "global").shape == (0, 0)
 
 
 def test_summary():

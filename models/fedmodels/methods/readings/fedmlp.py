@@ -37,7 +37,8 @@ class FedMLPReading(HeadsReading):
     minority: Literal["server_counts", "oracle"] = "server_counts"
     """J from the counts clients reported, or from those of all data, known in advance."""
     minority_when_balanced: bool = False
-    """Whether the upper half of the classes stands for J where all counts are equal."""
+    """Whether the upper half of the classes stands for J where all reported counts are equal. With
+    ``minority = "oracle"`` it does."""
     proto_agg: Literal["participants", "all_latest"] = "participants"
     """Global prototypes: means over this interaction's clients, or over everybody's latest."""
     inference: Literal["classifier", "prototype"] = "classifier"
