@@ -34,12 +34,18 @@ def follow(page: str, folder: Path) -> str:
     return printed
 
 
+def a_loc(printed: str) -> float:
+    """Return the percentage that the last table of a run gives."""
+    return float(re.findall(r"a_loc %\W+([\d.]+)", printed)[-1])
+
+
 @pytest.mark.loopback
 @pytest.mark.timeout(300)
 def test_images(tmp_path: Path) -> None:
     printed = follow("tutorial-images.md", tmp_path)
     assert (tmp_path / "run" / "report.html").exists()
-    assert re.search(r"disc|box|bar", printed.split("report.html")[-1])
+    assert re.search(r"0\.png: disc", printed), "the right class"
+    assert a_loc(printed) > 90
     assert list((tmp_path / "run").rglob("*.safetensors")) or list(tmp_path.glob("*.safetensors"))
 
 
@@ -50,3 +56,4 @@ def test_sensors(tmp_path: Path) -> None:
     printed = follow("tutorial-sensors.md", tmp_path)
     assert (tmp_path / "run" / "report.html").exists()
     assert re.search(r"walk|rest|climb", printed.split("report.html")[-1])
+    assert a_loc(printed) > 90
