@@ -170,6 +170,8 @@ class Run:
         Raises:
             FedtideError: the run cannot be extended; one line says why.
         """
+        if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+            raise ConfigError(f"rounds is {rounds!r}; give a whole number of rounds to add")
         before = self.experiment
         schedule = before.schedule.model_copy(update={"rounds": before.schedule.rounds + rounds})
         longer = before.model_copy(update={"schedule": schedule})
@@ -234,6 +236,8 @@ def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(f"overrides is a {type(overrides).__name__}; give values by dotted key")
     for key, value in overrides.items():
         put(tables, key, _plain(value, key))
     return tables
@@ -248,6 +252,11 @@ def _plain(value: Any, what: str) -> Any:
 
 
 def _file_of(config: str | os.PathLike[str]) -> Path:
+    if not isinstance(config, str | os.PathLike):
+        raise ConfigError(
+            f"the config is a {type(config).__name__}; "
+            "give a TOML file, a mapping or a preset's name"
+        )
     path = Path(config)
     preset = preset_directory() / f"{config}.toml"
     if not path.suffix and not path.exists():

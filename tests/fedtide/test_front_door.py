@@ -72,7 +72,7 @@ def test_a_personal_model_is_the_one_the_client_stored(done: fedtide.Run) -> Non
     by_hand = model.net((x.float() / scale - model.facts.mean[0]) / model.facts.std[0])
     assert torch.allclose(model(x), by_hand)
     assert done.predict(1, x.numpy()) == by_hand.argmax(1).numpy()
-    with pytest.raises(ValueError, match="takes"):
+    with pytest.raises(DataError, match="takes"):
         model.predict(np.zeros((1, 3)))
     with pytest.raises(DataError, match="own state directory"):
         done.personal_model(7)
@@ -235,3 +235,14 @@ def test_the_example_of_a_private_head_begins_as_fedper(done: fedtide.Run, tmp_p
     first = [run.record.rows[0]["metrics"]["a_sel"] for run in (found, done)]
     assert first[0] == first[1]
     assert list(found.clients()["rounds_trained"]) == [1, 1, 2, 2]
+
+
+def test_wrong_types_get_a_line() -> None:
+    for config in (None, 3):
+        with pytest.raises(ConfigError, match="give a TOML file, a mapping or a preset's name"):
+            fedtide.run(config)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="overrides is a list"):
+        fedtide.run("quickstart", ["seed=1"])  # type: ignore[arg-type]
+    for rounds in (1.5, 0, True):
+        with pytest.raises(ConfigError, match="give a whole number of rounds"):
+            fedtide.runs.Run(Path("nowhere")).extend(rounds)  # type: ignore[arg-type]

@@ -123,8 +123,25 @@ def test_inputs_of_another_scale(done: fedtide.Run) -> None:
     digit[0, 0, 4] = 1
     assert model.predict(digit).shape == model.predict(digit * 16).shape == (1,)
     for factor in (0.5, 17):
-        with pytest.raises(ValueError, match="trained on values up to 16"):
+        with pytest.raises(fedtide.FedtideError, match="trained on values up to 16"):
             model.predict(digit * factor)
+
+
+@pytest.mark.parametrize(
+    ("x", "line"),
+    [
+        (np.full((2, 1, 8, 8), np.nan), "not finite in float32"),
+        (np.full((2, 1, 8, 8), 1e300), "not finite in float32"),
+        (np.zeros((8, 8)), r"inputs of shape \[8\]; the model takes \[1, 8, 8\]"),
+        (np.float32(1.0), "no array of real numbers"),
+        (np.zeros((1, 1, 8, 8), np.complex64), "no array of real numbers"),
+        (None, "no array of numbers"),
+        ("digits", "no array of numbers"),
+    ],
+)
+def test_what_a_model_in_python_does_not_take(done: fedtide.Run, x: object, line: str) -> None:
+    with pytest.raises(fedtide.FedtideError, match=line):
+        done.personal_model(0).predict(x)
 
 
 def test_probabilities_that_are_none(

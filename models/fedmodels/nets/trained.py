@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmodels.errors import ArchiveError
+from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.own_code import is_own, own_name
@@ -143,7 +143,7 @@ class TrainedModel(nn.Module):
         """Return the class (n,) of each raw input (n, *input_shape), an array or a tensor.
 
         Raises:
-            ValueError: the inputs have another shape, or another scale.
+            DataError: they are no numbers, not finite, or have another shape or scale.
         """
         return self._logits(x).argmax(1).numpy()
 
@@ -151,21 +151,23 @@ class TrainedModel(nn.Module):
         """Return the probability (n, K) of each class for each raw input (n, *input_shape).
 
         Raises:
-            ValueError: the inputs have another shape, or another scale.
+            DataError: they are no numbers, not finite, or have another shape or scale.
         """
         return self._logits(x).softmax(1).numpy()
 
     @torch.no_grad()
     def _logits(self, x: Any) -> Tensor:
         """Return the logits (n, K) of raw inputs, calculated in parts."""
-        inputs = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+        inputs = _tensor_of(x)
         if tuple(inputs.shape[1:]) != tuple(self.facts.input_shape):
-            raise ValueError(
+            raise DataError(
                 f"inputs of shape {list(inputs.shape[1:])}; "
                 f"the model takes {list(self.facts.input_shape)}"
             )
+        if not bool(torch.isfinite(inputs.float()).all()):
+            raise DataError("the input holds values that are not finite in float32")
         if fault := self.facts.fault_of(inputs):
-            raise ValueError(f"the input {fault}")
+            raise DataError(f"the input {fault}")
         self.eval()
         if not len(inputs):
             return torch.zeros(0, self.facts.num_classes)
@@ -187,6 +189,21 @@ class TrainedModel(nn.Module):
         if KEY not in header:
             raise ArchiveError(f"{path} does not describe its net; run its experiment again")
         return cls(ModelFacts.parse(header[KEY], str(path)), bundle.weights)
+
+
+def _tensor_of(x: Any) -> Tensor:
+    """Return an array, or what makes one, as a tensor.
+
+    Raises:
+        DataError: it is none of real numbers.
+    """
+    try:
+        found = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+        if found.dim() and not found.is_complex():
+            return found
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the input is no array of numbers: {error}") from None
+    raise DataError("the input is no array of real numbers")
 
 
 def header_of(facts: ModelFacts) -> dict[str, str]:
