@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,18 @@ from fedcli.data.store.picture import draw_partition
 from fedcli.data.store.reserve import Reserve, set_apart
 from fedcli.data.store.union import gathered
 from fedmodels.config.origin import placeless
-from fedmodels.config.scenario import Data, ScenarioTable
+from fedmodels.config.scenario import Data, Natural, ScenarioTable
 from fedmodels.errors import ConfigError
+from fedmodels.printable import printable
+
+log = logging.getLogger(__name__)
 
 MAX_ROWS = 40
 """Pairs (client, task) printed; ``partition.json`` holds all of them."""
 MAX_CLASSES = 12
 """Classes printed of one task."""
+MAX_NAMES = 5
+"""Natural clients named in a note."""
 
 
 def run_partition(
@@ -86,6 +92,8 @@ def run_partition(
         has_own_parts=dataset.has_own_parts,
         overlapping=dataset.overlapping,
     )
+    if isinstance(experiment_scenario, Natural):
+        _tell_left_out(dataset.client_names, num_clients)
     if reserve is not None and made.zscore != "none":
         raise ConfigError(
             "[data] server_examples: clients of this scenario normalise by themselves, so there is "
@@ -102,6 +110,22 @@ def run_partition(
         console.print(shown, markup=False, highlight=False, soft_wrap=True)
     _show(console, out, reserve, written=written)
     return str(out)
+
+
+def _tell_left_out(names: list[str], num_clients: int) -> None:
+    """Say which natural clients take no part, if any.
+
+    Args:
+        names: of all natural clients, in the order of their numbers.
+        num_clients: ``[schedule] clients``.
+    """
+    left = names[num_clients:]
+    if left:
+        more = f" and {len(left) - MAX_NAMES} more" if len(left) > MAX_NAMES else ""
+        log.warning(
+            "note: %d natural clients, of which schedule.clients = %d are used; left out: %s%s",
+            len(names), num_clients, ", ".join(printable(n, 40) for n in left[:MAX_NAMES]), more,
+        )  # fmt: skip
 
 
 def _show(console: Console, out: Path, reserve: Reserve | None, *, written: bool) -> None:

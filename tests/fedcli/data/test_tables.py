@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -210,6 +211,32 @@ def test_natural_clients_keep_the_parts_of_their_windows(csv: Path, tmp_path: Pa
     assert set(found["test"]) == {6, 7, 8, 9, 104, 105, 106, 107}
     with pytest.raises(ConfigError, match=r"\[scenario\] split is for sensor data sets that come"):
         dealt(csv, tmp_path / "other", Natural(kind="natural", split=0.7))
+
+
+def told(
+    people: str, clients: int, out: Path, caplog: pytest.LogCaptureFixture, label: str = "xy"
+) -> str:
+    """Deal four rows of each person, each a letter, out to so many clients; return what is said."""
+    file = out.with_suffix(".csv")
+    rows = [f"{i},{label[i % 2]},{who}" for who in people.split() for i in range(4)]
+    file.write_text("ax,label,who\n" + "\n".join(rows) + "\n")
+    data = Data(name="table", root=str(file), columns=Columns(client="who"))
+    console = Console(file=io.StringIO(), width=100)
+    caplog.clear()
+    run_partition(data, Natural(kind="natural"), clients, 0, out, console)
+    return caplog.text + console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_people_who_take_no_part_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = "note: 3 natural clients, of which schedule.clients = 2 are used; left out: c\n"
+    assert line in told("b c a", 2, tmp_path / "two", caplog)
+    assert "left out: b, c, d, e, f and 2 more\n" in told(
+        "a b c d e f g h", 1, tmp_path / "o", caplog
+    )
+    assert "left out" not in told("a b c", 3, tmp_path / "three", caplog)
+    assert "left out: b\\x1b[2J\n" in told("a b\x1b[2J", 1, tmp_path / "one", caplog)
 
 
 def test_windows_that_overlap_are_not_dealt_out_anew(csv: Path, tmp_path: Path) -> None:
