@@ -38,6 +38,10 @@ MISSING = (
 EXTRA = "install the extra: pip install 'fedtide[tables]'"
 
 
+Names = dict[str, tuple[str, str]]
+"""By a name without the spaces around it: the name as it was first met, and where that was."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows of tables in recording order, or windows cut from them."""
@@ -193,15 +197,20 @@ def joined(frames: Iterable[tuple[Any, object]], columns: Columns) -> tuple[Rows
         columns: what the columns are.
 
     Raises:
-        DataError: files differ in their columns of numbers.
+        DataError: files differ in their columns of numbers; or two classes or clients have names
+            that differ in spaces alone.
     """
     tables, asked = list[Rows](), columns
+    seen = Names(), Names()
     for frame, where in frames:
         if not asked.features:
             asked = columns.model_copy(update={"features": features_of(frame, columns, where)})
         elif not columns.features:
             _check_same(asked.features, features_of(frame, columns, where), where)
-        tables.append(rows_of(frame, asked, where))
+        rows = rows_of(frame, asked, where)
+        _check_spaces(rows.label, columns.label, where, seen[0])
+        _check_spaces(rows.client, columns.client, where, seen[1])
+        tables.append(rows)
     shifts = np.cumsum([0, *(rows.stretch.max(initial=-1) + 1 for rows in tables)])
     joint = {
         name: np.concatenate([getattr(rows, name) for rows in tables])
@@ -234,6 +243,25 @@ def _check_same(first: tuple[str, ...], found: tuple[str, ...], where: object) -
             raise DataError(
                 f"{where} has {has} column of numbers {name!r}, unlike the first file: name the "
                 "columns in [data.columns] features"
+            )
+
+
+def _check_spaces(values: NDArray[np.str_], column: str | None, where: object, seen: Names) -> None:
+    """Check that no two names differ in the spaces around them alone.
+
+    Args:
+        values: a file's names (n,).
+        column: which column they are.
+        where: the file, for error lines.
+        seen: what earlier files had; gets what this one has.
+    """
+    found, first = np.unique(values, return_index=True)
+    for at, name in sorted(zip(first.tolist(), found.tolist(), strict=True)):
+        like, place = seen.setdefault(name.strip(), (name, f"row {at + 1} of {where}"))
+        if like != name:
+            raise DataError(
+                f"{where}: column {column!r} holds {name!r} in row {at + 1} and {like!r} in "
+                f"{place}, which differ in spaces alone: write equal names alike"
             )
 
 

@@ -176,6 +176,27 @@ def test_labels_are_what_stands_in_the_file(tmp_path: Path) -> None:
         loaded(tmp_path, label="label")
 
 
+@pytest.mark.parametrize("column", ["label", "who"])
+def test_names_that_differ_in_spaces_alone_are_refused(tmp_path: Path, column: str) -> None:
+    file, columns = tmp_path / "a.csv", {"label": "label", "client": "who"}
+    rows = "ax,label,who\n" + "1,rest,rest\n2,walk,walk\n" * 2
+    file.write_text(rows + {"label": "5, rest,rest\n", "who": "5,rest, rest\n"}[column])
+    line = f"a.csv: column {column!r} holds ' rest' in row 5 and 'rest' in row 1 of {file}, which"
+    with pytest.raises(DataError, match=re.escape(line)):
+        loaded(file, **columns)
+    file.write_text(rows)
+    loaded(tmp_path, **columns)
+    (tmp_path / "b.csv").write_text(rows.replace("rest", "rest\xa0") if column == "who" else rows)
+    (tmp_path / "c.csv").write_text(rows.replace("walk,", "walk ,") if column == "label" else rows)
+    with pytest.raises(DataError, match="differ in spaces alone: write equal names alike"):
+        loaded(tmp_path, **columns)
+
+
+def test_spaces_that_are_everywhere_are_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("ax,label\n1, x\n2, y\n3, x\n4, y\n")
+    assert loaded(tmp_path, label="label").class_names == (" x", " y")
+
+
 @pytest.mark.parametrize("rest", ["9", ""])
 def test_rows_longer_than_the_header_do_not_shift_the_columns(tmp_path: Path, rest: str) -> None:
     file = tmp_path / "a.csv"
