@@ -13,31 +13,21 @@ their names. A window never crosses the border of two files, clients, classes or
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.own.examples import Examples, coded, dataset_of, last_of_each
+from fedcli.data.own.table_files import files_of, read_frame
 from fedcli.data.sets.dataset import Dataset, Source
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.scenario import Columns
 from fedmodels.errors import DataError, suggestion
 
-SUFFIXES = (".csv", ".parquet")
 PARTS = ("train", "test")
-MISSING = (
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
-    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
-)  # fmt: skip
-"""What says in a column of numbers that one is missing, as pandas has it."""
-EXTRA = "install the extra: pip install 'fedtide[tables]'"
-
-
 Names = dict[str, tuple[str, str]]
 """By a name without the spaces around it: the name as it was first met, and where that was."""
 
@@ -93,60 +83,6 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
         columns=columns.features or (),
     )  # fmt: skip
-
-
-def files_of(root: Path) -> list[Path]:
-    """Return the file, or the directory's files by name.
-
-    Raises:
-        DataError: there is none.
-    """
-    if root.is_dir():
-        found = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
-        if not found:
-            raise DataError(f"{root} holds no file *.csv or *.parquet")
-        return found
-    if not root.exists():
-        raise DataError(f"{root} is not there: [data] root must name a file or a directory")
-    if root.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{root} is neither *.csv nor *.parquet")
-    return [root]
-
-
-def read_frame(path: Path, columns: Columns) -> Any:
-    """Read one file as a frame of pandas.
-
-    A CSV's labels, clients and parts are what stands in it: ``01`` is not ``1``, and ``NA`` is a
-    name.
-
-    Raises:
-        DataError: pandas or pyarrow is missing, or the file is damaged.
-    """
-    try:
-        pandas = importlib.import_module("pandas")
-        if path.suffix.lower() == ".parquet":
-            importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise DataError(f"{path} needs {error.name}; {EXTRA}") from None
-    try:
-        if path.suffix.lower() == ".parquet":
-            return pandas.read_parquet(path, engine="pyarrow")
-        texts = {columns.label, columns.client, columns.split}
-        header = pandas.read_csv(path, nrows=0, index_col=False).columns
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows beyond the header
-            return pandas.read_csv(
-                path, low_memory=False, index_col=False, keep_default_na=False,
-                dtype={name: str for name in header if name in texts},
-                na_values={name: MISSING for name in header if name not in texts},
-            )  # fmt: skip
-    except pandas.errors.ParserWarning:
-        raise DataError(
-            f"{path}: rows have more fields than the first line has names; maybe a comma ends them"
-        ) from None
-    except (OSError, ValueError, UnicodeError) as error:  # pandas' and pyarrow's own are of these
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} cannot be read: {reason}") from None
 
 
 def rows_of(frame: Any, columns: Columns, where: object) -> Rows:

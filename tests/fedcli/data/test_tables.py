@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedcli.data.own.tables import EXTRA
+from fedcli.data.own.table_files import EXTRA
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
@@ -174,6 +174,25 @@ def test_labels_are_what_stands_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("ax,label\n1,0.0\n2,1.0\n")
     with pytest.raises(DataError, match=r"holds '0' and '0\.0': write equal numbers alike"):
         loaded(tmp_path, label="label")
+
+
+@pytest.mark.parametrize(
+    ("header", "line"),
+    [
+        ("ax,ay,label,ax", "a.csv has 2 columns called 'ax': rename or remove all but one"),
+        ("label,ax,ay,label", "a.csv has 2 columns called 'label': rename"),
+        ("\ufeffax,ax,label,ax", "a.csv has 3 columns called 'ax': rename"),
+    ],
+)
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, header: str, line: str) -> None:
+    (tmp_path / "a.csv").write_text(header + "\n" + "1,2,1,2\n3,4,3,4\n" * 3, "utf-8")
+    with pytest.raises(DataError, match=re.escape(line)):
+        loaded(tmp_path / "a.csv", label="label")
+
+
+def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",,ax,label\n" + "1,2,3,x\n5,6,7,y\n" * 3)
+    assert loaded(tmp_path / "a.csv", label="label", features=["ax"]).input_shape == (1,)
 
 
 @pytest.mark.parametrize("column", ["label", "who"])
