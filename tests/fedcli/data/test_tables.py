@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +256,11 @@ def test_natural_clients_keep_the_parts_of_their_windows(csv: Path, tmp_path: Pa
 
 
 def told(
-    people: str, clients: int, out: Path, caplog: pytest.LogCaptureFixture, label: str = "xy"
+    people: str,
+    clients: int,
+    out: Path,
+    caplog: pytest.LogCaptureFixture,
+    label: Sequence[str] = "xy",
 ) -> str:
     """Deal four rows of each person, each a letter, out to so many clients; return what is said."""
     file = out.with_suffix(".csv")
@@ -277,6 +283,24 @@ def test_people_who_take_no_part_are_named(
     )
     assert "left out" not in told("a b c", 3, tmp_path / "three", caplog)
     assert "left out: b\\x1b[2J\n" in told("a b\x1b[2J", 1, tmp_path / "one", caplog)
+
+
+def test_the_table_tells_which_person_is_which_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = told("cem ann ben", 2, tmp_path / "two", caplog, label="rw")
+    assert "│ client │ name │ task │" in re.sub(" +", " ", said.replace("┃", "│"))
+    rows = [line.split() for line in said.splitlines() if "r:1" in line]
+    assert [row[1:5:2] + row[-3:-1] for row in rows] == [
+        ["0", "ann", "r:1", "w:1"],
+        ["1", "ben", "r:1", "w:1"],
+    ]
+    content = json.loads((tmp_path / "two" / "partition.json").read_bytes())
+    assert content["client_names"] == ["ann", "ben"]
+    # names come from data: no markup, no escape sequence
+    assert "│ [red]a\\x1b[2J │" in told("[red]a\x1b[2J b", 2, tmp_path / "red", caplog)
+    long = ["a" * 20, "b" * 20]
+    assert "0:1  1:1" in told("ann", 1, tmp_path / "long", caplog, label=long)
 
 
 def test_windows_that_overlap_are_not_dealt_out_anew(csv: Path, tmp_path: Path) -> None:
