@@ -10,6 +10,7 @@ from typing import Any
 
 from fedmodels.config.scenario import Columns
 from fedmodels.errors import DataError
+from fedmodels.printable import printable
 
 SUFFIXES = (".csv", ".parquet")
 MISSING = (
@@ -61,7 +62,9 @@ def read_frame(path: Path, columns: Columns) -> Any:
         raise DataError(
             f"{path}: rows have more fields than the first line has names; maybe a comma ends them"
         ) from None
-    except (OSError, ValueError, UnicodeError) as error:  # pandas' and pyarrow's own are of these
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read: {error}; save it as UTF-8") from None
+    except (OSError, ValueError) as error:  # pandas' and pyarrow's own are of these
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be read: {reason}") from None
 
@@ -71,7 +74,9 @@ def _read_csv(pandas: Any, path: Path, texts: set[str | None]) -> Any:
     first = pandas.read_csv(
         path, nrows=1, header=None, index_col=False, dtype=str, keep_default_na=False
     )
-    _check_names(first.iloc[0].tolist(), path)
+    names = first.iloc[0].tolist()
+    _check_separator(names, path)
+    _check_names(names, path)
     header = pandas.read_csv(path, nrows=0, index_col=False).columns
     with warnings.catch_warnings():
         warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows beyond the header
@@ -80,6 +85,20 @@ def _read_csv(pandas: Any, path: Path, texts: set[str | None]) -> Any:
             dtype={name: str for name in header if name in texts},
             na_values={name: MISSING for name in header if name not in texts},
         )  # fmt: skip
+
+
+def _check_separator(names: list[str], path: Path) -> None:
+    """Check that the first line has several names, or one that no other separator divides.
+
+    Raises:
+        DataError: it has one, which a semicolon or a tab divides.
+    """
+    found = [mark for mark in ";\t" if len(names) == 1 and mark in names[0]]
+    if found:
+        name = printable(names[0], 60)
+        raise DataError(
+            f"{path} has one column, '{name}': is the separator {found[0]!r}? Write commas"
+        )
 
 
 def _check_names(names: list[str], path: Path) -> None:

@@ -65,7 +65,7 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
     """Split rows into the training and the test part, and make a data set.
 
     Raises:
-        DataError: a class is unknown, or a part is empty.
+        DataError: a class is unknown, or a part is empty; says why, where that is known.
     """
     y, classes = coded(rows.label, columns.classes, f"{where}: column {columns.label!r}")
     groups, people = coded(rows.client, None, f"{where}: column {columns.client!r}")
@@ -74,6 +74,7 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
         train = ~test & ~_shares_rows(rows, test, columns.window or 1)
     else:
         train, test = (rows.part == part for part in PARTS)
+    _check_parts(train, test, columns, len(classes), where)
     parts = [
         Examples(rows.x[chosen], y[chosen], groups[chosen] if columns.client else None)
         for chosen in (train, test)
@@ -83,6 +84,32 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
         columns=columns.features or (),
     )  # fmt: skip
+
+
+def _check_parts(
+    train: NDArray[np.bool_], test: NDArray[np.bool_], columns: Columns, classes: int, where: str
+) -> None:
+    """Check that both parts hold an example.
+
+    Args:
+        train: tells which examples are for training (n,).
+        test: tells which are for testing (n,).
+        columns: what the columns are.
+        classes: how many classes there are.
+        where: the files, for error lines.
+    """
+    if train.any() and test.any():
+        return
+    part = "training" if not train.any() else "test"
+    if columns.split is not None:
+        why = f"column {columns.split!r} must say {PARTS[part == 'test']} of some row"
+    elif part == "training":
+        why = "all windows overlap with one for testing: give more rows, or a longer hop"
+    elif classes == len(test):
+        why = f"every class has one example: is {columns.label!r} the column of labels?"
+    else:
+        why = "that takes a client with two examples of a class: give more rows"
+    raise DataError(f"{where}: there is no {part} example; {why}")
 
 
 def rows_of(frame: Any, columns: Columns, where: object) -> Rows:
@@ -133,12 +160,15 @@ def joined(frames: Iterable[tuple[Any, object]], columns: Columns) -> tuple[Rows
         columns: what the columns are.
 
     Raises:
-        DataError: files differ in their columns of numbers; or two classes or clients have names
-            that differ in spaces alone.
+        DataError: no file has a row; files differ in their columns of numbers; or names of classes
+            or clients differ in spaces alone.
     """
-    tables, asked = list[Rows](), columns
+    tables, asked, empty = list[Rows](), columns, list[object]()
     seen = Names(), Names()
     for frame, where in frames:
+        if frame.empty:
+            empty.append(where)
+            continue
         if not asked.features:
             asked = columns.model_copy(update={"features": features_of(frame, columns, where)})
         elif not columns.features:
@@ -147,6 +177,8 @@ def joined(frames: Iterable[tuple[Any, object]], columns: Columns) -> tuple[Rows
         _check_spaces(rows.label, columns.label, where, seen[0])
         _check_spaces(rows.client, columns.client, where, seen[1])
         tables.append(rows)
+    if not tables:
+        raise DataError(f"{empty[0]} holds no row below the names of its columns")
     shifts = np.cumsum([0, *(rows.stretch.max(initial=-1) + 1 for rows in tables)])
     joint = {
         name: np.concatenate([getattr(rows, name) for rows in tables])
@@ -241,15 +273,17 @@ def _numbers(column: Any, name: str, where: object) -> NDArray[np.float32]:
             "the beginning, or leave the column out of features"
         )
     with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is named
-        values = pandas.to_numeric(column, errors="coerce")
-        values = values.to_numpy(dtype=np.float32, na_value=np.nan)
+        found = pandas.to_numeric(column, errors="coerce")
+        fits = np.isfinite(found.to_numpy(dtype=np.float64, na_value=np.nan))
+        values = found.to_numpy(dtype=np.float32, na_value=np.nan)
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
         more = f" and in {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        why = "is too large for float32" if fits[wrong[0]] else "is no finite number"
         raise DataError(
             f"{where}: column {name!r} holds {_said(column.iloc[wrong[0]])} in row "
-            f"{wrong[0] + 1}{more}, which is no finite number: mend or drop these rows, or leave "
-            "the column out of features"
+            f"{wrong[0] + 1}{more}, which {why}: mend or drop these rows, or leave the column out "
+            "of features"
         )
     out: NDArray[np.float32] = values
     return out

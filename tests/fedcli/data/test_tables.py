@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedcli.data.own.table_files import EXTRA
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
@@ -136,21 +134,6 @@ def test_a_hole_gets_one_line(csv: Path, column: str, value: Any, line: str) -> 
         loaded(csv)
 
 
-def test_wrong_places_get_one_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not there"):
-        loaded(tmp_path / "none.csv")
-    with pytest.raises(DataError, match=r"holds no file \*.csv"):
-        loaded(tmp_path)
-    (tmp_path / "x.xls").write_text("")
-    with pytest.raises(DataError, match=r"neither \*.csv nor"):
-        loaded(tmp_path / "x.xls")
-    for name, content in (("empty.csv", b""), ("x.parquet", b"PAR1"), ("latin.csv", b"a\n\xff")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match="cannot be read") as caught:
-            loaded(tmp_path / name)
-        assert "\n" not in str(caught.value)
-
-
 def test_columns_are_found_by_their_names_in_every_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("ax,ay,label\n1,10,x\n2,20,y\n3,30,x\n4,40,y\n")
     (tmp_path / "b.csv").write_text("ay,label,ax\n50,x,5\n60,y,6\n70,x,7\n80,y,8\n")
@@ -178,23 +161,12 @@ def test_labels_are_what_stands_in_the_file(tmp_path: Path) -> None:
         loaded(tmp_path, label="label")
 
 
-@pytest.mark.parametrize(
-    ("header", "line"),
-    [
-        ("ax,ay,label,ax", "a.csv has 2 columns called 'ax': rename or remove all but one"),
-        ("label,ax,ay,label", "a.csv has 2 columns called 'label': rename"),
-        ("\ufeffax,ax,label,ax", "a.csv has 3 columns called 'ax': rename"),
-    ],
-)
-def test_two_columns_of_one_name_are_refused(tmp_path: Path, header: str, line: str) -> None:
-    (tmp_path / "a.csv").write_text(header + "\n" + "1,2,1,2\n3,4,3,4\n" * 3, "utf-8")
-    with pytest.raises(DataError, match=re.escape(line)):
-        loaded(tmp_path / "a.csv", label="label")
-
-
-def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(",,ax,label\n" + "1,2,3,x\n5,6,7,y\n" * 3)
-    assert loaded(tmp_path / "a.csv", label="label", features=["ax"]).input_shape == (1,)
+def test_a_part_without_examples_says_why(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("ax,label,part\n" + "1,x,train\n" * 4)
+    with pytest.raises(DataError, match="no test example; column 'part' must say test of some row"):
+        loaded(tmp_path, label="label", split="part")
+    with pytest.raises(DataError, match="no training example; all windows overlap with one for"):
+        loaded(tmp_path, label="label", window=3, hop=1)
 
 
 @pytest.mark.parametrize("column", ["label", "who"])
@@ -216,14 +188,6 @@ def test_names_that_differ_in_spaces_alone_are_refused(tmp_path: Path, column: s
 def test_spaces_that_are_everywhere_are_part_of_a_name(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("ax,label\n1, x\n2, y\n3, x\n4, y\n")
     assert loaded(tmp_path, label="label").class_names == (" x", " y")
-
-
-@pytest.mark.parametrize("rest", ["9", ""])
-def test_rows_longer_than_the_header_do_not_shift_the_columns(tmp_path: Path, rest: str) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text("ax,label\n" + f"1,x,{rest}\n2,y,{rest}\n" * 3)
-    with pytest.raises(DataError, match="rows have more fields than the first line has names"):
-        loaded(file, label="label")
 
 
 def test_other_rows_are_another_partition(csv: Path) -> None:
@@ -331,12 +295,6 @@ def test_a_feature_is_nothing_else(columns: dict[str, Any], line: str) -> None:
 def test_columns_of_another_data_set_are_refused() -> None:
     with pytest.raises(ConfigError, match="belongs to table and huggingface, not to digits"):
         load(Data(name="digits", columns=Columns()))
-
-
-def test_without_pandas_the_extra_is_named(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(DataError, match=re.escape(EXTRA)):
-        loaded(csv)
 
 
 def test_partitions_made_before_columns_keep_their_digest() -> None:
