@@ -240,6 +240,23 @@ def test_class_folders_hold_images_alone(tmp_path):
         load(Data(name="directory", root=str(tmp_path)))
 
 
+def test_a_directory_that_holds_no_data_says_what_it_may_hold(tmp_path):
+    _image(tmp_path / "photos" / "cat" / "a.png")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    own(tmp_path, 0)
+    (tmp_path / "0/task-0/train_x.npy").unlink()
+    for name, line in (
+        ("photo", r"photo is not there: \[data\] root must name the directory of the data"),
+        ("file", r"file is no directory: \[data\] root"),
+        ("empty", r"empty holds no data: put images into .*empty/train/CLASS/\*\.png and .*/test/"),
+        ("photos", r"photos holds no data: .*, or arrays into train_x\.npy, train_y\.npy"),
+        ("0/task-0", r"train_x\.npy is missing"),
+    ):
+        with pytest.raises(DataError, match=line):
+            load(Data(name="directory", root=str(tmp_path / name)))
+
+
 def test_other_arrays_are_another_partition(tmp_path):
     place = own(tmp_path, 0) / "task-0"
     variant = load(Data(name="directory", root=str(place))).identity
