@@ -160,13 +160,27 @@ def test_check_is_content_with_good_data(tmp_path, digits):
     well, text = check(digits)
     assert well, text
     assert check(tmp_path / "0")[0]
-    with pytest.raises(DataError, match="holds no client directory such as"):
+    with pytest.raises(DataError, match=r"holds no client directory such as .*in docs/data\.md$"):
         check(tmp_path / "0" / "task-0")
 
 
 def rewrite(place: Path, name: str, change: Any) -> None:
     path = place / "task-0" / name
     np.save(path, change(np.load(path)))
+
+
+def test_check_says_which_clients_have_no_directory(tmp_path):
+    for client in (0, 2):
+        own(tmp_path, client)
+    line = "wrong: client 1 has no directory, and client 2 has one: fedsrv launch needs every"
+    well, text = check(tmp_path)
+    assert not well
+    assert line in text
+    (tmp_path / "1").write_text("")
+    assert f"wrong: {tmp_path / '1'} is a file; client 1 needs a directory" in check(tmp_path)[1]
+    (tmp_path / "1").unlink()
+    (tmp_path / "0").rename(tmp_path / "4")  # some clients of a run, on one machine
+    assert check(tmp_path)[0]
 
 
 def test_check_says_what_is_wrong(tmp_path, capsys):
