@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from fedcli.cli import main
-from fedcli.data.sets.directory import read_image
+from fedcli.data.sets.directory import IMAGES, read_image
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.inspection import inspect
@@ -76,9 +76,9 @@ def test_images_in_folders_are_scaled_too(tmp_path):
     assert found.problem.scale == 255
 
 
-def _image(path: Path) -> None:
+def _image(path: Path, mode: str = "L") -> None:
     path.parent.mkdir(parents=True)
-    Image.new("L", (4, 4), color=200).save(path)
+    Image.new(mode, (4, 4), color=200 if mode == "L" else (200, 100, 0)).save(path)
 
 
 # --- names of classes
@@ -252,6 +252,16 @@ def test_class_folders_hold_images_alone(tmp_path):
     _image(tmp_path / "train" / "dog" / "more" / "a.png")
     with pytest.raises(DataError, match=r"dog/more is a directory; images .* lie in .*dog itself"):
         load(Data(name="directory", root=str(tmp_path)))
+
+
+@pytest.mark.parametrize("page", ["data.md", "tutorial-images.md"])
+def test_pages_name_every_kind_of_image(page, tmp_path):
+    text = (Path(__file__).parents[3] / "docs" / page).read_text()
+    assert [end for end in IMAGES if f"*{end}`" not in text] == []
+    for part in ("train", "test"):
+        for end in IMAGES:
+            _image(tmp_path / part / end[1:] / f"a{end.upper()}", "RGB")
+    assert len(load(Data(name="directory", root=str(tmp_path))).class_names) == len(IMAGES)
 
 
 def test_a_directory_that_holds_no_data_says_what_it_may_hold(tmp_path):
