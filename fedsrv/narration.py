@@ -29,7 +29,7 @@ COMINGS = frozenset({"joined", "left"})
 """Kinds of events that a client brings about as often as it likes."""
 MOST_COMINGS, WITHIN_S = 20, 60.0
 """Lines about one client's coming and going in any minute."""
-GRAVE = frozenset({"failed", "waiting", "rollback", "started-over", "missed", "draining"})
+GRAVE = frozenset({"failed", "waiting", "rollback", "started-over", "missed", "draining", "note"})
 """Kinds that a user may have to act on."""
 
 
@@ -144,6 +144,9 @@ class Narrator:
 
     def _say_waiting(self, event: Event) -> str:
         return str(event.detail.get("line", "waiting"))
+
+    def _say_note(self, event: Event) -> str:
+        return f"note: {event.detail.get('line', '')}"
 
     def _say_draining(self, event: Event) -> str:
         return str(event.detail.get("line", "the coordinator stops"))

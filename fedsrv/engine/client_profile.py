@@ -20,6 +20,8 @@ from fedmodels.tensors.bundle import ClientId, Problem
 
 MOST_LETTERS = 60
 """Limit of the name of a data set."""
+MOST_NAMED = 5
+"""Clients named in a line."""
 CountTable = npt.NDArray[np.int64]
 """Examples by task and class, (T, K)."""
 
@@ -103,6 +105,16 @@ def _table(rows: Sequence[Sequence[int]], problem: Problem) -> CountTable:
     for counts, row in zip(table, rows, strict=True):
         counts[:] = row
     return table
+
+
+def untrained(profiles: Mapping[int, Profile]) -> str:
+    """Return a line on the clients that have no training example; empty where all have some."""
+    found = [client for client, profile in profiles.items() if not profile.train.any()]
+    if not found:
+        return ""
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    whose = f"client{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:MOST_NAMED]))}{more}"
+    return f"no training example at {whose}: if that is not meant, look with fedcli check DIR"
 
 
 def common_limits(profiles: Iterable[Profile]) -> tuple[Tensor, Tensor]:

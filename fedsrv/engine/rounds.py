@@ -27,6 +27,7 @@ from fedmodels.training.hooks import broadcast, evaluation, init_server
 from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
 from fedmodels.training.stack import check_stacks
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.client_profile import untrained
 from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip, fewest
 from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.reduction import reduced
@@ -99,6 +100,8 @@ class Engine:
     def _meet_clients(self) -> None:
         """Wait for the clients; derive problem, tasks and schedule from their descriptions."""
         self.roster.add(self.cohort.gather())
+        if not self.experiment.method.pools_data and (line := untrained(self.profiles)):
+            self.events.tell("note", line=line)
         self.run_facts = RunFacts(self.experiment, next(iter(self.profiles.values())).problem)
         if self.experiment.training.together > 1:
             check_stacks(self.run_facts)

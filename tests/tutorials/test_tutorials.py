@@ -54,6 +54,8 @@ def test_images(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs the extra tables")
 def test_sensors(tmp_path: Path) -> None:
     printed = follow("tutorial-sensors.md", tmp_path)
+    page = (DOCS / "tutorial-sensors.md").read_text()
+    assert all(row in printed for row in re.findall(r"^│.*│$", page, re.MULTILINE))
     assert (tmp_path / "run" / "report.html").exists()
     assert re.search(r"walk|rest|climb", printed.split("report.html")[-1])
     assert a_loc(printed) > 90

@@ -33,6 +33,8 @@ class Partition:
     """Indices count through training examples followed by test examples, as one list."""
     zscore: Literal["none", "per_client_channel", "official"] = "none"
     """How inputs are normalised where the data set's own mean and deviation are not used."""
+    names: tuple[str, ...] = ()
+    """Of natural clients, by number; empty where clients are not natural."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+MAX_NAMED = 5
+"""Pairs (client, task) named in a note."""
 
 
 def partition(
@@ -328,6 +330,12 @@ def _check_filled(out: Partition) -> None:
                     f"[scenario] client {i} would have no training example in task {m}: "
                     "use fewer clients, tasks or shards, or more data"
                 )
-    untested = sum(len(task.test) == 0 for tasks in out.clients for task in tasks)
+    untested = [
+        f"client {i} in task {m}"
+        for i, tasks in enumerate(out.clients)
+        for m, task in enumerate(tasks)
+        if len(task.test) == 0
+    ]
     if untested:
-        log.warning("%d (client, task) pairs have no test example", untested)
+        some, more = ", ".join(untested[:MAX_NAMED]), len(untested) - MAX_NAMED
+        log.warning("note: no test example for %s%s", some, f" and {more} more" * (more > 0))

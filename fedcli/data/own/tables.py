@@ -13,29 +13,23 @@ their names. A window never crosses the border of two files, clients, classes or
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.own.examples import Examples, coded, dataset_of, last_of_each
+from fedcli.data.own.table_files import files_of, read_frame
 from fedcli.data.sets.dataset import Dataset, Source
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.scenario import Columns
 from fedmodels.errors import DataError, suggestion
 
-SUFFIXES = (".csv", ".parquet")
 PARTS = ("train", "test")
-MISSING = (
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
-    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
-)  # fmt: skip
-"""What says in a column of numbers that one is missing, as pandas has it."""
-EXTRA = "install the extra: pip install 'fedtide[tables]'"
+Names = dict[str, tuple[str, str]]
+"""By a name without the spaces around it: the name as it was first met, and where that was."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
     """Split rows into the training and the test part, and make a data set.
 
     Raises:
-        DataError: a class is unknown, or a part is empty.
+        DataError: a class is unknown, or a part is empty; says why, where that is known.
     """
     y, classes = coded(rows.label, columns.classes, f"{where}: column {columns.label!r}")
     groups, people = coded(rows.client, None, f"{where}: column {columns.client!r}")
@@ -80,6 +74,7 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
         train = ~test & ~_shares_rows(rows, test, columns.window or 1)
     else:
         train, test = (rows.part == part for part in PARTS)
+    _check_parts(train, test, columns, len(classes), where)
     parts = [
         Examples(rows.x[chosen], y[chosen], groups[chosen] if columns.client else None)
         for chosen in (train, test)
@@ -91,58 +86,30 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
     )  # fmt: skip
 
 
-def files_of(root: Path) -> list[Path]:
-    """Return the file, or the directory's files by name.
+def _check_parts(
+    train: NDArray[np.bool_], test: NDArray[np.bool_], columns: Columns, classes: int, where: str
+) -> None:
+    """Check that both parts hold an example.
 
-    Raises:
-        DataError: there is none.
+    Args:
+        train: tells which examples are for training (n,).
+        test: tells which are for testing (n,).
+        columns: what the columns are.
+        classes: how many classes there are.
+        where: the files, for error lines.
     """
-    if root.is_dir():
-        found = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
-        if not found:
-            raise DataError(f"{root} holds no file *.csv or *.parquet")
-        return found
-    if not root.exists():
-        raise DataError(f"{root} is not there: [data] root must name a file or a directory")
-    if root.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{root} is neither *.csv nor *.parquet")
-    return [root]
-
-
-def read_frame(path: Path, columns: Columns) -> Any:
-    """Read one file as a frame of pandas.
-
-    A CSV's labels, clients and parts are what stands in it: ``01`` is not ``1``, and ``NA`` is a
-    name.
-
-    Raises:
-        DataError: pandas or pyarrow is missing, or the file is damaged.
-    """
-    try:
-        pandas = importlib.import_module("pandas")
-        if path.suffix.lower() == ".parquet":
-            importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise DataError(f"{path} needs {error.name}; {EXTRA}") from None
-    try:
-        if path.suffix.lower() == ".parquet":
-            return pandas.read_parquet(path, engine="pyarrow")
-        texts = {columns.label, columns.client, columns.split}
-        header = pandas.read_csv(path, nrows=0, index_col=False).columns
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows beyond the header
-            return pandas.read_csv(
-                path, low_memory=False, index_col=False, keep_default_na=False,
-                dtype={name: str for name in header if name in texts},
-                na_values={name: MISSING for name in header if name not in texts},
-            )  # fmt: skip
-    except pandas.errors.ParserWarning:
-        raise DataError(
-            f"{path}: rows have more fields than the first line has names; maybe a comma ends them"
-        ) from None
-    except (OSError, ValueError, UnicodeError) as error:  # pandas' and pyarrow's own are of these
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} cannot be read: {reason}") from None
+    if train.any() and test.any():
+        return
+    part = "training" if not train.any() else "test"
+    if columns.split is not None:
+        why = f"column {columns.split!r} must say {PARTS[part == 'test']} of some row"
+    elif part == "training":
+        why = "all windows overlap with one for testing: give more rows, or a longer hop"
+    elif classes == len(test):
+        why = f"every class has one example: is {columns.label!r} the column of labels?"
+    else:
+        why = "that takes a client with two examples of a class: give more rows"
+    raise DataError(f"{where}: there is no {part} example; {why}")
 
 
 def rows_of(frame: Any, columns: Columns, where: object) -> Rows:
@@ -193,15 +160,25 @@ def joined(frames: Iterable[tuple[Any, object]], columns: Columns) -> tuple[Rows
         columns: what the columns are.
 
     Raises:
-        DataError: files differ in their columns of numbers.
+        DataError: no file has a row; files differ in their columns of numbers; or names of classes
+            or clients differ in spaces alone.
     """
-    tables, asked = list[Rows](), columns
+    tables, asked, empty = list[Rows](), columns, list[object]()
+    seen = Names(), Names()
     for frame, where in frames:
+        if frame.empty:
+            empty.append(where)
+            continue
         if not asked.features:
             asked = columns.model_copy(update={"features": features_of(frame, columns, where)})
         elif not columns.features:
             _check_same(asked.features, features_of(frame, columns, where), where)
-        tables.append(rows_of(frame, asked, where))
+        rows = rows_of(frame, asked, where)
+        _check_spaces(rows.label, columns.label, where, seen[0])
+        _check_spaces(rows.client, columns.client, where, seen[1])
+        tables.append(rows)
+    if not tables:
+        raise DataError(f"{empty[0]} holds no row below the names of its columns")
     shifts = np.cumsum([0, *(rows.stretch.max(initial=-1) + 1 for rows in tables)])
     joint = {
         name: np.concatenate([getattr(rows, name) for rows in tables])
@@ -234,6 +211,25 @@ def _check_same(first: tuple[str, ...], found: tuple[str, ...], where: object) -
             raise DataError(
                 f"{where} has {has} column of numbers {name!r}, unlike the first file: name the "
                 "columns in [data.columns] features"
+            )
+
+
+def _check_spaces(values: NDArray[np.str_], column: str | None, where: object, seen: Names) -> None:
+    """Check that no two names differ in the spaces around them alone.
+
+    Args:
+        values: a file's names (n,).
+        column: which column they are.
+        where: the file, for error lines.
+        seen: what earlier files had; gets what this one has.
+    """
+    found, first = np.unique(values, return_index=True)
+    for at, name in sorted(zip(first.tolist(), found.tolist(), strict=True)):
+        like, place = seen.setdefault(name.strip(), (name, f"row {at + 1} of {where}"))
+        if like != name:
+            raise DataError(
+                f"{where}: column {column!r} holds {name!r} in row {at + 1} and {like!r} in "
+                f"{place}, which differ in spaces alone: write equal names alike"
             )
 
 
@@ -277,15 +273,17 @@ def _numbers(column: Any, name: str, where: object) -> NDArray[np.float32]:
             "the beginning, or leave the column out of features"
         )
     with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is named
-        values = pandas.to_numeric(column, errors="coerce")
-        values = values.to_numpy(dtype=np.float32, na_value=np.nan)
+        found = pandas.to_numeric(column, errors="coerce")
+        fits = np.isfinite(found.to_numpy(dtype=np.float64, na_value=np.nan))
+        values = found.to_numpy(dtype=np.float32, na_value=np.nan)
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
         more = f" and in {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        why = "is too large for float32" if fits[wrong[0]] else "is no finite number"
         raise DataError(
             f"{where}: column {name!r} holds {_said(column.iloc[wrong[0]])} in row "
-            f"{wrong[0] + 1}{more}, which is no finite number: mend or drop these rows, or leave "
-            "the column out of features"
+            f"{wrong[0] + 1}{more}, which {why}: mend or drop these rows, or leave the column out "
+            "of features"
         )
     out: NDArray[np.float32] = values
     return out

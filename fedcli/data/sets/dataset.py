@@ -81,6 +81,16 @@ class Dataset:
         return tuple(self.train_x.shape[1:])
 
     @property
+    def client_names(self) -> list[str]:
+        """Return the names of the natural clients, by the number that each has as a client.
+
+        A natural client without a name is called by its number in the data set.
+        """
+        known = dict(enumerate(self.group_names))
+        found = [] if self.groups is None else np.unique(self.groups).tolist()
+        return [known.get(group, str(group)) for group in found]
+
+    @property
     def groups(self) -> IntArray | None:
         """(n + m,) natural client of each training, then of each test example."""
         if self.groups_train is None or self.groups_test is None:

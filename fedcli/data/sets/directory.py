@@ -30,6 +30,7 @@ def directory(source: Source) -> Dataset:
     if source.data.root is None:
         raise DataError("directory: say where the data lie, [data] root = 'DIR'")
     root = source.roots[0]
+    _check_root(root)
     about = _read_json(root / "dataset.json") if (root / "dataset.json").exists() else {}
     for key in about:
         if key not in KEYS:
@@ -47,6 +48,23 @@ def directory(source: Source) -> Dataset:
         for part in ("train", "test")
     ]
     return _made(root, parts[0], parts[1], names, about)
+
+
+def _check_root(root: Path) -> None:
+    """Check that there is a directory which holds images or arrays for training.
+
+    Raises:
+        DataError: says what is missing, and what the directory may hold.
+    """
+    if not root.is_dir():
+        what = "no directory" if root.exists() else "not there"
+        raise DataError(f"{root} is {what}: [data] root must name the directory of the data")
+    if not (root / "train").is_dir() and not any(root.glob("*_[xy].npy")):
+        raise DataError(
+            f"{root} holds no data: put images into {root / 'train' / 'CLASS' / '*.png'} and "
+            f"{root / 'test' / 'CLASS' / '*.png'}, or arrays into train_x.npy, train_y.npy, "
+            "test_x.npy and test_y.npy"
+        )
 
 
 def _made(

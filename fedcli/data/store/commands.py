@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,21 @@ from fedcli.data.store.picture import draw_partition
 from fedcli.data.store.reserve import Reserve, set_apart
 from fedcli.data.store.union import gathered
 from fedmodels.config.origin import placeless
-from fedmodels.config.scenario import Data, ScenarioTable
+from fedmodels.config.scenario import Data, Natural, ScenarioTable
 from fedmodels.errors import ConfigError
+from fedmodels.printable import printable
+
+log = logging.getLogger(__name__)
 
 MAX_ROWS = 40
 """Pairs (client, task) printed; ``partition.json`` holds all of them."""
 MAX_CLASSES = 12
 """Classes printed of one task."""
+MAX_NAMES = 5
+"""Natural clients named in a note."""
+MAX_LETTERS = 40
+"""Letters printed of a natural client's name, and of the names of all classes."""
+PER_CLASS = "training examples per class"
 
 
 def run_partition(
@@ -86,6 +95,9 @@ def run_partition(
         has_own_parts=dataset.has_own_parts,
         overlapping=dataset.overlapping,
     )
+    if isinstance(experiment_scenario, Natural):
+        _tell_left_out(dataset.client_names, num_clients)
+        made = replace(made, names=tuple(dataset.client_names[:num_clients]))
     if reserve is not None and made.zscore != "none":
         raise ConfigError(
             "[data] server_examples: clients of this scenario normalise by themselves, so there is "
@@ -102,6 +114,23 @@ def run_partition(
         console.print(shown, markup=False, highlight=False, soft_wrap=True)
     _show(console, out, reserve, written=written)
     return str(out)
+
+
+def _tell_left_out(names: list[str], num_clients: int) -> None:
+    """Say which natural clients take no part, if any.
+
+    Args:
+        names: of all natural clients, in the order of their numbers.
+        num_clients: ``[schedule] clients``.
+    """
+    left = names[num_clients:]
+    if left:
+        more = f" and {len(left) - MAX_NAMES} more" if len(left) > MAX_NAMES else ""
+        some = ", ".join(printable(name, MAX_LETTERS) for name in left[:MAX_NAMES])
+        log.warning(
+            "note: %d natural clients, of which schedule.clients = %d are used; left out: %s%s",
+            len(names), num_clients, some, more,
+        )  # fmt: skip
 
 
 def _show(console: Console, out: Path, reserve: Reserve | None, *, written: bool) -> None:
@@ -138,18 +167,26 @@ def _some(dataset: Dataset, labels: IntArray, most: int, seed: int, purpose: str
 def _table_of(content: dict[str, Any]) -> Table:
     """Return the table of who holds what, from what ``partition.json`` says."""
     table = Table(title=Text(f"{content['dataset']} ({content['variant']})"), title_justify="left")
-    for column in ("client", "task", "train", "test", "training examples per class"):
-        table.add_column(column, justify="left" if "per class" in column else "right")
+    people, classes = content.get("client_names", ()), _shown(content["class_names"])
+    for column in ("client", *(["name"] if people else ()), "task", "train", "test", PER_CLASS):
+        table.add_column(column, justify="left" if column in ("name", PER_CLASS) else "right")
     rows = [(i, m, task) for i, c in enumerate(content["clients"]) for m, task in enumerate(c)]
     for i, m, task in rows[:MAX_ROWS]:
         held = [(k, n) for k, n in enumerate(task["train"]) if n]
-        text = "  ".join(f"{k}:{n}" for k, n in held[:MAX_CLASSES])
+        text = "  ".join(f"{classes[k]}:{n}" for k, n in held[:MAX_CLASSES])
         more = f"  and {len(held) - MAX_CLASSES} more" if len(held) > MAX_CLASSES else ""
+        name = [printable(people[i], MAX_LETTERS)] if people else []
         sizes = (str(sum(task["train"])), str(sum(task["test"])))
-        table.add_row(str(i), str(m), *sizes, text + more)
+        table.add_row(*(Text(cell) for cell in (str(i), *name, str(m), *sizes, text + more)))
     if len(rows) > MAX_ROWS:
         table.caption = f"{len(rows) - MAX_ROWS} more rows: {TABLE} holds all of them"
     return table
+
+
+def _shown(names: list[str]) -> list[str]:
+    """Return what a table calls classes: their names, or their numbers if that is too long."""
+    shown = [printable(name, MAX_LETTERS) for name in names]
+    return shown if len(" ".join(shown)) <= MAX_LETTERS else [str(k) for k in range(len(names))]
 
 
 def list_datasets(console: Console | None = None) -> None:

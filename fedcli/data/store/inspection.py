@@ -127,6 +127,7 @@ def inspect(root: Path, console: Console) -> bool:
         one.judge()
         inspected.append(one)
         wrong += [f"client {one.name}: {line}" for line in one.wrong]
+    wrong += _misnumbered(root)
     wrong += _between(inspected)
     wrong += _in_global_test(root, inspected)
     console.print(_table(inspected))
@@ -163,9 +164,27 @@ def _places(root: Path) -> list[Path]:
     if not found:
         raise DataError(
             f"{root} holds no client directory such as {root / '0'} with a client.json; see 'A "
-            "client's directory' in docs/protocol.md"
+            "directory of each participant' in docs/data.md"
         )
     return sorted(found, key=lambda path: int(path.name))
+
+
+def _misnumbered(root: Path) -> Iterable[str]:
+    """Yield a line for each file that has a client's name, and for numbers that are left out.
+
+    Directories that do not begin with 0 are some of a run's, and may have gaps.
+    """
+    found = {path.name: path.is_dir() for path in root.glob("*") if path.name.isdecimal()}
+    for name in sorted(name for name, is_directory in found.items() if not is_directory):
+        yield f"{root / name} is a file; client {name} needs a directory of this name"
+    numbers = {int(name) for name, is_directory in found.items() if is_directory}
+    if 0 in numbers:
+        left_out = sorted(set(range(max(numbers))) - numbers)
+        if left_out:
+            yield (
+                f"client {_some(left_out)} has no directory, and client {max(numbers)} has one: "
+                "fedsrv launch needs every number from 0 on"
+            )
 
 
 def _between(inspected: list[Inspected]) -> Iterable[str]:

@@ -220,6 +220,7 @@ def _write_all(
         "dataset": dataset.name,
         "variant": dataset.variant,
         "class_names": dataset.class_names,
+        "client_names": partition.names,
         "clients": [[task.model_dump(mode="json") for task in tasks] for tasks in counts],
     }
     (place / TABLE).write_text(json.dumps(content) + "\n", "utf-8")

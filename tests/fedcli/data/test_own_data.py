@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from fedcli.cli import main
-from fedcli.data.sets.directory import read_image
+from fedcli.data.sets.directory import IMAGES, read_image
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.inspection import inspect
@@ -76,9 +76,9 @@ def test_images_in_folders_are_scaled_too(tmp_path):
     assert found.problem.scale == 255
 
 
-def _image(path: Path) -> None:
+def _image(path: Path, mode: str = "L") -> None:
     path.parent.mkdir(parents=True)
-    Image.new("L", (4, 4), color=200).save(path)
+    Image.new(mode, (4, 4), color=200 if mode == "L" else (200, 100, 0)).save(path)
 
 
 # --- names of classes
@@ -160,13 +160,27 @@ def test_check_is_content_with_good_data(tmp_path, digits):
     well, text = check(digits)
     assert well, text
     assert check(tmp_path / "0")[0]
-    with pytest.raises(DataError, match="holds no client directory such as"):
+    with pytest.raises(DataError, match=r"holds no client directory such as .*in docs/data\.md$"):
         check(tmp_path / "0" / "task-0")
 
 
 def rewrite(place: Path, name: str, change: Any) -> None:
     path = place / "task-0" / name
     np.save(path, change(np.load(path)))
+
+
+def test_check_says_which_clients_have_no_directory(tmp_path):
+    for client in (0, 2):
+        own(tmp_path, client)
+    line = "wrong: client 1 has no directory, and client 2 has one: fedsrv launch needs every"
+    well, text = check(tmp_path)
+    assert not well
+    assert line in text
+    (tmp_path / "1").write_text("")
+    assert f"wrong: {tmp_path / '1'} is a file; client 1 needs a directory" in check(tmp_path)[1]
+    (tmp_path / "1").unlink()
+    (tmp_path / "0").rename(tmp_path / "4")  # some clients of a run, on one machine
+    assert check(tmp_path)[0]
 
 
 def test_check_says_what_is_wrong(tmp_path, capsys):
@@ -238,6 +252,33 @@ def test_class_folders_hold_images_alone(tmp_path):
     _image(tmp_path / "train" / "dog" / "more" / "a.png")
     with pytest.raises(DataError, match=r"dog/more is a directory; images .* lie in .*dog itself"):
         load(Data(name="directory", root=str(tmp_path)))
+
+
+@pytest.mark.parametrize("page", ["data.md", "tutorial-images.md"])
+def test_pages_name_every_kind_of_image(page, tmp_path):
+    text = (Path(__file__).parents[3] / "docs" / page).read_text()
+    assert [end for end in IMAGES if f"*{end}`" not in text] == []
+    for part in ("train", "test"):
+        for end in IMAGES:
+            _image(tmp_path / part / end[1:] / f"a{end.upper()}", "RGB")
+    assert len(load(Data(name="directory", root=str(tmp_path))).class_names) == len(IMAGES)
+
+
+def test_a_directory_that_holds_no_data_says_what_it_may_hold(tmp_path):
+    _image(tmp_path / "photos" / "cat" / "a.png")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    own(tmp_path, 0)
+    (tmp_path / "0/task-0/train_x.npy").unlink()
+    for name, line in (
+        ("photo", r"photo is not there: \[data\] root must name the directory of the data"),
+        ("file", r"file is no directory: \[data\] root"),
+        ("empty", r"empty holds no data: put images into .*empty/train/CLASS/\*\.png and .*/test/"),
+        ("photos", r"photos holds no data: .*, or arrays into train_x\.npy, train_y\.npy"),
+        ("0/task-0", r"train_x\.npy is missing"),
+    ):
+        with pytest.raises(DataError, match=line):
+            load(Data(name="directory", root=str(tmp_path / name)))
 
 
 def test_other_arrays_are_another_partition(tmp_path):

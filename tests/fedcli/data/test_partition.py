@@ -603,6 +603,30 @@ def test_a_task_without_examples_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("tests", "line"),
+    [
+        (1, "note: no test example for client 1 in task 0"),
+        (0, "note: no test example for client 0 in task 0, client 1 in task 0"),
+    ],
+)
+def test_pairs_without_a_test_example_are_named(
+    tests: int, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    partition(scenario_of(kind="iid"), np.zeros(9, int), np.zeros(tests, int), 1, 2, 0)
+    assert caplog.messages == [line]
+
+
+def test_of_many_pairs_without_a_test_example_some_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    partition(scenario_of(kind="iid", tasks=4), np.zeros(9, int), np.zeros(1, int), 1, 2, 0)
+    assert caplog.messages == [
+        "note: no test example for client 0 in task 1, client 0 in task 2, client 0 in task 3, "
+        "client 1 in task 0, client 1 in task 1 and 2 more"
+    ]
+
+
 # --- the tables
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedcli.data.own.tables import EXTRA
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
@@ -133,21 +134,6 @@ def test_a_hole_gets_one_line(csv: Path, column: str, value: Any, line: str) -> 
         loaded(csv)
 
 
-def test_wrong_places_get_one_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not there"):
-        loaded(tmp_path / "none.csv")
-    with pytest.raises(DataError, match=r"holds no file \*.csv"):
-        loaded(tmp_path)
-    (tmp_path / "x.xls").write_text("")
-    with pytest.raises(DataError, match=r"neither \*.csv nor"):
-        loaded(tmp_path / "x.xls")
-    for name, content in (("empty.csv", b""), ("x.parquet", b"PAR1"), ("latin.csv", b"a\n\xff")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match="cannot be read") as caught:
-            loaded(tmp_path / name)
-        assert "\n" not in str(caught.value)
-
-
 def test_columns_are_found_by_their_names_in_every_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("ax,ay,label\n1,10,x\n2,20,y\n3,30,x\n4,40,y\n")
     (tmp_path / "b.csv").write_text("ay,label,ax\n50,x,5\n60,y,6\n70,x,7\n80,y,8\n")
@@ -175,12 +161,33 @@ def test_labels_are_what_stands_in_the_file(tmp_path: Path) -> None:
         loaded(tmp_path, label="label")
 
 
-@pytest.mark.parametrize("rest", ["9", ""])
-def test_rows_longer_than_the_header_do_not_shift_the_columns(tmp_path: Path, rest: str) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text("ax,label\n" + f"1,x,{rest}\n2,y,{rest}\n" * 3)
-    with pytest.raises(DataError, match="rows have more fields than the first line has names"):
-        loaded(file, label="label")
+def test_a_part_without_examples_says_why(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("ax,label,part\n" + "1,x,train\n" * 4)
+    with pytest.raises(DataError, match="no test example; column 'part' must say test of some row"):
+        loaded(tmp_path, label="label", split="part")
+    with pytest.raises(DataError, match="no training example; all windows overlap with one for"):
+        loaded(tmp_path, label="label", window=3, hop=1)
+
+
+@pytest.mark.parametrize("column", ["label", "who"])
+def test_names_that_differ_in_spaces_alone_are_refused(tmp_path: Path, column: str) -> None:
+    file, columns = tmp_path / "a.csv", {"label": "label", "client": "who"}
+    rows = "ax,label,who\n" + "1,rest,rest\n2,walk,walk\n" * 2
+    file.write_text(rows + {"label": "5, rest,rest\n", "who": "5,rest, rest\n"}[column])
+    line = f"a.csv: column {column!r} holds ' rest' in row 5 and 'rest' in row 1 of {file}, which"
+    with pytest.raises(DataError, match=re.escape(line)):
+        loaded(file, **columns)
+    file.write_text(rows)
+    loaded(tmp_path, **columns)
+    (tmp_path / "b.csv").write_text(rows.replace("rest", "rest\xa0") if column == "who" else rows)
+    (tmp_path / "c.csv").write_text(rows.replace("walk,", "walk ,") if column == "label" else rows)
+    with pytest.raises(DataError, match="differ in spaces alone: write equal names alike"):
+        loaded(tmp_path, **columns)
+
+
+def test_spaces_that_are_everywhere_are_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("ax,label\n1, x\n2, y\n3, x\n4, y\n")
+    assert loaded(tmp_path, label="label").class_names == (" x", " y")
 
 
 def test_other_rows_are_another_partition(csv: Path) -> None:
@@ -212,6 +219,54 @@ def test_natural_clients_keep_the_parts_of_their_windows(csv: Path, tmp_path: Pa
         dealt(csv, tmp_path / "other", Natural(kind="natural", split=0.7))
 
 
+def told(
+    people: str,
+    clients: int,
+    out: Path,
+    caplog: pytest.LogCaptureFixture,
+    label: Sequence[str] = "xy",
+) -> str:
+    """Deal four rows of each person, each a letter, out to so many clients; return what is said."""
+    file = out.with_suffix(".csv")
+    rows = [f"{i},{label[i % 2]},{who}" for who in people.split() for i in range(4)]
+    file.write_text("ax,label,who\n" + "\n".join(rows) + "\n")
+    data = Data(name="table", root=str(file), columns=Columns(client="who"))
+    console = Console(file=io.StringIO(), width=100)
+    caplog.clear()
+    run_partition(data, Natural(kind="natural"), clients, 0, out, console)
+    return caplog.text + console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_people_who_take_no_part_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = "note: 3 natural clients, of which schedule.clients = 2 are used; left out: c\n"
+    assert line in told("b c a", 2, tmp_path / "two", caplog)
+    assert "left out: b, c, d, e, f and 2 more\n" in told(
+        "a b c d e f g h", 1, tmp_path / "o", caplog
+    )
+    assert "left out" not in told("a b c", 3, tmp_path / "three", caplog)
+    assert "left out: b\\x1b[2J\n" in told("a b\x1b[2J", 1, tmp_path / "one", caplog)
+
+
+def test_the_table_tells_which_person_is_which_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = told("cem ann ben", 2, tmp_path / "two", caplog, label="rw")
+    assert "│ client │ name │ task │" in re.sub(" +", " ", said.replace("┃", "│"))
+    rows = [line.split() for line in said.splitlines() if "r:1" in line]
+    assert [row[1:5:2] + row[-3:-1] for row in rows] == [
+        ["0", "ann", "r:1", "w:1"],
+        ["1", "ben", "r:1", "w:1"],
+    ]
+    content = json.loads((tmp_path / "two" / "partition.json").read_bytes())
+    assert content["client_names"] == ["ann", "ben"]
+    # names come from data: no markup, no escape sequence
+    assert "│ [red]a\\x1b[2J │" in told("[red]a\x1b[2J b", 2, tmp_path / "red", caplog)
+    long = ["a" * 20, "b" * 20]
+    assert "0:1  1:1" in told("ann", 1, tmp_path / "long", caplog, label=long)
+
+
 def test_windows_that_overlap_are_not_dealt_out_anew(csv: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="these windows overlap: set same_props"):
         dealt(csv, tmp_path / "out", DirichletPooled(kind="dirichlet_pooled", alpha=10.0))
@@ -240,12 +295,6 @@ def test_a_feature_is_nothing_else(columns: dict[str, Any], line: str) -> None:
 def test_columns_of_another_data_set_are_refused() -> None:
     with pytest.raises(ConfigError, match="belongs to table and huggingface, not to digits"):
         load(Data(name="digits", columns=Columns()))
-
-
-def test_without_pandas_the_extra_is_named(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(DataError, match=re.escape(EXTRA)):
-        loaded(csv)
 
 
 def test_partitions_made_before_columns_keep_their_digest() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import EVALUATOR, Problem
-from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.client_profile import Profile, untrained
 
 FACTS = {
     "format": 1,
@@ -32,6 +32,18 @@ def test_a_description():
     assert profile.num_tasks == 2
     assert profile.train.tolist() == [[3, 1], [0, 5]]
     assert profile.test.tolist() == [[1, 0], [0, 2]]
+
+
+def test_clients_without_a_training_example_are_named():
+    none = text(tasks=[{"train": [0, 0], "test": [1, 0]}])
+    profiles = {c: Profile.parse(c, text() if c == 1 else none) for c in range(8)}
+    assert untrained({1: profiles[1]}) == ""
+    assert untrained({c: profiles[c] for c in (0, 1)}).startswith(
+        "no training example at client 0: if that"
+    )
+    assert untrained(profiles).startswith(
+        "no training example at clients 0, 2, 3, 4, 5 and 2 more:"
+    )
 
 
 def test_what_clients_of_a_partition_say_alike_is_held_once():

@@ -14,9 +14,13 @@ from fedcli.data.store.commands import run_partition
 from fedcli.runtime import workers
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import RunFacts
+from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import scorers
+from fedsrv.events import EventLog
+from fedsrv.narration import Narrator
 from fedsrv.state.record import Durations, Record, Traffic
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
@@ -61,6 +65,33 @@ def test_clients_have_different_numbers_of_tasks_tasks_outer(method, unequal, tm
     if method == "fedavg":
         views = {c: row["views"]["global"] for c, row in records[-1]["clients"].items()}
         assert {c: len(v["tasks"]) for c, v in views.items()} == {"0": 1, "1": 3, "2": 2}
+
+
+@pytest.mark.parametrize(("method", "notes"), [("fedavg", 1), ("centralized", 0)])
+def test_a_run_says_who_has_no_training_example(method, notes, tmp_path):
+    """Centralized wants it so: client 0 holds what all train on."""
+    for client, size in enumerate((6, 0)):
+        place = tmp_path / str(client) / "task-0"
+        place.mkdir(parents=True)
+        for part, n in (("train", size), ("test", 2)):
+            np.save(place / f"{part}_x.npy", np.ones((n, 4), np.float32))
+            np.save(place / f"{part}_y.npy", np.arange(n) % 2)
+        (place.parent / "client.json").write_text('{"input_shape": [4], "num_classes": 2}')
+    tables = {
+        "net": {"name": "mlp"},
+        "method": {"name": method},
+        "schedule": {"clients": 2, "rounds": 1},
+    }
+    experiment, events = experiment_of(tables), EventLog()
+    cohort = InProcessCohort(experiment, tmp_path, tmp_path / "clients")
+    store = Store(tmp_path / "run", experiment, False)
+    Engine(experiment, cohort, store, events).run()
+    store.close()
+    events.close()
+    told = [Narrator().line(event) for event in events.listen(from_start=True)]
+    found = [line for line in told if "no training example" in line]
+    line = "note: no training example at client 1: if that is not meant, look with fedcli check DIR"
+    assert found == [line] * notes
 
 
 def test_a_cohort_stays_for_its_round(digits, tmp_path):

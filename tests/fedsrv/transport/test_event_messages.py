@@ -39,6 +39,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "listening": {"address": "127.0.0.1:5055", "clients": 3, "needed": 2},
     "ended": {"reason": "the run has failed: client 3 diverged"},
     "draining": {"line": "asked to stop"},
+    "note": {"line": "no training example at client 1"},
     "dashboard": {"url": "http://127.0.0.1:8000/"},
     "metrics": {"url": "http://127.0.0.1:9000/metrics"},
 }

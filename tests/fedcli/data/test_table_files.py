@@ -1,0 +1,106 @@
+"""Files of tables: what is not what it was meant to be gets one line that names it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcli.data.own.table_files import EXTRA
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.registry import load
+from fedmodels.config.scenario import Columns, Data
+from fedmodels.errors import DataError
+
+pytest.importorskip("pandas")
+
+
+def loaded(root: Path, **columns: Any) -> Dataset:
+    return load(Data(name="table", root=str(root), columns=Columns(**columns)))
+
+
+def test_wrong_places_get_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not there"):
+        loaded(tmp_path / "none.csv")
+    with pytest.raises(DataError, match=r"holds no file \*.csv"):
+        loaded(tmp_path)
+    (tmp_path / "x.xls").write_text("")
+    with pytest.raises(DataError, match=r"neither \*.csv nor"):
+        loaded(tmp_path / "x.xls")
+    for name, content in (("empty.csv", b""), ("x.parquet", b"PAR1"), ("latin.csv", b"a\n\xff")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match="cannot be read") as caught:
+            loaded(tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "line"),
+    [
+        ("ax,ay,label,ax", "a.csv has 2 columns called 'ax': rename or remove all but one"),
+        ("label,ax,ay,label", "a.csv has 2 columns called 'label': rename"),
+        ("\ufeffax,ax,label,ax", "a.csv has 3 columns called 'ax': rename"),
+    ],
+)
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, header: str, line: str) -> None:
+    (tmp_path / "a.csv").write_text(header + "\n" + "1,2,1,2\n3,4,3,4\n" * 3, "utf-8")
+    with pytest.raises(DataError, match=re.escape(line)):
+        loaded(tmp_path / "a.csv", label="label")
+
+
+def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",,ax,label\n" + "1,2,3,x\n5,6,7,y\n" * 3)
+    assert loaded(tmp_path / "a.csv", label="label", features=["ax"]).input_shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"ax,label\n", "a.csv holds no row below the names of its columns"),
+        (
+            b"ax,label\n1,0.31\n2,0.25\n",
+            "a.csv: there is no test example; every class has one example: is 'label' the column",
+        ),
+        (
+            b"ax,label,who\n1,x,a\n2,x,b\n",
+            "a.csv: there is no test example; that takes a client with two examples of a class",
+        ),
+        ("ax,label\n1,gr\xfcn\n".encode("latin-1"), "invalid start byte; save it as UTF-8"),
+        ("ax,label\n1,x\n".encode("utf-16"), "invalid start byte; save it as UTF-8"),
+        (b"ax;label\n1,5;x\n", "a.csv has one column, 'ax;label': is the separator ';'? Write"),
+        (b"ax\tlabel\n1\tx\n", r"a.csv has one column, 'ax\tlabel': is the separator '\t'?"),
+        (b"ax,label\n1,x\n1e300,x\n", "'ax' holds 1e+300 in row 2, which is too large for float32"),
+        (b"ax,label\n1,x\n-1e39,x\n", "'ax' holds -1e+39 in row 2, which is too large for"),
+        (b"ax,label\n1,x\n-inf,x\n", "'ax' holds -inf in row 2, which is no finite number"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_named(tmp_path: Path, content: bytes, line: str) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    columns = {"client": "who"} if b"who" in content else {}
+    with pytest.raises(DataError, match=re.escape(line)) as caught:
+        loaded(tmp_path / "a.csv", label="label", **columns)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_rows_beside_others_adds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("ax,label\n")
+    (tmp_path / "b.csv").write_text("ax,label\n" + "1,x\n2,y\n" * 3)
+    assert len(loaded(tmp_path, label="label").train_y) == 4
+
+
+@pytest.mark.parametrize("rest", ["9", ""])
+def test_rows_longer_than_the_header_do_not_shift_the_columns(tmp_path: Path, rest: str) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("ax,label\n" + f"1,x,{rest}\n2,y,{rest}\n" * 3)
+    with pytest.raises(DataError, match="rows have more fields than the first line has names"):
+        loaded(file, label="label")
+
+
+def test_without_pandas_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    (tmp_path / "a.csv").write_text("ax,label\n")
+    with pytest.raises(DataError, match=re.escape(EXTRA)):
+        loaded(tmp_path / "a.csv")
