@@ -197,6 +197,13 @@ class Evaluate(StrictTable):
     select_by: Literal["f1", "accuracy"] = "f1"
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code."""
 
+    @model_validator(mode="after")
+    def _views_are_named_once(self) -> Evaluate:
+        for view in self.views:
+            if self.views.count(view) > 1:
+                raise ValueError(f"views names {view!r} twice; name it once")
+        return self
+
 
 class Server(StrictTable):
     """``[server]``: how the coordinator waits, keeps and computes."""

@@ -174,6 +174,7 @@ def test_there_are_examples():
             "method.bn and method.reading.bn are one switch: give one",
         ),
         (["evaluate.views=['local']"], "evaluate.views.0: "),
+        (["evaluate.views=['global', 'global']"], "evaluate: views names 'global' twice"),
         (
             ["method.name=fedem", "evaluate.views=['global']"],
             "[evaluate] views = ['global']: fedem has ['after_downlink'] alone",
