@@ -21,7 +21,7 @@ from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, Run
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
-from fedsrv.availability import read_availability
+from fedsrv.engine.buffered_rounds import check_schedule
 from fedsrv.engine.server_data import check_given
 from fedsrv.events import HAS_FAILED, Event
 from fedsrv.launch.forked import (
@@ -164,7 +164,7 @@ def _check_start(experiment: Experiment, data: Path | None, held: Path, device: 
     """
     check_device(device)
     check_extras(experiment)
-    read_availability(experiment)
+    check_schedule(experiment)
     check_given_data(experiment, data)
     asked = experiment.data is not None and experiment.data.server_examples is not None
     check_given(experiment, (data is None and asked) or held.is_dir())
@@ -287,7 +287,7 @@ class Launch:
         """Wait until the data are dealt out to client directories, unless that was done before.
 
         Raises:
-            DataError: the data set is missing, or the partition is not there.
+            ConfigError, DataError: as ``fedcli partition`` says.
         """
         if self.dealing is not None:
             self.display.say(f"dealing out data to {self.experiment.schedule.clients} clients")
@@ -295,7 +295,8 @@ class Launch:
             for line in notes_in(log):
                 self.display.say(line)
             if status:
-                raise DataError(error_in(log) or f"fedcli partition ended with {status}: see {log}")
+                kind = ConfigError if status == ConfigError.exit_code else DataError
+                raise kind(error_in(log) or f"fedcli partition ended with {status}: see {log}")
 
     def start(self, hosts: int | None) -> None:
         """Start the coordinator; the clients follow when it listens."""

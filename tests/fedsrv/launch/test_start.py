@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -313,6 +314,64 @@ def test_a_wrong_trace_is_said_before_anybody_joins(
     with pytest.raises(ConfigError, match="line 2: '0,5,5' is not"):
         launch_in_process(tiny_experiment(schedule={"availability": str(trace)}), run)
     assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("sets", "line"),
+    [
+        (
+            ["schedule.order=asynchronous", "schedule.buffer=1", "method.name=pfedgrp"],
+            "pfedgrp is none: its server half reads single uploads",
+        ),
+        (
+            ["schedule.order=asynchronous", "schedule.buffer=1", "schedule.arrivals=nothere"],
+            "[schedule] arrivals: nothere is no run directory (No such file or directory)",
+        ),
+        (
+            ["schedule.order=asynchronous", "schedule.buffer=1", "schedule.arrivals=cut"],
+            "[schedule] arrivals: cut is no run directory (Unterminated string",
+        ),
+        (
+            ["schedule.availability=never.csv"],
+            "no client is there in any round; the run's are 0 to",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_said_before_anything_is_written(
+    sets: list[str], line: str, config: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cut").mkdir()
+    Path("cut/rounds.jsonl").write_text('{"interaction')
+    Path("never.csv").write_text("client,from,until\n0,500,600\n1,500,600\n2,500,600\n")
+    given = [word for item in sets for word in ("--set", item)]
+    for command in ("launch", "serve"):
+        status, said = status_of(fedsrv, capsys, monkeypatch, command, str(config), *given)
+        assert (status, line in said) == (2, True), said
+        assert not Path("run").exists()
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        launch_in_process(parse_experiment(config.read_text(), "run.toml", sets), Path("run"))
+    assert not Path("run").exists()
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize(
+    ("sets", "line"),
+    [
+        (["data.name=nothere"], "'nothere' is not known"),
+        (["scenario.tasks=[1, 2]"], "tasks lists 2 numbers for 3 clients"),
+        (["schedule.clients=500"], "use fewer clients"),
+        (["compression.up=int8", "method.name=local"], "[compression]"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_data_ends_with_2(
+    sets: list[str], line: str, config: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [word for item in sets for word in ("--set", item)]
+    status, said = status_of(fedsrv, capsys, monkeypatch, "launch", str(config), *given)
+    assert (status, line in said) == (2, True), said
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(
