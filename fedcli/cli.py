@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmodels.commands import run_command
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, DataError
 from fedmodels.log_lines import LogLevel, set_up_logging
 
 if TYPE_CHECKING:
@@ -122,7 +122,11 @@ def join(
         raise ConfigError("--give-up-after nan is no number of seconds")
     link = Link(server, credentials, give_up_after)
     where = _device(device)
-    Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ()).run()
+    host = Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ())
+    try:
+        host.run()
+    except DataError as error:  # as with a wrong option, the same command again is in vain
+        raise ConfigError(str(error)) from None
 
 
 def _end(number: int, _: object) -> None:

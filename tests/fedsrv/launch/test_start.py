@@ -22,7 +22,8 @@ from fedsrv.cli import _watchers
 from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve, write_facts
 from fedsrv.events import EventLog
-from fedsrv.launch.launcher import _check_resumed, show_end
+from fedsrv.launch.checks import check_resumed
+from fedsrv.launch.launcher import show_end
 from fedsrv.launch.progress import Lines, Objects
 from fedsrv.state.run_directory import beginning, launching
 from fedsrv.tracking import trackers
@@ -294,11 +295,11 @@ def test_a_resume_with_another_config_is_refused_before_data_are_dealt(tmp_path:
     before = tiny_experiment()
     (tmp_path / "config.toml").write_text(tomli_w.dumps(before.to_dict()))
     more = {**before.to_dict()["schedule"], "rounds": before.schedule.rounds + 1}
-    _check_resumed(tiny_experiment(schedule=more, scenario={"tasks": 1}), tmp_path / "none")
+    check_resumed(tiny_experiment(schedule=more, scenario={"tasks": 1}), tmp_path / "none")
     with pytest.raises(ConfigError, match=r"it differs in seed\. Resume with the config in "):
-        _check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")
+        check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")
     (tmp_path / "config.toml").write_text("damaged =")
-    _check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")  # run.db decides
+    check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")  # run.db decides
 
 
 def test_a_wrong_trace_is_said_before_anybody_joins(
@@ -414,4 +415,4 @@ def test_the_config_of_a_run_outlives_a_loss_of_power(
     experiment = tiny_experiment(seed=3)
     write_facts(tmp_path, experiment)
     assert synced == [(tmp_path / "config.toml").read_text(), str(tmp_path)]
-    _check_resumed(experiment, tmp_path / "config.toml")
+    check_resumed(experiment, tmp_path / "config.toml")
