@@ -225,7 +225,7 @@ def export(
 @app.command()
 def pretrain(
     config: Annotated[Path, typer.Argument(help="The experiment whose net is trained.")],
-    out: Annotated[Path, typer.Option(help="The file of weights, for [net] weights.")],
+    out: Annotated[Path, typer.Option(help="The file of weights, for net.weights.")],
     data: Annotated[
         list[str] | None, typer.Option(help="Data sets to pool; that of the config unless given.")
     ] = None,

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import typer
+from rich.text import Text
 from typer.testing import CliRunner
 
 import fedcli.cli
@@ -66,6 +67,21 @@ def test_every_option_is_explained(app):
         assert command.help, command.name
         for p in command.params:
             assert getattr(p, "help", None) or p.hidden, (command.name, p.name)
+        for below in getattr(command, "commands", {}).values():
+            visit(below)
+
+    visit(typer.main.get_command(app))
+
+
+@pytest.mark.parametrize("app", [fedsrv.cli.app, fedcli.cli.app])
+def test_no_help_loses_words_in_brackets(app):
+    """The help's markup takes ``[net]`` for a style, and shows nothing there."""
+
+    def visit(command):
+        texts = [command.help, command.short_help, command.epilog]
+        texts += [getattr(p, "help", None) for p in command.params]
+        for text in filter(None, texts):
+            assert Text.from_markup(text).plain == text, command.name
         for below in getattr(command, "commands", {}).values():
             visit(below)
 
