@@ -187,11 +187,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     """Return a value of the type that a field has."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+    from fedmodels.config.faults import fault_of
+
     try:
         adapter = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
         return adapter.validate_python(value, strict=not _is_number(value))
     except ValidationError as error:
-        what = error.errors()[0]["msg"]
+        what = fault_of(error, value).message
         raise ConfigError(f"{where}: {what} (given: {value!r})") from None
 
 

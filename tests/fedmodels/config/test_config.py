@@ -188,7 +188,20 @@ def test_there_are_examples():
         (["seed=-1"], "seed: "),
         (["method=3"], "method: "),
         (["scenario=3"], "scenario"),
-        (["data=[1]"], "data: "),
+        (["data=[1]"], "data: Input should be a table (given: [1])"),
+        (["training=3"], "training: Input should be a table (given: 3)"),
+        (
+            ["compression.up=int4"],
+            "compression.up: Input should be 'float32', 'float16', 'bfloat16' or 'int8' or 'top-k' "
+            "(given: 'int4')",
+        ),
+        (
+            ["scenario.tasks=many"],
+            "scenario.tasks: Input should be a valid integer or a list (given: 'many')",
+        ),
+        (["scenario.tasks=[1, 0]"], "scenario.tasks.1: Input should be greater than or equal to 1"),
+        (["scenario.tasks=0"], "scenario.tasks: Input should be greater than or equal to 1 (given"),
+        (["evaluate.views=global"], "evaluate.views: Input should be a list (given: 'global')"),
     ],
 )  # fmt: skip
 def test_error_lines(overrides, line):
