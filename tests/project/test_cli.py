@@ -139,8 +139,19 @@ def test_wrong_usage(monkeypatch, capsys, module, arguments):
         (["launch", "{missing}"], "error: cannot read the config"),
         (["serve", "{config}", "--set", "method.mue=1"], "unknown key 'mue' in [method]"),
         (["launch", "{config}", "--set", "seed"], "is not key=value"),
-        (["launch", "{config}", "--out", "{full}"], "exists and is not empty"),
-        (["serve", "{config}", "--out", "{full}"], "exists and is not empty"),
+        (
+            ["launch", "{config}", "--out", "{full}"],
+            "holds files that are no run; give another --out",
+        ),
+        (
+            ["launch", "{config}", "--out", "{full}", "--resume"],
+            "holds files that are no run; give",
+        ),
+        (
+            ["serve", "{config}", "--out", "{full}"],
+            "holds files that are no run; give another --out",
+        ),
+        (["serve", "{config}", "--out", "{full}", "--resume"], "holds files that are no run; give"),
         (["serve", "{config}", "--out", "{out}", "--listen", "0.0.0.0:0"], "without TLS"),
         (["serve", "{config}", "--tls-cert", "x"], "belong together"),
         (["serve", "{config}", "--tls-client-ca", "x"], "needs --tls-cert"),
@@ -171,8 +182,8 @@ def test_mistakes_under_fedsrv(monkeypatch, capsys, tmp_path, config, command, l
         (["join", "--client-id", "-1"], 2, "is no id, no range"),
         (["join", "--client-id", "0", "--device", "tpu"], 2, "is not auto, cpu or cuda:K"),
         (["join", "--client-id", "0", "--tls-cert", "x"], 2, "need --tls-ca"),
-        (["join", "--client-id", "0"], 1, "is not there: it should be this client's data"),
-        (["join", "--client-id", "evaluator"], 1, "the evaluator has nothing to do"),
+        (["join", "--client-id", "0"], 2, "is not there: it should be this client's data"),
+        (["join", "--client-id", "evaluator"], 2, "the evaluator has nothing to do"),
     ],
 )
 def test_mistakes_under_fedcli(monkeypatch, capsys, tmp_path, config, command, status, line):
