@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.scenario import Data, Scenario, StrictTable
+from fedmodels.errors import ConfigError
 from fedmodels.own_code import short_name
 
 View = Literal["global", "after_local", "after_downlink"]
@@ -283,6 +284,13 @@ class Experiment(StrictTable):
     server: Server = Server()
     compression: Compression | None = None
     tracking: Tracking = Tracking()
+
+    @model_validator(mode="after")
+    def _clients_suffice(self) -> Experiment:
+        needed, clients = self.server.min_clients or 0, self.schedule.clients
+        if needed > clients:
+            raise ConfigError(f"[server] min_clients = {needed} exceeds clients = {clients}")
+        return self
 
     @property
     def cohort_size(self) -> int:

@@ -158,6 +158,7 @@ def test_there_are_examples():
         ([f"seed={'9' * 5000}"], "seed: Input should be a valid integer"),
         ([f"seed={'[' * 5000}"], "seed: Input should be a valid integer"),
         (["schedule.per_round=4"], "schedule: per_round = 4 exceeds clients = 3"),
+        (["server.min_clients=4"], "run.toml: [server] min_clients = 4 exceeds clients = 3"),
         (["method.mu=much"], "method.mu: "),
         (["method.mu=-1"], "method.mu: Input should be greater than or equal to 0 (given: -1)"),
         (["method.name=gldp", "method.tau=0"], "method.tau: Input should be greater than 0"),
