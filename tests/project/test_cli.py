@@ -1,6 +1,8 @@
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -12,6 +14,7 @@ import fedsrv.cli
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.resolution import read_experiment
 
+ROOT = Path(__file__).parents[2]
 FEDSRV = {
     "launch": {"CONFIG", "--out", "--set", "--hosts", "--resume"},
     "serve": {
@@ -97,6 +100,14 @@ def test_help(app, words):
     found = CliRunner().invoke(app, [*words, "--help"])
     assert found.exit_code == 0
     assert "Usage" in found.output
+
+
+def test_the_help_of_a_sweep_says_where_its_file_is_described():
+    found = CliRunner().invoke(fedsrv.cli.app, ["sweep", "--help"]).output
+    place, _, section = "docs/results.md#the-file-of-a-sweep".partition("#")
+    assert f"{place}#{section}" in found
+    titles = re.findall("^## (.*)$", (ROOT / place).read_text(), re.MULTILINE)
+    assert section in [title.lower().replace(" ", "-") for title in titles]
 
 
 # --- what is wrong --------------------------------------------------------------------------------
