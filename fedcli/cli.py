@@ -120,6 +120,8 @@ def join(
     signal.signal(signal.SIGTERM, _end)
     if give_up_after is not None and math.isnan(give_up_after):
         raise ConfigError("--give-up-after nan is no number of seconds")
+    if state_dir.exists() and not state_dir.is_dir():
+        raise ConfigError(f"--state-dir {state_dir} is a file, not a directory; give another one")
     link = Link(server, credentials, give_up_after)
     where = _device(device)
     host = Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ())

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.faults import fault_of
 from fedmodels.errors import ConfigError, reason_of, suggestion
-from fedmodels.own_code import digest_of, is_own, own_name, renew, with_place
+from fedmodels.own_code import digest_of, is_own, of_a_file, own_name, renew, with_place
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -91,7 +91,7 @@ def experiment_of(
         if not is_own(experiment.net.name) and experiment.net.name not in net_names():
             raise ConfigError(
                 f"unknown net {experiment.net.name!r} in [net]; known: {', '.join(net_names())}."
-                + suggestion(experiment.net.name, net_names())
+                + (of_a_file(experiment.net.name) or suggestion(experiment.net.name, net_names()))
             )
         check_plain(experiment.method.name, method.hyper_parameters(), "")
         check_net(experiment.net.name, experiment.net.options())

@@ -167,6 +167,9 @@ def test_wrong_usage(monkeypatch, capsys, module, arguments):
         (["serve", "{config}", "--tls-cert", "x"], "belong together"),
         (["serve", "{config}", "--tls-client-ca", "x"], "needs --tls-cert"),
         (["methods", "fedprx"], "Did you mean 'fedprox'?"),
+        (["launch", "{config}", "--set", "method.name=mine.py"], "by its file: 'mine.py:Name'"),
+        (["launch", "{config}", "--set", "net.name=mine.py"], "by its file: 'mine.py:Name'"),
+        (["export", "--run", "{out}", "--client", "3", "--to", "pickle"], "is none of safetensors"),
     ],
 )
 def test_mistakes_under_fedsrv(monkeypatch, capsys, tmp_path, config, command, line):
@@ -193,6 +196,11 @@ def test_mistakes_under_fedsrv(monkeypatch, capsys, tmp_path, config, command, l
         (["join", "--client-id", "-1"], 2, "is no id, no range"),
         (["join", "--client-id", "0", "--device", "tpu"], 2, "is not auto, cpu or cuda:K"),
         (["join", "--client-id", "0", "--tls-cert", "x"], 2, "need --tls-ca"),
+        (
+            ["join", "--client-id", "0", "--state-dir", "{config}"],
+            2,
+            "run.toml is a file, not a directory; give another one",
+        ),
         (["join", "--client-id", "0"], 2, "is not there: it should be this client's data"),
         (["join", "--client-id", "evaluator"], 2, "the evaluator has nothing to do"),
     ],
@@ -202,7 +210,7 @@ def test_mistakes_under_fedcli(monkeypatch, capsys, tmp_path, config, command, s
     arguments = [word.format(**places) for word in command]
     if command[0] == "join":
         arguments += ["--server", "127.0.0.1:1", "--data", str(tmp_path)]
-        arguments += ["--state-dir", str(tmp_path / "state")]
+        arguments[1:1] = ["--state-dir", str(tmp_path / "state")]  # a later one counts
     found, error = run(monkeypatch, capsys, fedcli.cli, *arguments)
     assert found == status
     errors = [text for text in error.splitlines() if text.startswith("error: ")]

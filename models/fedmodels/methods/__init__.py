@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.own_code import is_own, loaded, own
+from fedmodels.own_code import is_own, loaded, of_a_file, own
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -82,7 +82,7 @@ def method_class(name: str) -> type[Method]:
             if not found:
                 raise ConfigError(
                     f"unknown method {name!r}; known: {', '.join(names())}."
-                    + suggestion(name, names())
+                    + (of_a_file(name) or suggestion(name, names()))
                 )
             loaded(found[0])
             if name not in _CLASSES:
