@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmodels.commands import run_command
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, DataError
 from fedmodels.log_lines import LogLevel, set_up_logging
 
 if TYPE_CHECKING:
@@ -120,9 +120,15 @@ def join(
     signal.signal(signal.SIGTERM, _end)
     if give_up_after is not None and math.isnan(give_up_after):
         raise ConfigError("--give-up-after nan is no number of seconds")
+    if state_dir.exists() and not state_dir.is_dir():
+        raise ConfigError(f"--state-dir {state_dir} is a file, not a directory; give another one")
     link = Link(server, credentials, give_up_after)
     where = _device(device)
-    Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ()).run()
+    host = Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ())
+    try:
+        host.run()
+    except DataError as error:  # as with a wrong option, the same command again is in vain
+        raise ConfigError(str(error)) from None
 
 
 def _end(number: int, _: object) -> None:
@@ -221,7 +227,7 @@ def export(
 @app.command()
 def pretrain(
     config: Annotated[Path, typer.Argument(help="The experiment whose net is trained.")],
-    out: Annotated[Path, typer.Option(help="The file of weights, for [net] weights.")],
+    out: Annotated[Path, typer.Option(help="The file of weights, for net.weights.")],
     data: Annotated[
         list[str] | None, typer.Option(help="Data sets to pool; that of the config unless given.")
     ] = None,

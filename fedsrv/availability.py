@@ -28,7 +28,8 @@ def read_availability(experiment: Experiment) -> Availability:
     """Read the trace that an experiment names; empty where it names none.
 
     Raises:
-        ConfigError: the file cannot be read, has a wrong row, or is not the one the run began with.
+        ConfigError: the file cannot be read, has a wrong row, is not the one the run began with, or
+            says that nobody is there in any round.
     """
     place = experiment.schedule.availability
     if place is None:
@@ -52,7 +53,28 @@ def read_availability(experiment: Experiment) -> Availability:
                 "client of the run and two rounds, the second one larger"
             )
         found.setdefault(client, []).append((begin, end))
+    _check_somebody_comes(experiment, found)
     return found
+
+
+def _check_somebody_comes(experiment: Experiment, found: Availability) -> None:
+    """Refuse a trace without anybody in any round, as far as the number of rounds is known.
+
+    Raises:
+        ConfigError: says which rounds the run has.
+    """
+    schedule, scenario = experiment.schedule, experiment.scenario
+    rounds = schedule.rounds
+    if schedule.order == "tasks_outer":
+        if scenario is None or scenario.fixes_tasks:
+            return  # the data say how many tasks there are
+        rounds *= scenario.tasks if isinstance(scenario.tasks, int) else max(scenario.tasks)
+    first = min((begin for spans in found.values() for begin, _ in spans), default=0)
+    if len(found) == schedule.clients and first >= rounds:
+        raise ConfigError(
+            f"[schedule] availability: by {schedule.availability} no client is there in any round; "
+            f"the run's are 0 to {rounds - 1}"
+        )
 
 
 def is_there(availability: Availability, client: int, round: int) -> bool:

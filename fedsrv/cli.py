@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -110,7 +111,8 @@ def init(
         return
     place = out or Path(f"{preset}.toml")
     copy_preset(preset, place)
-    typer.echo(f"written to {place}: run it with  fedsrv launch {place} --out run")
+    given = shlex.quote(str(place))
+    typer.echo(f"written to {place}: run it with  fedsrv launch {given} --out run")
 
 
 @app.command()
@@ -337,12 +339,13 @@ def export(
     out: Annotated[Path | None, typer.Option(help="The file; in RUN unless given.")] = None,
 ) -> None:
     """Write a trained model as a file that describes itself: raw inputs in, logits out."""
-    from fedsrv.export import KINDS
+    from fedsrv.export import KINDS, check_kind
     from fedsrv.export import export as write
     from fedsrv.trained_models import global_model, personal_model
 
+    check_kind(to)
     name = "model" if client is None else f"model-{client}"
-    place = out or run / f"{name}{KINDS.get(to, ('',))[0]}"
+    place = out or run / f"{name}{KINDS[to][0]}"
     model = global_model(run) if client is None else personal_model(run, client)
     write(model, to, place)
     typer.echo(f"written to {place}")

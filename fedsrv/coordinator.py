@@ -28,7 +28,7 @@ from fedmodels.training.fault import faults_told
 from fedmodels.training.initial_weights import pinned
 from fedsrv.availability import with_digest
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.buffered_rounds import engine_for
+from fedsrv.engine.buffered_rounds import check_schedule, engine_for
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import HAS_FAILED, EventLog
@@ -135,6 +135,7 @@ def serve(
     """
     listen.check()
     check_extras(experiment)
+    check_schedule(experiment)
     experiment = with_digest(pinned(experiment))
     held = server_data_for(experiment, server_data)
     torch.set_num_threads(experiment.server.threads)

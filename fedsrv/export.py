@@ -32,8 +32,7 @@ def export(model: TrainedModel, kind: str, out: Path) -> None:
         ConfigError: the kind is not known, or what it needs is not installed.
         RunFailed: the net cannot be written so, or the file cannot.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"--to {kind!r} is none of {', '.join(KINDS)}")
+    check_kind(kind)
     if out.is_dir():
         raise RunFailed(f"cannot write {out}: it is a directory; name a file with --out")
     try:
@@ -42,6 +41,16 @@ def export(model: TrainedModel, kind: str, out: Path) -> None:
             KINDS[kind][1](model, out)
     except OSError as error:
         raise RunFailed(f"cannot write {out}: {reason_of(error)}") from None
+
+
+def check_kind(kind: str) -> None:
+    """Check that a model can be written as this.
+
+    Raises:
+        ConfigError: names what it can be written as.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"--to {kind!r} is none of {', '.join(KINDS)}")
 
 
 def _to_safetensors(model: TrainedModel, out: Path) -> None:

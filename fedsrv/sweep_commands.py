@@ -11,7 +11,7 @@ import typer
 sweep_app = typer.Typer()
 
 
-@sweep_app.command()
+@sweep_app.command(epilog="What the file may say: docs/results.md#the-file-of-a-sweep")
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Methods, seeds, settings.")],
     out: Annotated[Path, typer.Option(help="The directory of the runs and the tables.")],

@@ -27,7 +27,7 @@ from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
 from fedsrv.coordinator import write_facts
-from fedsrv.engine.buffered_rounds import engine_for
+from fedsrv.engine.buffered_rounds import check_schedule, engine_for
 from fedsrv.engine.cohort import Answer, Answers, Flush, Trip, stamped
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import EventLog
@@ -168,6 +168,7 @@ def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False
     """
     if not resume:
         refuse_existing(out)
+    check_schedule(experiment)
     experiment = with_digest(pinned(experiment))
     data, how = out / "data", experiment.schedule
     with beginning(out) as began:

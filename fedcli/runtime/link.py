@@ -21,13 +21,14 @@ from grpc.experimental import ChannelOptions
 
 from fedcli.runtime.answers import (
     NotTaken,
+    UploadRefused,
     again_after_s,
     meaning_of_outcome,
     raise_if_final,
     said,
 )
 from fedcli.runtime.worker import Progress, Result
-from fedmodels.errors import LinkError
+from fedmodels.errors import ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb.channels import channel_options
 from fedpb.codec import frames_of, merged, messages
@@ -189,7 +190,7 @@ class Link:
         """Join the run as one client, or as several.
 
         Raises:
-            ConfigError: the clients' data are of another partition than the run's.
+            ConfigError: the clients' data do not fit the run, by the server's line.
             LinkError: the server refused, with its line.
         """
         if isinstance(request, rpc.JoinRequest):
@@ -198,9 +199,11 @@ class Link:
             ids = [one.client_id for one in request.clients]
             who, call = f"clients {ids[0]} to {ids[-1]}", self._join_several
         self._slow_down(who)
-        reply: rpc.JoinResponse | rpc.JoinSeveralResponse = self._patiently(
-            who, lambda: call(request)
-        )
+        reply: rpc.JoinResponse | rpc.JoinSeveralResponse
+        try:
+            reply = self._patiently(who, lambda: call(request))
+        except UploadRefused as error:
+            raise ConfigError(str(error)) from None
         return reply if isinstance(reply, rpc.JoinResponse) else reply.joined
 
     def pull(

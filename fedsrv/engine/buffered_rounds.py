@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ConfigError, DataError, RunFailed
+from fedmodels.errors import ConfigError, RunFailed, reason_of
+from fedmodels.methods import make
 from fedmodels.tensors.bundle import BundleSpec, Weights
 from fedmodels.tensors.staleness import discount, rebased
 from fedmodels.training.hooks import init_server
@@ -32,12 +33,26 @@ from fedmodels.training.method import (
     ServerData,
     ServerState,
 )
+from fedsrv.availability import read_availability
 from fedsrv.engine.cohort import Answers, Cohort, Flush, Trip
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import Step, draw_cohort, scorers
 from fedsrv.events import EventLog
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
+
+
+def check_schedule(experiment: Experiment) -> None:
+    """Check what can be known of a run's schedule before there are data or clients.
+
+    Raises:
+        ConfigError: a file that it names cannot be used, nobody is there in any round, or the
+            method's rounds may not be asynchronous.
+    """
+    read_availability(experiment)
+    recorded_arrivals(experiment)
+    if experiment.schedule.is_asynchronous:
+        _check_reads_the_mean(make(experiment.method.name, **experiment.method.hyper_parameters()))
 
 
 def engine_for(
@@ -176,12 +191,11 @@ def check_asynchronous(method: Method, run: RunFacts) -> None:
     Raises:
         ConfigError: they may not be; the line says why.
     """
+    _check_reads_the_mean(method)
     upload, of_net = method.upload_spec(run), {f"weights/{name}" for name in run.forms}
     everybodys = set(init_server(method, run).common.by_key())
     sent = {k for k in (*upload.required, *upload.optional) if not k.startswith("scalars/")}
-    if method.reduction != "mean":
-        reason = "its server half reads single uploads"
-    elif method.payload_spec(run)[1] != BundleSpec():
+    if method.payload_spec(run)[1] != BundleSpec():
         reason = "its server sends parts to single clients"
     elif not sent | everybodys <= of_net:
         reason = "other tensors than weights of the net are shared"
@@ -189,9 +203,18 @@ def check_asynchronous(method: Method, run: RunFacts) -> None:
         reason = "clients do not send the weights that they get"
     else:
         return
-    raise ConfigError(
+    raise _not_asynchronous(method.name, reason)
+
+
+def _check_reads_the_mean(method: Method) -> None:
+    if method.reduction != "mean":
+        raise _not_asynchronous(method.name, "its server half reads single uploads")
+
+
+def _not_asynchronous(name: str, reason: str) -> ConfigError:
+    return ConfigError(
         '[schedule] order = "asynchronous" is for methods whose server averages weights and does '
-        f"nothing else; {method.name} is none: {reason}"
+        f"nothing else; {name} is none: {reason}"
     )
 
 
@@ -199,18 +222,18 @@ def recorded_arrivals(experiment: Experiment) -> dict[int, Record]:
     """Return the records of the run that ``schedule.arrivals`` names, by interaction.
 
     Raises:
-        DataError: it is no asynchronous run.
+        ConfigError: it is no asynchronous run.
     """
     if experiment.schedule.arrivals is None:
         return {}
     run = Path(experiment.schedule.arrivals)
     try:
         lines = (run / "rounds.jsonl").read_text("utf-8").splitlines()
-    except OSError as error:
-        raise DataError(
-            f"schedule.arrivals: {run} is no run directory ({error.strerror})"
+        records: list[Record] = [json.loads(line) for line in lines]
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"[schedule] arrivals: {run} is no run directory ({reason_of(error)})"
         ) from None
-    records: list[Record] = [json.loads(line) for line in lines]
     if not records or any("arrivals" not in record for record in records):
-        raise DataError(f"schedule.arrivals: the run {run} records no arrivals")
+        raise ConfigError(f"[schedule] arrivals: the run {run} records no arrivals")
     return {record["interaction"]: record for record in records}

@@ -17,6 +17,7 @@ from fedmodels.printable import printable
 from fedmodels.training.compression import Compression
 from fedmodels.training.fault import faults_told
 from fedmodels.training.run import RunFacts
+from fedsrv.engine.buffered_rounds import check_asynchronous
 
 TABLE = "partition.json"
 STORE = "store"
@@ -64,8 +65,8 @@ def check_net(experiment: Experiment, root: Path) -> None:
         root: holds client 0's directory; what is wrong with that one its client says itself.
 
     Raises:
-        ConfigError: the net cannot be built or does not fit the inputs, or nothing that the method
-            sends can travel as ``[compression]`` says.
+        ConfigError: the net cannot be built or does not fit the inputs, nothing that the method
+            sends can travel as ``[compression]`` says, or its rounds may not be asynchronous.
         RunFailed: a function of the method fails, which every process of the run needs.
     """
     try:
@@ -79,6 +80,8 @@ def check_net(experiment: Experiment, root: Path) -> None:
         method.keeps_state(run)
         method.payload_spec(run)
         Compression.of(method, run)
+        if experiment.schedule.is_asynchronous:
+            check_asynchronous(method, run)
 
 
 def name_of(experiment: Experiment, root: Path | None) -> str:

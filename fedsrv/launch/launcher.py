@@ -15,15 +15,13 @@ from pathlib import Path
 
 import tomli_w
 
-from fedmodels.config.experiment import Experiment, forbidden_changes
-from fedmodels.config.places import check_device
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
 from fedmodels.tensors.bundle import EVALUATOR
-from fedsrv.availability import read_availability
-from fedsrv.engine.server_data import check_given
 from fedsrv.events import HAS_FAILED, Event
+from fedsrv.launch.checks import check_resumed, check_start
 from fedsrv.launch.forked import (
     Forked,
     fork_coordinator,
@@ -31,7 +29,7 @@ from fedsrv.launch.forked import (
     open_standard_streams,
     share_memory,
 )
-from fedsrv.launch.given_data import check_given_data, check_net, name_of
+from fedsrv.launch.given_data import check_net, name_of
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts
 from fedsrv.launch.processes import (
     Box,
@@ -55,7 +53,6 @@ from fedsrv.state.run_directory import (
     require_run,
     using,
 )
-from fedsrv.tracking.trackers import check_extras
 
 MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""
@@ -105,10 +102,10 @@ def launch(
     held = server_data or root / "server"
     if resume:
         require_run(out)
-        _check_resumed(experiment, out / "config.toml")
+        check_resumed(experiment, out / "config.toml")
     else:
         refuse_existing(out)
-    _check_start(experiment, data, held, device)
+    check_start(experiment, data, held, device)
     title = f"{experiment.method.name} on {name_of(experiment, data)}"
     display = display_of(title, log_level.number, as_json=as_json)
     logs = min(log_level, LogLevel.INFO, key=lambda level: level.number)
@@ -154,44 +151,6 @@ def show_end(out: Path, display: Lines) -> None:
         )
     else:
         display.end(record, page)
-
-
-def _check_start(experiment: Experiment, data: Path | None, held: Path, device: str) -> None:
-    """Check what can be known before anything starts.
-
-    Raises:
-        FedtideError: the first thing that is wrong.
-    """
-    check_device(device)
-    check_extras(experiment)
-    read_availability(experiment)
-    check_given_data(experiment, data)
-    asked = experiment.data is not None and experiment.data.server_examples is not None
-    check_given(experiment, (data is None and asked) or held.is_dir())
-    if experiment.evaluate.reference:  # fail before the run, not after it
-        from fedsrv.engine.summary import iaa_series
-
-        iaa_series(Path(experiment.evaluate.reference))
-
-
-def _check_resumed(experiment: Experiment, config: Path) -> None:
-    """Check that a resumed run has its config, before data are dealt out for another one.
-
-    Raises:
-        ConfigError: names the keys that differ.
-    """
-    from fedmodels.resolution import parse_experiment
-
-    try:
-        before = parse_experiment(config.read_text("utf-8"), str(config))
-    except (OSError, UnicodeDecodeError, ConfigError):
-        return  # the coordinator has the config in its database, and looks again
-    changed = [key for key in forbidden_changes(before, experiment) if "sha256" not in key]
-    if changed:
-        raise ConfigError(
-            f"{config.parent} was begun with another config; it differs in {', '.join(changed)}. "
-            f"Resume with the config in {config}"
-        )
 
 
 def _joining(
@@ -287,7 +246,7 @@ class Launch:
         """Wait until the data are dealt out to client directories, unless that was done before.
 
         Raises:
-            DataError: the data set is missing, or the partition is not there.
+            ConfigError, DataError: as ``fedcli partition`` says.
         """
         if self.dealing is not None:
             self.display.say(f"dealing out data to {self.experiment.schedule.clients} clients")
@@ -295,7 +254,8 @@ class Launch:
             for line in notes_in(log):
                 self.display.say(line)
             if status:
-                raise DataError(error_in(log) or f"fedcli partition ended with {status}: see {log}")
+                kind = ConfigError if status == ConfigError.exit_code else DataError
+                raise kind(error_in(log) or f"fedcli partition ended with {status}: see {log}")
 
     def start(self, hosts: int | None) -> None:
         """Start the coordinator; the clients follow when it listens."""
@@ -381,7 +341,10 @@ class Launch:
             self.ended.add(client)
             return
         source = f"client-{client}"
-        why = str(fact.get("why") or self._why(source, int(str(fact["status"]))))
+        status = int(str(fact["status"]))
+        why = str(fact.get("why") or self._why(source, status))
+        if status == ConfigError.exit_code:  # it says so before it trains; a restart is in vain
+            raise RunFailed(f"{source}: {why}; when that is mended, --resume goes on with the run")
         if HAS_FAILED in why:  # the coordinator ends too, and says it
             self.dismissed.add(client)
             return

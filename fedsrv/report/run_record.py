@@ -192,7 +192,12 @@ def _rows(text: str, path: Path) -> Iterator[Record]:
     lines = text.split("\n")
     for index, line in enumerate(lines[:-1], start=1):
         if line.strip():
-            yield cast(Record, _renamed(_object(line, f"{path} line {index}")))
+            try:
+                yield cast(Record, _renamed(_object(line, f"{path} line {index}")))
+            except ArchiveError as error:
+                raise ArchiveError(
+                    f"{error}; fedsrv launch --resume of this run writes the file anew"
+                ) from None
 
 
 def table(value: object) -> Mapping[str, Any]:

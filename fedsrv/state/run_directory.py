@@ -202,12 +202,25 @@ def make_directory(path: Path, out: Path) -> None:
         raise ConfigError(f"--out {out} cannot be used: it is not writable")
 
 
+def refuse_other_files(path: Path) -> None:
+    """Refuse a place that holds something, and no run.
+
+    Raises:
+        ConfigError: says what is there.
+    """
+    if is_vacant(path) or may_hold_a_run(path):
+        return
+    what = "holds files that are no run" if path.is_dir() else "is a file, not a directory"
+    raise ConfigError(f"{path} {what}; give another --out")
+
+
 def require_run(path: Path) -> None:
     """Refuse to go on with what is no run.
 
     Raises:
         ConfigError: says how to go on.
     """
+    refuse_other_files(path)
     if not may_hold_a_run(path):
         raise ConfigError(f"{path} holds no run to resume; leave --resume out, or name its --out")
 
@@ -219,6 +232,7 @@ def refuse_existing(path: Path) -> None:
         ConfigError: says how to go on.
         RunFailed: a run goes on in it.
     """
+    refuse_other_files(path)
     if not is_vacant(path):
         refuse_in_use(path)
         what = "already holds a run" if (path / "run.db").exists() else "exists and is not empty"

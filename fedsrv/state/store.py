@@ -30,10 +30,9 @@ from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record, trained_in
 from fedsrv.state.run_directory import (
     holds_commits,
-    is_vacant,
     lock,
-    may_hold_a_run,
     refuse_existing,
+    refuse_other_files,
     require_place,
     using,
     writing,
@@ -60,10 +59,8 @@ class Store:
         self.strict = experiment.server.durability == "strict"
         if not resume:
             refuse_existing(path)
-        elif path.is_dir() and not is_vacant(path) and not may_hold_a_run(path):
-            raise ConfigError(
-                f"{path} holds no run to resume; leave --resume out, or name its --out"
-            )
+        else:
+            refuse_other_files(path)
         self.states = path / "server"
         with using(path):
             path.mkdir(parents=True, exist_ok=True)

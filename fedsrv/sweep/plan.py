@@ -15,11 +15,13 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmodels.config.experiment import Experiment, difference
+from fedmodels.config.faults import fault_of
 from fedmodels.errors import ArchiveError, ConfigError, reason_of, suggestion
 from fedmodels.resolution import override, parse_experiment
 from fedsrv.presets import preset_file
 
 ROW = "a row is a method's name and its switches without blanks in them, such as 'fedprox mu=0.1'"
+NEEDED = "a sweep needs preset, a config or a preset's name, and the table methods, row = 'METHOD'"
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 
 
@@ -86,15 +88,21 @@ class Sweep(BaseModel):
             table = tomllib.loads(path.read_text("utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"cannot read the sweep {path}: {reason_of(error)}") from None
+        known = sorted(cls.model_fields)
         for key in sorted(table.keys() - cls.model_fields.keys()):
-            raise ConfigError(f"{path}: unknown key {key!r}.{suggestion(key, cls.model_fields)}")
+            raise ConfigError(
+                f"{path}: unknown key {key!r}; known: {', '.join(known)}.{suggestion(key, known)}"
+            )
+        for key in ("preset", "methods"):
+            if key not in table:
+                raise ConfigError(f"{path}: key {key!r} is missing; {NEEDED}")
         try:
             found = cls.model_validate(table)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
+            fault = fault_of(error, table)
+            where = ".".join(fault.path)
             like = f"; {ROW}" if where.startswith("methods.") else ""
-            raise ConfigError(f"{path}: {where}: {first['msg']}{like}") from None
+            raise ConfigError(f"{path}: {where}: {fault.message}{like}") from None
         for row, method in found.methods.items():
             _check_row(f"{path}: methods.{row}", method)
         if found.against and found.against not in found.methods:

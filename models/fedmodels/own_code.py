@@ -23,6 +23,11 @@ def is_own(name: str) -> bool:
     return ".py:" in name
 
 
+def of_a_file(name: str) -> str:
+    """Return a hint, after a blank, where a name is a file's without what it holds; or nothing."""
+    return f" One's own is named by its file: '{name}:Name'" if name.endswith(".py") else ""
+
+
 def short_name(name: str) -> str:
     """Return a name without the place of its file: ``my_data.py:load``; others as they are."""
     return name.rpartition("/")[2] if is_own(name) else name

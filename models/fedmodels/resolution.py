@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
+from fedmodels.config.faults import fault_of
 from fedmodels.errors import ConfigError, reason_of, suggestion
-from fedmodels.own_code import digest_of, is_own, own_name, renew, with_place
+from fedmodels.own_code import digest_of, is_own, of_a_file, own_name, renew, with_place
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -90,7 +91,7 @@ def experiment_of(
         if not is_own(experiment.net.name) and experiment.net.name not in net_names():
             raise ConfigError(
                 f"unknown net {experiment.net.name!r} in [net]; known: {', '.join(net_names())}."
-                + suggestion(experiment.net.name, net_names())
+                + (of_a_file(experiment.net.name) or suggestion(experiment.net.name, net_names()))
             )
         check_plain(experiment.method.name, method.hyper_parameters(), "")
         check_net(experiment.net.name, experiment.net.options())
@@ -253,9 +254,9 @@ def _one_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
         known = [name.strip("' ") for name in tags.split(",")] if tags else []
         given = f"unknown kind {tag!r}" if tag else "key 'kind' is missing"
         return f"{given} in [scenario]; known: {', '.join(known)}.{suggestion(tag, known)}"
-    message = first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], dict) else f" (given: {first['input']!r})"
-    return f"{'.'.join(path) or 'config'}: {message}{given}"
+    fault = fault_of(error, tables)
+    given = "" if isinstance(fault.given, dict) else f" (given: {fault.given!r})"
+    return f"{'.'.join(fault.path) or 'config'}: {fault.message}{given}"
 
 
 def _known_keys(path: list[str], kind: str | None) -> list[str]:

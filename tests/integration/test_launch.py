@@ -22,6 +22,7 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle
 from fedtide.inprocess import run_in_process
+from tests.conftest import undealt
 from tests.integration.conftest import tables
 from tests.integration.harness import (
     TIMEOUT_S,
@@ -240,17 +241,28 @@ def test_a_killed_fork_server_takes_its_clients_along_and_comes_back(
     assert "hosts died (killed by signal 9)" in output
 
 
-def test_a_process_that_dies_again_and_again_ends_the_run(launch: Any, tmp_path: Path) -> None:
-    run = launch(SHORT)
-    run.end()
-    broken = tmp_path / "broken"
-    for client in range(3):
-        (broken / str(client)).mkdir(parents=True)
-    status, output = launch(SHORT, "--data", str(broken), out="run2").end()
+@pytest.mark.parametrize("what", ["missing", "other classes"])
+def test_data_that_no_restart_mends_end_the_run_at_once(
+    launch: Any, partition: Path, tmp_path: Path, what: str
+) -> None:
+    data = undealt(partition, tmp_path / "given")
+    file = data / "1" / "client.json"
+    said = json.loads(file.read_text())
+    file.unlink()
+    if what == "other classes":
+        file.write_text(json.dumps({**said, "class_names": said["class_names"][::-1]}))
+    run = launch(SHORT, "--data", str(data), "--hosts", "3")
+    status, output = run.end()
     assert status == 1
-    assert "died 4 times without progress" in output.splitlines()[-1]
-    assert "client.json is missing" in output or "is not there" in output
-    assert "Traceback" not in output
+    assert "died" not in output
+    wanted = "client.json is missing" if what == "missing" else "which the run calls otherwise"
+    last = output.splitlines()[-1]
+    assert last.startswith("error: client-1: ")
+    assert wanted in last
+    assert last.endswith("when that is mended, --resume goes on with the run")
+    file.write_text(json.dumps(said))
+    status, output = launch(SHORT, "--data", str(data), "--hosts", "3", "--resume").end()
+    assert status == 0, output
 
 
 def test_pooled_training_refuses_data_that_are_dealt_out(launch: Any, partition: Path) -> None:

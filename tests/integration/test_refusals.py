@@ -282,7 +282,7 @@ def test_a_missing_data_folder(loopback: Sites, tmp_path: Path) -> None:
     run = loopback(tables("fedavg"))
     run.serve()
     client = run.join("0", data=tmp_path / "nowhere")
-    assert client.wait() == 1
+    assert client.wait() == 2  # as a wrong option
     last = client.output().splitlines()[-1]
     assert last.startswith("error: ")
     assert "nowhere/0 is not there" in last

@@ -1,9 +1,12 @@
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
+from rich.text import Text
 from typer.testing import CliRunner
 
 import fedcli.cli
@@ -11,6 +14,7 @@ import fedsrv.cli
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.resolution import read_experiment
 
+ROOT = Path(__file__).parents[2]
 FEDSRV = {
     "launch": {"CONFIG", "--out", "--set", "--hosts", "--resume"},
     "serve": {
@@ -72,6 +76,21 @@ def test_every_option_is_explained(app):
     visit(typer.main.get_command(app))
 
 
+@pytest.mark.parametrize("app", [fedsrv.cli.app, fedcli.cli.app])
+def test_no_help_loses_words_in_brackets(app):
+    """The help's markup takes ``[net]`` for a style, and shows nothing there."""
+
+    def visit(command):
+        texts = [command.help, command.short_help, command.epilog]
+        texts += [getattr(p, "help", None) for p in command.params]
+        for text in filter(None, texts):
+            assert Text.from_markup(text).plain == text, command.name
+        for below in getattr(command, "commands", {}).values():
+            visit(below)
+
+    visit(typer.main.get_command(app))
+
+
 @pytest.mark.parametrize(
     ("app", "words"),
     [(fedsrv.cli.app, w.split()) for w in ("", "certs", *FEDSRV)]
@@ -81,6 +100,14 @@ def test_help(app, words):
     found = CliRunner().invoke(app, [*words, "--help"])
     assert found.exit_code == 0
     assert "Usage" in found.output
+
+
+def test_the_help_of_a_sweep_says_where_its_file_is_described():
+    found = CliRunner().invoke(fedsrv.cli.app, ["sweep", "--help"]).output
+    place, _, section = "docs/results.md#the-file-of-a-sweep".partition("#")
+    assert f"{place}#{section}" in found
+    titles = re.findall("^## (.*)$", (ROOT / place).read_text(), re.MULTILINE)
+    assert section in [title.lower().replace(" ", "-") for title in titles]
 
 
 # --- what is wrong --------------------------------------------------------------------------------
@@ -123,12 +150,26 @@ def test_wrong_usage(monkeypatch, capsys, module, arguments):
         (["launch", "{missing}"], "error: cannot read the config"),
         (["serve", "{config}", "--set", "method.mue=1"], "unknown key 'mue' in [method]"),
         (["launch", "{config}", "--set", "seed"], "is not key=value"),
-        (["launch", "{config}", "--out", "{full}"], "exists and is not empty"),
-        (["serve", "{config}", "--out", "{full}"], "exists and is not empty"),
+        (
+            ["launch", "{config}", "--out", "{full}"],
+            "holds files that are no run; give another --out",
+        ),
+        (
+            ["launch", "{config}", "--out", "{full}", "--resume"],
+            "holds files that are no run; give",
+        ),
+        (
+            ["serve", "{config}", "--out", "{full}"],
+            "holds files that are no run; give another --out",
+        ),
+        (["serve", "{config}", "--out", "{full}", "--resume"], "holds files that are no run; give"),
         (["serve", "{config}", "--out", "{out}", "--listen", "0.0.0.0:0"], "without TLS"),
         (["serve", "{config}", "--tls-cert", "x"], "belong together"),
         (["serve", "{config}", "--tls-client-ca", "x"], "needs --tls-cert"),
         (["methods", "fedprx"], "Did you mean 'fedprox'?"),
+        (["launch", "{config}", "--set", "method.name=mine.py"], "by its file: 'mine.py:Name'"),
+        (["launch", "{config}", "--set", "net.name=mine.py"], "by its file: 'mine.py:Name'"),
+        (["export", "--run", "{out}", "--client", "3", "--to", "pickle"], "is none of safetensors"),
     ],
 )
 def test_mistakes_under_fedsrv(monkeypatch, capsys, tmp_path, config, command, line):
@@ -155,8 +196,13 @@ def test_mistakes_under_fedsrv(monkeypatch, capsys, tmp_path, config, command, l
         (["join", "--client-id", "-1"], 2, "is no id, no range"),
         (["join", "--client-id", "0", "--device", "tpu"], 2, "is not auto, cpu or cuda:K"),
         (["join", "--client-id", "0", "--tls-cert", "x"], 2, "need --tls-ca"),
-        (["join", "--client-id", "0"], 1, "is not there: it should be this client's data"),
-        (["join", "--client-id", "evaluator"], 1, "the evaluator has nothing to do"),
+        (
+            ["join", "--client-id", "0", "--state-dir", "{config}"],
+            2,
+            "run.toml is a file, not a directory; give another one",
+        ),
+        (["join", "--client-id", "0"], 2, "is not there: it should be this client's data"),
+        (["join", "--client-id", "evaluator"], 2, "the evaluator has nothing to do"),
     ],
 )
 def test_mistakes_under_fedcli(monkeypatch, capsys, tmp_path, config, command, status, line):
@@ -164,7 +210,7 @@ def test_mistakes_under_fedcli(monkeypatch, capsys, tmp_path, config, command, s
     arguments = [word.format(**places) for word in command]
     if command[0] == "join":
         arguments += ["--server", "127.0.0.1:1", "--data", str(tmp_path)]
-        arguments += ["--state-dir", str(tmp_path / "state")]
+        arguments[1:1] = ["--state-dir", str(tmp_path / "state")]  # a later one counts
     found, error = run(monkeypatch, capsys, fedcli.cli, *arguments)
     assert found == status
     errors = [text for text in error.splitlines() if text.startswith("error: ")]

@@ -58,6 +58,8 @@ def test_a_preset_is_copied_with_its_comments(
     assert text == (preset_directory() / "quickstart.toml").read_text()
     assert text.startswith("#")
     parse_experiment(text, "quickstart.toml", ())
+    found = CliRunner().invoke(fedsrv.cli.app, ["init", "quickstart", "--out", "my own.toml"])
+    assert found.output.endswith("fedsrv launch 'my own.toml' --out run\n")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.scenario import Data, Scenario, StrictTable
+from fedmodels.errors import ConfigError
 from fedmodels.own_code import short_name
 
 View = Literal["global", "after_local", "after_downlink"]
@@ -197,6 +198,13 @@ class Evaluate(StrictTable):
     select_by: Literal["f1", "accuracy"] = "f1"
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code."""
 
+    @model_validator(mode="after")
+    def _views_are_named_once(self) -> Evaluate:
+        for view in self.views:
+            if self.views.count(view) > 1:
+                raise ValueError(f"views names {view!r} twice; name it once")
+        return self
+
 
 class Server(StrictTable):
     """``[server]``: how the coordinator waits, keeps and computes."""
@@ -276,6 +284,13 @@ class Experiment(StrictTable):
     server: Server = Server()
     compression: Compression | None = None
     tracking: Tracking = Tracking()
+
+    @model_validator(mode="after")
+    def _clients_suffice(self) -> Experiment:
+        needed, clients = self.server.min_clients or 0, self.schedule.clients
+        if needed > clients:
+            raise ConfigError(f"[server] min_clients = {needed} exceeds clients = {clients}")
+        return self
 
     @property
     def cohort_size(self) -> int:

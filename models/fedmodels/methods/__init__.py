@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.own_code import is_own, loaded, own
+from fedmodels.own_code import is_own, loaded, of_a_file, own
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -82,7 +82,7 @@ def method_class(name: str) -> type[Method]:
             if not found:
                 raise ConfigError(
                     f"unknown method {name!r}; known: {', '.join(names())}."
-                    + suggestion(name, names())
+                    + (of_a_file(name) or suggestion(name, names()))
                 )
             loaded(found[0])
             if name not in _CLASSES:
@@ -187,11 +187,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     """Return a value of the type that a field has."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+    from fedmodels.config.faults import fault_of
+
     try:
         adapter = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
         return adapter.validate_python(value, strict=not _is_number(value))
     except ValidationError as error:
-        what = error.errors()[0]["msg"]
+        what = fault_of(error, value).message
         raise ConfigError(f"{where}: {what} (given: {value!r})") from None
 
 

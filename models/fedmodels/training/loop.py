@@ -185,11 +185,13 @@ class Course:
     def _diverged(self, loss: float) -> str:
         """Say who diverged, on what, and what usually helps."""
         low, high = (float(x) for x in (self._x.min(), self._x.max())) if len(self._x) else (0, 0)
+        said = f"the loss of client {self.ctx.client} in round {self.ctx.round} is {loss}: "
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return f"{said}its inputs hold NaN or infinity: remove or replace those examples"
         return (
-            f"the loss of client {self.ctx.client} in round {self.ctx.round} is {loss}: its inputs "
-            f"go from {low:.4g} to {high:.4g} once normalised; what usually helps is a lower "
-            f"[training] lr (it is {self.ctx.run.experiment.training.lr:g}), or inputs near 0 by "
-            "scale, mean and std in client.json"
+            f"{said}its inputs go from {low:.4g} to {high:.4g} once normalised; what usually helps "
+            f"is a lower [training] lr (it is {self.ctx.run.experiment.training.lr:g}), or inputs "
+            "near 0 by scale, mean and std in client.json"
         )
 
 

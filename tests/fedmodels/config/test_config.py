@@ -158,6 +158,7 @@ def test_there_are_examples():
         ([f"seed={'9' * 5000}"], "seed: Input should be a valid integer"),
         ([f"seed={'[' * 5000}"], "seed: Input should be a valid integer"),
         (["schedule.per_round=4"], "schedule: per_round = 4 exceeds clients = 3"),
+        (["server.min_clients=4"], "run.toml: [server] min_clients = 4 exceeds clients = 3"),
         (["method.mu=much"], "method.mu: "),
         (["method.mu=-1"], "method.mu: Input should be greater than or equal to 0 (given: -1)"),
         (["method.name=gldp", "method.tau=0"], "method.tau: Input should be greater than 0"),
@@ -174,6 +175,7 @@ def test_there_are_examples():
             "method.bn and method.reading.bn are one switch: give one",
         ),
         (["evaluate.views=['local']"], "evaluate.views.0: "),
+        (["evaluate.views=['global', 'global']"], "evaluate: views names 'global' twice"),
         (
             ["method.name=fedem", "evaluate.views=['global']"],
             "[evaluate] views = ['global']: fedem has ['after_downlink'] alone",
@@ -187,7 +189,20 @@ def test_there_are_examples():
         (["seed=-1"], "seed: "),
         (["method=3"], "method: "),
         (["scenario=3"], "scenario"),
-        (["data=[1]"], "data: "),
+        (["data=[1]"], "data: Input should be a table (given: [1])"),
+        (["training=3"], "training: Input should be a table (given: 3)"),
+        (
+            ["compression.up=int4"],
+            "compression.up: Input should be 'float32', 'float16', 'bfloat16' or 'int8' or 'top-k' "
+            "(given: 'int4')",
+        ),
+        (
+            ["scenario.tasks=many"],
+            "scenario.tasks: Input should be a valid integer or a list (given: 'many')",
+        ),
+        (["scenario.tasks=[1, 0]"], "scenario.tasks.1: Input should be greater than or equal to 1"),
+        (["scenario.tasks=0"], "scenario.tasks: Input should be greater than or equal to 1 (given"),
+        (["evaluate.views=global"], "evaluate.views: Input should be a list (given: 'global')"),
     ],
 )  # fmt: skip
 def test_error_lines(overrides, line):

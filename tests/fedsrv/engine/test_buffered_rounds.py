@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedmodels.errors import ConfigError, DataError, RunFailed
+from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
@@ -335,11 +335,11 @@ def test_configs_that_make_no_sense_are_refused(schedule, said):
 
 
 def test_arrivals_that_cannot_be_followed_are_refused(digits, tmp_path):
-    with pytest.raises(DataError, match="nothing is no run directory"):
+    with pytest.raises(ConfigError, match="nothing is no run directory"):
         run_in_process(asynchronous(arrivals=str(tmp_path / "nothing")), digits, tmp_path / "a")
     plain = tiny_experiment(schedule={"order": "tasks_outer"})
     run_in_process(plain, digits, tmp_path / "plain")
-    with pytest.raises(DataError, match="plain records no arrivals"):
+    with pytest.raises(ConfigError, match="plain records no arrivals"):
         run_in_process(asynchronous(arrivals=str(tmp_path / "plain")), digits, tmp_path / "b")
     run_in_process(asynchronous(rounds=2), digits, tmp_path / "short")
     with pytest.raises(ConfigError, match="records 4 interactions, this run has 6"):

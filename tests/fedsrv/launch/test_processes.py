@@ -254,6 +254,26 @@ def test_a_coordinator_that_dies_after_the_failure_is_started_with_its_clients(
     run.coordinator.end()
 
 
+@pytest.mark.parametrize(
+    ("status", "why"), [(-9, "killed by signal 9"), (1, "no memory"), (2, "no client.json")]
+)
+def test_what_a_restart_may_mend_is_started_again(tmp_path, status, why):
+    run, said = told_of_a_failure(tmp_path)
+    run.box.get()
+    (tmp_path / "logs" / "client-0.log").write_text(f"error: {why}\n")
+    for _ in range(4):
+        run.box.put(Said("hosts", json.dumps({"id": "0", "status": status})))
+    with pytest.raises(RunFailed) as failed:
+        run.watch()
+    if status == 2:
+        assert str(failed.value).startswith(f"client-0: {why}; when that is mended")
+        assert run.hosts.clients == []
+    else:
+        assert str(failed.value) == f"client-0 died 4 times without progress: {why}"
+        assert said.getvalue() == 3 * f"client-0 died ({why}); starting it again\n"
+        assert run.hosts.clients == ["0"] * 3
+
+
 def test_what_a_forked_fedcli_says_is_in_its_log(tmp_path):
     log = tmp_path / "partition.log"
     fork = fork_fedcli(["partition", str(tmp_path / "none.toml"), "--out", str(tmp_path)], log)

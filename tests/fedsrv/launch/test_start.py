@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -21,7 +22,8 @@ from fedsrv.cli import _watchers
 from fedsrv.cli import main as fedsrv
 from fedsrv.coordinator import Listen, serve, write_facts
 from fedsrv.events import EventLog
-from fedsrv.launch.launcher import _check_resumed, show_end
+from fedsrv.launch.checks import check_resumed
+from fedsrv.launch.launcher import show_end
 from fedsrv.launch.progress import Lines, Objects
 from fedsrv.state.run_directory import beginning, launching
 from fedsrv.tracking import trackers
@@ -293,11 +295,11 @@ def test_a_resume_with_another_config_is_refused_before_data_are_dealt(tmp_path:
     before = tiny_experiment()
     (tmp_path / "config.toml").write_text(tomli_w.dumps(before.to_dict()))
     more = {**before.to_dict()["schedule"], "rounds": before.schedule.rounds + 1}
-    _check_resumed(tiny_experiment(schedule=more, scenario={"tasks": 1}), tmp_path / "none")
+    check_resumed(tiny_experiment(schedule=more, scenario={"tasks": 1}), tmp_path / "none")
     with pytest.raises(ConfigError, match=r"it differs in seed\. Resume with the config in "):
-        _check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")
+        check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")
     (tmp_path / "config.toml").write_text("damaged =")
-    _check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")  # run.db decides
+    check_resumed(tiny_experiment(seed=3), tmp_path / "config.toml")  # run.db decides
 
 
 def test_a_wrong_trace_is_said_before_anybody_joins(
@@ -313,6 +315,64 @@ def test_a_wrong_trace_is_said_before_anybody_joins(
     with pytest.raises(ConfigError, match="line 2: '0,5,5' is not"):
         launch_in_process(tiny_experiment(schedule={"availability": str(trace)}), run)
     assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("sets", "line"),
+    [
+        (
+            ["schedule.order=asynchronous", "schedule.buffer=1", "method.name=pfedgrp"],
+            "pfedgrp is none: its server half reads single uploads",
+        ),
+        (
+            ["schedule.order=asynchronous", "schedule.buffer=1", "schedule.arrivals=nothere"],
+            "[schedule] arrivals: nothere is no run directory (No such file or directory)",
+        ),
+        (
+            ["schedule.order=asynchronous", "schedule.buffer=1", "schedule.arrivals=cut"],
+            "[schedule] arrivals: cut is no run directory (Unterminated string",
+        ),
+        (
+            ["schedule.availability=never.csv"],
+            "no client is there in any round; the run's are 0 to",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_said_before_anything_is_written(
+    sets: list[str], line: str, config: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cut").mkdir()
+    Path("cut/rounds.jsonl").write_text('{"interaction')
+    Path("never.csv").write_text("client,from,until\n0,500,600\n1,500,600\n2,500,600\n")
+    given = [word for item in sets for word in ("--set", item)]
+    for command in ("launch", "serve"):
+        status, said = status_of(fedsrv, capsys, monkeypatch, command, str(config), *given)
+        assert (status, line in said) == (2, True), said
+        assert not Path("run").exists()
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        launch_in_process(parse_experiment(config.read_text(), "run.toml", sets), Path("run"))
+    assert not Path("run").exists()
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize(
+    ("sets", "line"),
+    [
+        (["data.name=nothere"], "'nothere' is not known"),
+        (["scenario.tasks=[1, 2]"], "tasks lists 2 numbers for 3 clients"),
+        (["schedule.clients=500"], "use fewer clients"),
+        (["compression.up=int8", "method.name=local"], "[compression]"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_data_ends_with_2(
+    sets: list[str], line: str, config: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [word for item in sets for word in ("--set", item)]
+    status, said = status_of(fedsrv, capsys, monkeypatch, "launch", str(config), *given)
+    assert (status, line in said) == (2, True), said
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(
@@ -355,4 +415,4 @@ def test_the_config_of_a_run_outlives_a_loss_of_power(
     experiment = tiny_experiment(seed=3)
     write_facts(tmp_path, experiment)
     assert synced == [(tmp_path / "config.toml").read_text(), str(tmp_path)]
-    _check_resumed(experiment, tmp_path / "config.toml")
+    check_resumed(experiment, tmp_path / "config.toml")

@@ -233,7 +233,7 @@ def test_a_directory_that_exists_needs_resume(tmp_path):
     other.mkdir()
     refuse_existing(other)
     (other / "notes").write_text("")
-    with pytest.raises(ConfigError, match="exists and is not empty"):
+    with pytest.raises(ConfigError, match="other holds files that are no run; give another --out"):
         refuse_existing(other)
     refuse_existing(tmp_path / "new")
 
@@ -262,7 +262,7 @@ def test_a_start_killed_in_its_first_moment_can_be_begun_again(tmp_path, left, r
 def test_a_stranger_s_lock_makes_no_run(tmp_path):
     for name in (".lock", "poetry.toml"):
         (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match="holds no run to resume"):
+    with pytest.raises(ConfigError, match="holds files that are no run; give another --out"):
         Store(tmp_path, tiny_experiment(), True)
 
 
@@ -281,16 +281,15 @@ def test_a_link_in_a_directory_is_not_followed(tmp_path):
     (tmp_path / "run").symlink_to(tmp_path / "else")
     refuse_existing(tmp_path / "run")  # the place itself may be a link
     (tmp_path / "else" / "loop").symlink_to(tmp_path / "else")
-    with pytest.raises(ConfigError, match="exists and is not empty"):
+    with pytest.raises(ConfigError, match="holds files that are no run"):
         refuse_existing(tmp_path / "run")
 
 
 def test_a_file_is_no_directory(tmp_path):
     (tmp_path / "out").write_text("")
-    with pytest.raises(ConfigError, match="exists and is not empty"):
-        Store(tmp_path / "out", tiny_experiment(), False)
-    with pytest.raises(ConfigError, match="out cannot be used: File exists"):
-        Store(tmp_path / "out", tiny_experiment(), True)
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match="out is a file, not a directory; give another --out"):
+            Store(tmp_path / "out", tiny_experiment(), resume)
 
 
 @pytest.mark.parametrize(

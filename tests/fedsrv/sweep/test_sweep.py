@@ -146,10 +146,14 @@ def test_every_method_runs_with_every_seed_in_every_setting(sweep: Any, tmp_path
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ({"method": {}}, r"unknown key 'method'. Did you mean 'methods'\?"),
+        (
+            {"method": {}},
+            r"unknown key 'method'; known: against, .* settings\. Did you mean 'methods'\?",
+        ),
         ({"methods": {}}, "methods: "),
         ({"seeds": [-1]}, r"seeds\.0: "),
         ({"seeds": []}, "seeds: "),
+        ({"seeds": 3}, "seeds: Input should be a list"),
         ({"methods": {"x": " "}}, "methods.x names no method; .* such as 'fedprox mu=0.1'"),
         ({"methods": {"x": "mu=0.1"}}, "methods.x names no method; .*'fedprox mu=0.1'"),
         ({"methods": {"x": "fedprox mu = 1"}}, "methods.x: 'mu' is no switch; .*'fedprox mu=0.1'"),
@@ -162,6 +166,14 @@ def test_every_method_runs_with_every_seed_in_every_setting(sweep: Any, tmp_path
 def test_mistakes_in_a_file(sweep: Any, more: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         sweep(**more)
+
+
+@pytest.mark.parametrize(("text", "key"), [("", "preset"), ('preset = "quickstart"', "methods")])
+def test_what_a_sweep_needs(tmp_path: Path, text: str, key: str) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"key '{key}' is missing; a sweep needs preset, a con"):
+        Sweep.read(path)
 
 
 def test_a_sweep_that_is_no_file_gets_the_line_of_other_commands(tmp_path: Path) -> None:

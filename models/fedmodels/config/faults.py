@@ -1,0 +1,60 @@
+"""What pydantic finds wrong with a value, in the words of a config file: tables and lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+SHOULD_BE = "Input should be "
+_WORDS = {
+    **dict.fromkeys(("model_type", "dict_type", "mapping_type", "dataclass_type"), "a table"),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
+}
+"""Kind of a pydantic error -> what the value should be."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first thing that is wrong with a value."""
+
+    path: list[str]
+    """The keys from the value down to what is wrong."""
+    message: str
+    given: Any
+
+
+def fault_of(error: ValidationError, value: Any) -> Fault:
+    """Return the first fault of a value.
+
+    Where a key may be of several kinds, the line names all that may stand there. Pydantic has an
+    error for each, under a path with names of its own.
+    """
+    found = [(_path_in(value, each["loc"]), each) for each in error.errors()]
+    first = found[0][0]
+    path = max((p for p, _ in found if p[: len(first)] == first), key=len)
+    here = [each for p, each in found if p == path]
+    fitting = [each for each in here if not each["type"].endswith("_type")]  # of the right kind
+    messages = dict.fromkeys(_message(each) for each in fitting or here)
+    start, *others = messages
+    message = " or ".join([start, *(m.removeprefix(SHOULD_BE) for m in others)])
+    return Fault(path, message, here[0]["input"])
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    word = _WORDS.get(error["type"])
+    return f"{SHOULD_BE}{word}" if word else str(error["msg"]).removeprefix("Value error, ")
+
+
+def _path_in(value: Any, loc: Sequence[int | str]) -> list[str]:
+    """Return a path without the names that pydantic gives to the kinds of a value."""
+    path = []
+    for part in loc:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            continue
+        path.append(str(part))
+    return path
