@@ -127,14 +127,13 @@ def inspect(root: Path, console: Console) -> bool:
         one.judge()
         inspected.append(one)
         wrong += [f"client {one.name}: {line}" for line in one.wrong]
-    wrong += _misnumbered(root)
+    wrong += _files_as_clients(root)
     wrong += _between(inspected)
     wrong += _in_global_test(root, inspected)
     console.print(_table(inspected))
-    for one in inspected:
-        for line in one.notes:
-            text = f"note: client {one.name}: {line}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+    notes = [f"client {one.name}: {line}" for one in inspected for line in one.notes]
+    for line in [*notes, *_gaps(root)]:
+        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
     for line in wrong:
         console.print(f"wrong: {line}", markup=False, highlight=False, soft_wrap=True)
     if not wrong:
@@ -169,22 +168,21 @@ def _places(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
-def _misnumbered(root: Path) -> Iterable[str]:
-    """Yield a line for each file that has a client's name, and for numbers that are left out.
+def _files_as_clients(root: Path) -> Iterable[str]:
+    """Yield a line for each file that has a client's name."""
+    for path in sorted(root.glob("*")):
+        if path.name.isdecimal() and not path.is_dir():
+            yield f"{path} is a file; client {path.name} needs a directory of this name"
 
-    Directories that do not begin with 0 are some of a run's, and may have gaps.
-    """
-    found = {path.name: path.is_dir() for path in root.glob("*") if path.name.isdecimal()}
-    for name in sorted(name for name, is_directory in found.items() if not is_directory):
-        yield f"{root / name} is a file; client {name} needs a directory of this name"
-    numbers = {int(name) for name, is_directory in found.items() if is_directory}
-    if 0 in numbers:
-        left_out = sorted(set(range(max(numbers))) - numbers)
-        if left_out:
-            yield (
-                f"client {_some(left_out)} has no directory, and client {max(numbers)} has one: "
-                "fedsrv launch needs every number from 0 on"
-            )
+
+def _gaps(root: Path) -> Iterable[str]:
+    """Yield a line if numbers are left out, as on a machine that holds some of a run's clients."""
+    numbers = {int(p.name) for p in root.glob("*") if p.name.isdecimal() and p.is_dir()}
+    if left_out := sorted(set(range(max(numbers, default=0))) - numbers):
+        yield (
+            f"no directory of client {_some(left_out)}; that is well where other machines hold "
+            "them, but fedsrv launch needs every number from 0 on"
+        )
 
 
 def _between(inspected: list[Inspected]) -> Iterable[str]:
