@@ -139,7 +139,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         fedtide.run(TINY, backend="threads", out=tmp_path / "x")  # type: ignore[arg-type]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError, match="files that are no run"):
         fedtide.run(TINY, backend="inprocess", out=tmp_path / "full")
 
 

@@ -180,20 +180,20 @@ def test_cohorts_of_a_few_clients(loopback: Sites, partition: Path, tmp_path: Pa
     assert found["metrics"] == alone["metrics"]
 
 
-def ends(relay: Relay | Any, line: str) -> bool:
-    return relay.wait() == 1 and line in relay.output()
+def ends(relay: Relay | Any, line: str, status: int = 1) -> bool:
+    return relay.wait() == status and line in relay.output()
 
 
 def test_who_does_not_belong_is_told_so(loopback: Sites) -> None:
     run = loopback(EXPERIMENT)
     run.serve()
     relay = run.relay("0-1")
-    assert ends(
-        run.join("2", port=relay.port), "this relay is for clients 0-1; '2' joins elsewhere"
-    )
+    line = "this relay is for clients 0-1; '2' joins elsewhere"
+    assert ends(run.join("2", port=relay.port), line, status=2)
     above = Relay(run.fork_server, run.root / "second.log", f"127.0.0.1:{relay.port}", "0-1")
     run.relays.append(above)
-    assert ends(run.join("0", port=above.port), "a relay cannot stand behind another")
+    line = "a relay cannot stand behind another"
+    assert ends(run.join("0", port=above.port), line, status=2)
     above.kill()
     relay.kill()
 

@@ -28,7 +28,7 @@ from fedsrv.transport.service import Service
 
 def served(events: EventLog, authority: Path | None = None) -> tuple[Any, Service, int]:
     """Start a coordinator that has nothing but its events."""
-    cohort: Any = SimpleNamespace(num_clients=2)
+    cohort: Any = SimpleNamespace(num_clients=2, most_present=2)
     service = Service("run", {}, cohort, events, requires_identity=authority is not None)
     keys = None
     if authority is not None:
