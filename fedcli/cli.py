@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmodels.commands import run_command
-from fedmodels.errors import ConfigError, DataError
+from fedmodels.errors import ArchiveError, ConfigError, DataError
+from fedmodels.files import why_file_is_no_good
 from fedmodels.log_lines import LogLevel, set_up_logging
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def join(
         host.run()
     except DataError as error:  # as with a wrong option, the same command again is in vain
         raise ConfigError(str(error)) from None
+    except OSError as error:  # a disk that is full now may have room later
+        raise ArchiveError(why_file_is_no_good(error) or str(error)) from None
 
 
 def _end(number: int, _: object) -> None:

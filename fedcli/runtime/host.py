@@ -241,7 +241,7 @@ class Host:
 
     @contextmanager
     def _ending(self, what: str) -> Iterator[None]:
-        """End the process with what goes wrong in a thread of its own: nobody waits for it then."""
+        """End the process with an error of one of its threads, so that no other thread waits."""
         try:
             yield
         except FedtideError as error:

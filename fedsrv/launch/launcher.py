@@ -343,7 +343,8 @@ class Launch:
         source = f"client-{client}"
         status = int(str(fact["status"]))
         why = str(fact.get("why") or self._why(source, status))
-        if status == ConfigError.exit_code:  # it says so before it trains; a restart is in vain
+        all_are_needed = self.experiment.server.min_clients is None
+        if status == ConfigError.exit_code and all_are_needed:  # a restart is in vain
             raise RunFailed(f"{source}: {why}; when that is mended, --resume goes on with the run")
         if HAS_FAILED in why:  # the coordinator ends too, and says it
             self.dismissed.add(client)

@@ -120,8 +120,6 @@ def set_up_logging(level: LogLevel, *, as_json: bool = False) -> None:
         objects.setFormatter(JsonLines())
         how = {"handlers": [objects]}
     logging.basicConfig(level=level.value.upper(), **how)
-    for library in (
-        "torch",
-        "matplotlib",
-    ):  # at lower levels they log caches and each font they try
-        logging.getLogger(library).setLevel(max(level.number, logging.WARNING))
+    quiet = max(level.number, logging.WARNING)
+    for library in ("torch", "matplotlib"):  # below, they log caches and each font they try
+        logging.getLogger(library).setLevel(quiet)
