@@ -274,6 +274,19 @@ def test_what_a_restart_may_mend_is_started_again(tmp_path, status, why):
         assert run.hosts.clients == ["0"] * 3
 
 
+def test_where_others_suffice_no_client_ends_a_run_at_once(tmp_path):
+    run, _ = told_of_a_failure(tmp_path)
+    server = run.experiment.server.model_copy(update={"min_clients": 1})
+    run.experiment = run.experiment.model_copy(update={"server": server})
+    run.box.get()
+    (tmp_path / "logs" / "client-0.log").write_text("error: no client.json\n")
+    for _ in range(4):
+        run.box.put(Said("hosts", json.dumps({"id": "0", "status": 2})))
+    with pytest.raises(RunFailed, match="died 4 times without progress"):
+        run.watch()
+    assert run.hosts.clients == ["0"] * 3
+
+
 def test_what_a_forked_fedcli_says_is_in_its_log(tmp_path):
     log = tmp_path / "partition.log"
     fork = fork_fedcli(["partition", str(tmp_path / "none.toml"), "--out", str(tmp_path)], log)
