@@ -1,0 +1,43 @@
+"""The status with which ``fedcli join`` ends: whoever starts clients again goes by it."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from fedcli.cli import main
+from fedcli.runtime.host import Host
+from fedmodels.errors import DataError
+
+CASES: dict[str, tuple[Exception, int, str]] = {
+    "data": (DataError("client 0 has no labels"), 2, "error: client 0 has no labels\n"),
+    "disk": (
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "states/0/secret"),
+        1,
+        "error: states/0/secret: No space left on device\n",
+    ),
+}
+
+
+def _raising(error: Exception) -> Callable[[Host], NoReturn]:
+    def run(host: Host) -> NoReturn:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_join_ends_for_good_with_unusable_data_and_for_now_with_a_full_disk(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """2 says that the same command again is in vain. A disk may have room later: 1."""
+    error, status, line = CASES[what]
+    monkeypatch.setattr(Host, "run", _raising(error))
+    where = ["--server", "127.0.0.1:1", "--data", str(tmp_path), "--state-dir", str(tmp_path / "s")]
+    with pytest.raises(SystemExit) as ended:
+        main(["join", "--client-id", "0", *where])
+    assert ended.value.code == status
+    assert capsys.readouterr().err == line
