@@ -44,19 +44,19 @@ class NotTaken(Exception):
 
 
 def said(error: Any) -> str:
-    """Return a server's line, fit to be printed."""
+    """Return the line of a server's error, with unprintable characters escaped."""
     return printable(error.details() or "")
 
 
 def raise_if_final(what: str, error: grpc.RpcError) -> None:
-    """Raise what a server's answer means, unless the call may be made again."""
+    """Raise the error that a server's answer means, unless the call may be made again."""
     found = meaning_of(what, error.code(), said(error))
     if found is not None:
         raise found from None
 
 
 def meaning_of(what: str, code: grpc.StatusCode, line: str) -> Exception | None:
-    """Return what a code and its line mean; None if the call may be made again."""
+    """Return the error that a code and its line mean; None if the call may be made again."""
     if code == grpc.StatusCode.UNAUTHENTICATED:
         return SessionGone(line)
     if code == grpc.StatusCode.ABORTED:
@@ -85,7 +85,7 @@ def meaning_of_outcome(what: str, outcome: rpc.Outcome | None) -> Exception | No
 
 
 def again_after_s(error: grpc.RpcError) -> float | None:
-    """Return after how long a server that is there wants the same call again; None if it does not.
+    """Return after how many seconds the server wants the same call again; None if it does not.
 
     No more than a minute, whatever the server says.
     """

@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 def tell(
     kind: str, client: object, line: str, order: rpc.Order | None = None, **facts: Any
 ) -> None:
-    """Log a line about one client; ``facts`` are what ``--json`` gives beside it."""
+    """Log a line about one client; with ``--json`` its event has ``facts`` as well."""
     place = {} if order is None else {"interaction": order.interaction, "round": order.round}
     event = event_of(kind, time.time(), client=client, detail={"line": line, **facts}, **place)
     log.info("client %s%s", client, line, extra={"event": event})
 
 
 def tell_trained(order: rpc.Order, report: rpc.Report, num_bytes: int) -> None:
-    """Say what a local training came to, and how large the upload is."""
+    """Log the figures of a local training, and the size of its upload."""
     tell(
         "trained", order.client_id,
         f", round {order.round}, task {order.task}: loss {report.loss:.4g} on "
@@ -33,7 +33,7 @@ def tell_trained(order: rpc.Order, report: rpc.Report, num_bytes: int) -> None:
 
 
 def tell_scored(order: rpc.Order, report: rpc.Report) -> None:
-    """Say how accurate each view of the client's model is on the tasks seen."""
+    """Log the accuracy of each view of the client's model on the tasks seen."""
     found = accuracies(report)
     figures = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
     line = f", round {order.round}: scored {figures or 'nothing'}"

@@ -53,7 +53,7 @@ class Membership:
 
 
 class Link:
-    """The calls of the service, with patience."""
+    """Makes the calls of the service, and repeats them while the server is away."""
 
     def __init__(
         self,

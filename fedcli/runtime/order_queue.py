@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class OrderQueue:
-    """The orders of one message, in their order; any thread may say that there will be no more."""
+    """Hands over the orders of one message, in their order; any thread may end the queue."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
@@ -40,9 +40,9 @@ class OrderQueue:
             self._changed.notify_all()
 
     def end(self, failure: BaseException | None = None) -> None:
-        """Let nobody wait any more: the run is over, or this process has to end.
+        """End every wait: the run is over, or this process has to end.
 
-        The first failure counts.
+        If several failures are given, the first one counts.
         """
         with self._changed:
             self.failure = self.failure or failure
@@ -50,7 +50,7 @@ class OrderQueue:
             self._changed.notify_all()
 
     def take(self, within_s: float | None = None) -> OrderWithPayload | None:
-        """Wait for the next order; say each minute that none came.
+        """Wait for the next order; log a line each minute while none comes.
 
         Args:
             within_s: how long to wait; for ever unless given.

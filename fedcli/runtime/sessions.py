@@ -106,9 +106,10 @@ class Sessions:
     def of(self, client: ClientId) -> Session:
         """Return a client's session; its token is safe on the disk before it is first used.
 
-        A client finds the session of an earlier process in either place. One that is alone takes
-        the shared session only if it has a state directory without a session: then it shared a
-        process before. A newcomer begins afresh, as the others may be of another run.
+        A client looks for the session of an earlier process in its own directory, then in the
+        shared one. A client that is alone takes the shared session only if its state directory
+        exists without a session, since it then shared a process before. A new client gets a new
+        session, because the shared one may belong to another run.
 
         Raises:
             ArchiveError: a file is damaged, or cannot be written.

@@ -20,8 +20,8 @@ def lock_states(states: Path, clients: Sequence[ClientId]) -> int | None:
     """Lock the states of clients until the returned file is closed, or the process ends.
 
     Returns:
-        The file; None where there can be none, or where locks are not known: whoever writes the
-        states says the first, and the second is no reason to do without a client.
+        The open file. None if the file cannot be made: the first write of a state then fails
+        with its own line. A file system without locks is no error.
 
     Raises:
         ArchiveError: another process has one of the clients.

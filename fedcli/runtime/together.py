@@ -15,7 +15,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 
 @dataclass(frozen=True)
 class Task:
-    """An order to train, its payload, and whose it is."""
+    """An order to train, its payload, and the worker of its client."""
 
     worker: Worker
     order: rpc.Order
@@ -25,7 +25,7 @@ class Task:
 def execute_together(tasks: Sequence[Task]) -> list[Result]:
     """Train the clients of several orders of one interaction at the same time.
 
-    A client that cannot begin or end fails alone; what goes wrong in their common steps fails all.
+    A client that cannot begin or end fails alone; an error in the common steps fails all.
 
     Returns:
         A result for each order that was not abandoned.

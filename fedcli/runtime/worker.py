@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """How far the training under way is; written by the worker, read by the heartbeat."""
+    """The progress of the training under way; the worker writes it, the heartbeat reads it."""
 
     interaction: int = -1
     epoch: int = -1
@@ -98,12 +98,12 @@ class Worker:
 
     @cached_property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
-        """What the parts of an order's payload must hold."""
+        """The specification of each part of an order's payload."""
         common, personal = self.method.payload_spec(self.run)
         return {"common": self.compression.payload_spec(common), "personal": personal}
 
     def execute(self, order: rpc.Order, payload: Bundle) -> Result | None:
-        """Do what an order says; None when it was abandoned on the way.
+        """Execute an order and return the result; None if the order was abandoned meanwhile.
 
         An error fails this client for this interaction, and the process goes on.
         """
@@ -133,7 +133,7 @@ class Worker:
         return Result(order, Bundle(), rpc.Report(), why)
 
     def close(self) -> None:
-        """Free data, state and upload; the next order finds a client as after a restart."""
+        """Free data, state and upload; for the next order the client is as after a restart."""
         self.stream.close()
         self.states.drop_cached()
         self._held = None
@@ -202,12 +202,12 @@ class Worker:
         return self.end(order, half, done, time.monotonic() - begun)
 
     def begin(self, order: rpc.Order, payload: Bundle, place: int = 0) -> ClientHalf | Result:
-        """Make ready to train; return the result if it is there from an earlier order.
+        """Prepare a training; return the result instead if an earlier order has produced it.
 
         Args:
-            order: to train.
-            payload: what came with it.
-            place: among the clients that train at the same time; each has a net of its own.
+            order: the order to train.
+            payload: the payload of the order.
+            place: the index among the clients that train at the same time, each with its own net.
         """
         self._forget(order)
         held = self._held

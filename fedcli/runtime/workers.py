@@ -88,7 +88,7 @@ class Workers:
         return -1 if known is None else known.durable
 
     def all_durable(self) -> Mapping[ClientId, int]:
-        """Return what :meth:`durable` does, of each client that was selected; any thread may."""
+        """Return :meth:`durable` of each client that was selected; any thread may call it."""
         with self._opening:
             return {client: states.durable for client, states in self._states.items()}
 
@@ -106,7 +106,7 @@ class Workers:
 
     @property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
-        """What the parts of an order's payload must hold, for any client."""
+        """The specification of each part of an order's payload, the same for all clients."""
         assert self._first is not None, "the process has joined"
         return self._first.payload_spec
 

@@ -67,7 +67,7 @@ class Admission:
 
     @classmethod
     def of(cls, experiment: Experiment, known: Mapping[int, str]) -> Self:
-        """Return the admission to an experiment's run."""
+        """Return an admission that knows what an experiment says of its problem."""
         data, clients = experiment.data, experiment.schedule.clients
         problem = None
         if data is not None and data.input_shape is not None and data.num_classes is not None:
@@ -81,11 +81,11 @@ class Admission:
         return cls(known, clients, problem, most_tasks, experiment)
 
     def check(self, client: ClientId, text: str) -> None:
-        """Check a description.
+        """Check a client's description.
 
         Raises:
-            PayloadError: it states another problem than the run's, differs from the client's
-                earlier description, states more tasks than the config gives, or is of another
+            PayloadError: the description states another problem than the run's, differs from the
+                client's earlier one, states more tasks than the config gives, or is of another
                 partition.
         """
         profile = Profile.parse(client, text)

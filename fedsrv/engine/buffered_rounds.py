@@ -43,11 +43,11 @@ from fedsrv.state.store import Store
 
 
 def check_schedule(experiment: Experiment) -> None:
-    """Check what can be known of a run's schedule before there are data or clients.
+    """Check a run's schedule as far as that needs neither data nor clients.
 
     Raises:
-        ConfigError: a file that it names cannot be used, nobody is there in any round, or the
-            method's rounds may not be asynchronous.
+        ConfigError: the schedule names a file that cannot be used, no client is there in any
+            round, or the method's rounds may not be asynchronous.
     """
     read_availability(experiment)
     recorded_arrivals(experiment)
@@ -62,7 +62,7 @@ def engine_for(
     events: EventLog,
     server_data: ServerData | None = None,
 ) -> Engine:
-    """Return the engine of an experiment's schedule."""
+    """Return the engine for an experiment: asynchronous or not, as its schedule says."""
     kind = BufferedEngine if experiment.schedule.is_asynchronous else Engine
     return kind(experiment, cohort, store, events, server_data)
 
@@ -189,7 +189,7 @@ def check_asynchronous(method: Method, run: RunFacts) -> None:
     """Check that a method's rounds may be asynchronous.
 
     Raises:
-        ConfigError: they may not be; the line says why.
+        ConfigError: the method's rounds may not be; the line says why.
     """
     _check_reads_the_mean(method)
     upload, of_net = method.upload_spec(run), {f"weights/{name}" for name in run.forms}
@@ -222,7 +222,7 @@ def recorded_arrivals(experiment: Experiment) -> dict[int, Record]:
     """Return the records of the run that ``schedule.arrivals`` names, by interaction.
 
     Raises:
-        ConfigError: it is no asynchronous run.
+        ConfigError: the named directory holds no asynchronous run.
     """
     if experiment.schedule.arrivals is None:
         return {}

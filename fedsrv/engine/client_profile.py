@@ -118,7 +118,7 @@ def untrained(profiles: Mapping[int, Profile]) -> str:
 
 
 def common_limits(profiles: Iterable[Profile]) -> tuple[Tensor, Tensor]:
-    """Return the median of each limit, so that no single client decides what black is."""
+    """Return the median over clients of the lowest and the highest input values."""
     low, high = (
         np.median(np.stack(np.broadcast_arrays(*edges)), axis=0).astype(np.float32)
         for edges in zip(*(profile.limits for profile in profiles), strict=True)

@@ -10,17 +10,17 @@ from fedsrv.state.store import Store
 def go_to_common_commit(
     store: Store, cohort: Cohort, events: EventLog, lost: StateLost | None, *, stateful: bool
 ) -> int:
-    """Go to that commit, back or forward; return its interaction.
+    """Go, back or forward, to the newest commit whose states all exist; return its interaction.
 
     Args:
         store: commits, and commits that were undone.
-        cohort: clients whose states have to fit.
+        cohort: the clients, which say which private states they hold.
         events: log of what happens.
         lost: the loss that interrupted the run; None at the beginning.
         stateful: whether clients keep private states at all.
 
     Raises:
-        RunFailed: that commit lies further back than the run may go.
+        RunFailed: the commit lies further back than the run may go.
     """
     for client in cohort.starting_over():
         store.start_over(client)

@@ -65,13 +65,13 @@ class Folding:
     def sums(self, results: Mapping[ClientId, Answer]) -> Weights | None:
         """Add all uploads, also those that stayed whole; return the sums, None if nothing counts.
 
-        They are in float64, and integers are the maximum, as of ``RunningMean.sums``.
+        Sums are in float64; for an integer tensor it is the maximum, as in ``RunningMean.sums``.
         """
         self._add_the_rest(results)
         return self._mean.sums()
 
     def _add_the_rest(self, results: Mapping[ClientId, Answer]) -> None:
-        """Add what is not added yet; no more answers are expected."""
+        """Add the uploads that are not added yet; no more answers are expected."""
         with self._pool or ThreadPoolExecutor(1) as pool:
             self._steps.append(pool.submit(self._add, results, set(self._clients)))
         for step in self._steps:
@@ -116,8 +116,8 @@ def mean_with_sums(
     The whole uploads make one more group. Groups are added in the order of their lowest clients.
 
     Args:
-        results: all answers; those of clients in a sum hold no weights.
-        sums: of the groups, in float64.
+        results: all answers; answers of clients in a sum hold no weights.
+        sums: the sums of the groups, in float64.
         count: gives the coefficient of an upload in the mean.
         dtypes: the dtype of each tensor of the mean.
 

@@ -40,14 +40,14 @@ class Reduced:
 def reduced(
     method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads, needed: int
 ) -> Reduced:
-    """Aggregate and finish, without the clients whose uploads make that fail.
+    """Aggregate and finish an interaction, without the clients whose uploads make that fail.
 
     Args:
-        method: whose server half.
-        ctx: where in the run.
-        state: before; it is left as it is.
-        uploads: of all clients that answered.
-        needed: clients without which the run cannot go on.
+        method: the method whose server half runs.
+        ctx: the position in the run.
+        state: the server state before the interaction; it is not modified.
+        uploads: the uploads of all clients that answered.
+        needed: how many clients must be left for the run to go on.
 
     Raises:
         RunFailed: too few clients are left, or no single client is behind the failure.

@@ -67,7 +67,9 @@ class Roster:
         return experiment.server.min_clients if experiment.scenario is None else None
 
     def weights(self) -> dict[int, int] | None:
-        """Return each client's training examples, as fixed when the run began; None: all are alike.
+        """Return each client's number of training examples, or None where all count alike.
+
+        The numbers are fixed when the run begins.
 
         An unknown client counts as one with the mean number.
         """
@@ -81,7 +83,7 @@ class Roster:
     def ordered(self, step: Step) -> tuple[int, ...]:
         """Return the clients that get orders at a step.
 
-        Where ``over_select`` orders more than count, a replay asks those whose uploads counted.
+        With ``over_select``, a replay asks the clients whose uploads counted the first time.
         """
         chosen = self._store.experiment.schedule.over_select > 0
         undone = self._store.record(step.interaction) if chosen else None

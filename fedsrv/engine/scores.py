@@ -46,7 +46,8 @@ class Scores:
     def settle_global_test(self) -> list[ClientId]:
         """Drop scores on a global test set other than the most frequent one; return their clients.
 
-        No client announces that set. In a tie the evaluator's set wins, then the first client's.
+        Clients do not announce a global test set, so the most frequent one counts. In a tie the
+        evaluator's set wins, then the set of the client with the lowest id.
         """
         said: dict[tuple[int, ...], set[ClientId]] = {}
         for (client, _, _), sets in self.counts.items():

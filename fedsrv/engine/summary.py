@@ -66,7 +66,7 @@ def summarise(
 
 
 def data_of(experiment: Experiment, datasets: Sequence[str]) -> str:
-    """Return the name of the data: as clients state it, else as the config does."""
+    """Return the name of the data as clients state it, or else as the config does."""
     if datasets:
         return " and ".join(name for name, _ in Counter(datasets).most_common(3))
     return short_name(experiment.data.name) if experiment.data else "own"

@@ -25,7 +25,7 @@ from fedmodels.training.method import ClientContext, RunFacts, ServerContext, Se
 @register("centralized")
 @dataclass(frozen=True, kw_only=True)
 class Centralized(FedAvg):
-    """What could be had if data were pooled, or kept."""
+    """Upper bounds: training on the pooled data of all, or on all own data so far."""
 
     citation: ClassVar[str] = "upper bound"
     keeps_history: ClassVar[bool] = True

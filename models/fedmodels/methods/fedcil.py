@@ -79,7 +79,7 @@ class FedCilReferences:
 
 @torch.no_grad()
 def taught(teacher: SplitNet, x: Tensor) -> Tensor:
-    """Return a teacher's logits (B, K) in evaluation mode; it stays in the mode that it was in."""
+    """Return a teacher's logits (B, K) in evaluation mode; the teacher's own mode stays."""
     mode = teacher.training
     teacher.eval()
     logits: Tensor = teacher(x)

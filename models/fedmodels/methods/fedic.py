@@ -44,7 +44,7 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Ensemble:
-    """What a cohort says of n examples."""
+    """Answers of a cohort's models to n examples."""
 
     logits: Tensor  # (C, n, K) of each client
     features: Tensor  # (n, d) mean over the clients
@@ -214,7 +214,7 @@ def drawn(n: int, size: int, steps: int, generator: torch.Generator) -> Iterator
 
 @torch.no_grad()
 def answers(net: SplitNet, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits (n, K) and embeddings (n, d), in evaluation mode, in which the net stays."""
+    """Return logits (n, K) and embeddings (n, d); puts the net into evaluation mode."""
     net.eval()
     features = [net.features(part) for part in torch.split(x, BATCH) if len(part)]
     z = torch.cat(features) if features else torch.zeros(0, net.width)
@@ -222,7 +222,7 @@ def answers(net: SplitNet, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def asked(net: SplitNet, uploads: Uploads, x: Tensor) -> Ensemble:
-    """Return what the models of a cohort say of the same examples."""
+    """Return the answers of a cohort's models to the same examples."""
     logits, total = [], torch.zeros(len(x), net.width, dtype=torch.float64)
     for upload in uploads.values():
         load_weights(net, upload.weights)

@@ -51,7 +51,7 @@ from fedmodels.training.method import (
 
 @dataclass(frozen=True)
 class Levels:
-    """What the regularisers refer to: constants, by class where they are tables."""
+    """References of the regularisers in one interaction: constants; tables are by class."""
 
     global_class: ByClass  # G
     global_semantic: ByClass  # P[a(k)]; known for k in J alone

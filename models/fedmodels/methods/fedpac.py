@@ -77,7 +77,7 @@ class References:
 @register("fedpac")
 @dataclass(frozen=True, kw_only=True)
 class FedPAC(FedAvg):
-    """A shared base, aligned by class; every client's head is its own best mixture of heads."""
+    """A shared base, aligned by class; each client gets the mixture of heads best for it."""
 
     citation: ClassVar[str] = "Xu et al., ICLR 2023"
     reduction: ClassVar[Reduction] = "each"

@@ -57,7 +57,7 @@ class FedProtoReferences:
 @register("fedproto")
 @dataclass(frozen=True, kw_only=True)
 class FedProto(ReleasedPrototypes):
-    """Clients with models of their own share class means, and pull their embeddings to them."""
+    """Clients keep their own models, share class means, and pull embeddings to these means."""
 
     citation: ClassVar[str] = "Tan et al., AAAI 2022"
     trains_together: ClassVar[bool] = True

@@ -27,7 +27,7 @@ from fedmodels.training.method import ClientContext, Phase
 @register("fedrep")
 @dataclass(frozen=True, kw_only=True)
 class FedRep(PrivatePrefixes, RoundHeads):
-    """A shared representation; each client fits its own head to it, then it to the head."""
+    """A shared representation, fitted in turn with each client's own head."""
 
     citation: ClassVar[str] = "Collins et al., ICML 2021"
 

@@ -49,7 +49,7 @@ from fedmodels.training.method import (
 
 @dataclass
 class GldpReferences:
-    """What the loss of one interaction refers to, and the class means that follow it."""
+    """References of the loss in one interaction, and the class means that move with it."""
 
     own: ByClass  # C-hat_i, as it was before this interaction or epoch
     everyone: ByClass  # C-tilde
@@ -61,7 +61,7 @@ class GldpReferences:
 @register("gldp")
 @dataclass(frozen=True, kw_only=True)
 class Gldp(RoundMemory, ReleasedPrototypes):
-    """Shared base, private heads, and prototypes that hold on to what is old or rare."""
+    """Shared base, private heads, and prototypes of old and of rare classes as regularisers."""
 
     citation: ClassVar[str] = "Guo et al., 2025"
     trains_together: ClassVar[bool] = True

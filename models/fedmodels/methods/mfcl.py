@@ -56,7 +56,7 @@ def confidence(logits: Tensor, t_c: float) -> Tensor:
 
 
 def balance(logits: Tensor) -> Tensor:
-    """Return L_IE: 1 less the entropy of the mean prediction over log K; 0 where all are even."""
+    """Return L_IE: 1 minus the mean prediction's entropy over log K; 0 if classes are even."""
     if logits.shape[1] == 1:
         return logits.sum() * 0.0
     mean = logits.softmax(1).mean(0)

@@ -52,7 +52,7 @@ class Teachers:
 @register("moon")
 @dataclass(frozen=True, kw_only=True)
 class Moon(FedAvg):
-    """FedAvg whose clients' features are drawn to the received model, away from their last one."""
+    """FedAvg with features drawn to those of the received model, away from the client's last."""
 
     citation: ClassVar[str] = "Li et al., CVPR 2021"
 

@@ -27,7 +27,7 @@ class Accompanied(FedAvg):
     # --- server half ---------------------------------------------------------------------------
 
     def beside(self, ctx: ServerContext, state: ServerState) -> Bundle:
-        """Return what goes beside the common part: the server's own weights, unless overridden."""
+        """Return the weights sent beside the common part: the server's own, unless overridden."""
         return Bundle(weights=state.own.weights, histogram=announced(ctx, state.own.histogram))
 
     def broadcast(

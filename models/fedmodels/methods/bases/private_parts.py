@@ -22,7 +22,7 @@ PRIVATE_VIEWS = ("after_local", "after_downlink")
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateParts(FedAvg):
-    """FedAvg over what ``shares`` names; the rest may go up for scores."""
+    """FedAvg over the weights that ``shares`` names; the others may go up for scores."""
 
     eval_upload_head: bool = False
     """Send private weights up, for scoring a global model with their mean and nothing else; their
@@ -40,7 +40,7 @@ class PrivateParts(FedAvg):
         return heads.evaluation_part(state.common).weights
 
     def net_weights(self, payload: Bundle) -> Weights:
-        """Return what of a payload belongs into the net."""
+        """Return the part of a payload's weights that belongs into the net."""
         return heads.received(payload)
 
     def broadcast(

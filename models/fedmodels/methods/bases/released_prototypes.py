@@ -39,21 +39,21 @@ class ReleasedPrototypes(FedAvg):
     """Prototypes and counts of classes of fewer examples do not leave a client."""
 
     def prototype_spec(self, run: RunFacts, *, counted: bool = True) -> BundleSpec:
-        """Return the spec of prototypes of classes; what comes down is not counted."""
+        """Return the spec of class prototypes; prototypes that come down have no counts."""
         return prototype_spec("class", run.width, run.problem.num_classes, counted=counted)
 
     def nothing(self, run: RunFacts) -> Prototypes:
-        """Return everyone's prototypes before a client has reported any."""
+        """Return the empty set of everyone's prototypes, before any client has reported one."""
         return uncounted(Prototypes.of({}, run.width))
 
     def by_class(self, ctx: ClientContext, prototypes: Prototypes | None) -> ByClass:
-        """Return prototypes laid out by class, on the client's device; None has no class."""
+        """Return prototypes laid out by class, on the client's device; of None, an empty table."""
         return ByClass.of(prototypes, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
 
     def everyones(
         self, run: RunFacts, reported: Mapping[int, Prototypes], *, uniform: bool
     ) -> Prototypes:
-        """Return the mean of each class over the clients that report it, without counts.
+        """Return the mean prototype of each class over the clients that report it, without counts.
 
         Args:
             run: the run.

@@ -56,7 +56,7 @@ def sent_generator(payload: Bundle, key: str) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class RememberingReferences:
-    """What a client's loss refers to; where there is no memory yet, only the first mask counts."""
+    """References of a client's loss; without a memory only the first mask counts."""
 
     current: Tensor
     """(K,) bool: the columns of the loss of real examples."""
@@ -104,7 +104,7 @@ class Remembering(Accompanied):
 
     @abstractmethod
     def recalled(self, ctx: ClientContext, payload: Bundle) -> Callable[[], Tensor] | None:
-        """Return what draws the batches of remembered inputs of one local training."""
+        """Return the source of remembered inputs for the batches of one local training."""
 
     # --- server half ---------------------------------------------------------------------------
 
