@@ -203,13 +203,17 @@ def test_a_file_that_was_edited_runs_as_it_is_now(tmp_path: Path) -> None:
     [
         ("", "defines no 'Mine'"),
         ("Mine = 3", "is no method"),
-        ("1 / 0", "cannot be run: ZeroDivisionError"),
+        ("1\n1 / 0", r"mine.py cannot be run \(line 2\): ZeroDivisionError: division by zero$"),
+        ("import sys\nsys.exit(0)", r"\(line 2\): SystemExit: 0; what a script does goes unde"),
+        ("import beside", "No module named 'beside'; a file is run by itself, without those besi"),
+        ("raise ValueError('a\\nb')", r"\(line 1\): ValueError: a$"),
         ("import fedtide\nclass Mine(fedtide.FedAvg): ...", "must be a frozen dataclass"),
     ],
 )
 def test_a_file_that_holds_no_method(text: str, line: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(text)
+    (tmp_path / "beside.py").touch()
     with pytest.raises(ConfigError, match=line):
         fedtide.run(TINY, {"method.name": f"{file}:Mine"}, backend="inprocess")
 
@@ -243,6 +247,8 @@ def test_wrong_types_get_a_line() -> None:
             fedtide.run(config)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="overrides is a list"):
         fedtide.run("quickstart", ["seed=1"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="overrides names 1; give a dotted key"):
+        fedtide.run("quickstart", {1: 1})  # type: ignore[dict-item]
     for rounds in (1.5, 0, True):
         with pytest.raises(ConfigError, match="give a whole number of rounds"):
             fedtide.runs.Run(Path("nowhere")).extend(rounds)  # type: ignore[arg-type]
