@@ -199,6 +199,16 @@ def test_a_run_that_is_given_again_is_told_of(
     assert "2 seeds" in said.out
 
 
+def test_the_place_of_a_file_of_ones_own_tells_no_experiments_apart(tmp_path: Path) -> None:
+    runs = []
+    for seed, place in enumerate(("/one", "/other")):
+        own = {name: {"name": f"{place}/mine.py:Mine"} for name in ("method", "net")}
+        runs.append(read_run(write_run(tmp_path / str(seed), seed=seed, config=own)))
+    (group,) = group_runs(runs)
+    assert (group.label, len(group.runs)) == ("mine.py:Mine", 2)
+    assert {run.method for run in runs} == {"mine.py:Mine"}
+
+
 def test_only_the_seed_may_differ_within_a_group(tmp_path: Path) -> None:
     plain = {"method": {"name": "gldp", "lam": 0.5}}
     other = {"method": {"name": "gldp", "lam": 0.3}}
