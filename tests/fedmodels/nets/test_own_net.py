@@ -97,6 +97,10 @@ def changed(old: str, new: str) -> str:
             "c is a tensor torch.complex64",
         ),
         (changed("super().__init__()", "super().__init__()\n        1 / 0"), "ZeroDivisionError"),
+        (
+            changed("self.head = ", "self.stem.requires_grad_(False)\n        self.head = "),
+            "has requires_grad = False, and would be trained all the same",
+        ),
         (changed("input_shape, width", "shape, width"), "takes no input_shape: what builds a net"),
         (
             changed("self.head = nn.Linear(width, num_classes)",
