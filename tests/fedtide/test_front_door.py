@@ -15,7 +15,7 @@ import tomli_w
 import torch
 
 import fedtide
-from fedmodels.errors import ArchiveError, ConfigError, DataError
+from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 
 EXTEND = Path(__file__).parents[2] / "examples" / "extend"
@@ -239,6 +239,15 @@ def test_the_example_of_a_private_head_begins_as_fedper(done: fedtide.Run, tmp_p
     first = [run.record.rows[0]["metrics"]["a_sel"] for run in (found, done)]
     assert first[0] == first[1]
     assert list(found.clients()["rounds_trained"]) == [1, 1, 2, 2]
+
+
+def test_a_method_that_shares_a_part_is_told_of_its_views(tmp_path: Path) -> None:
+    text = (EXTEND / "own_head.py").read_text()
+    (tmp_path / "mine.py").write_text(text.replace('return ("after_local"', 'return ("global"'))
+    changes = {"method.name": f"{tmp_path}/mine.py:OwnHead"}
+    line = r"OwnHead has no global model: what travels lacks 'head/\w+' \(2 in all\); let views"
+    with pytest.raises(FedtideError, match=line):
+        fedtide.run(TINY, changes, backend="inprocess")
 
 
 def test_wrong_types_get_a_line() -> None:
