@@ -212,6 +212,11 @@ def _run_to_the_end(
         store.end(summary)
     else:  # the engine did not
         events.tell("finished", metrics=before["metrics"], state_sha256=before["state_sha256"])
+        line = (
+            f"the run in {store.path} had finished before: clients that come within "
+            f"{cohort.LEASE_S:g} s are told so, as they may not know"
+        )
+        events.tell("note", line=line)
     with writing(store.path):
         write_atomically(store.path / "summary.json", json.dumps(summary, indent=2) + "\n")
     cohort.end(returning=before is not None)

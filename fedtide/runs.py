@@ -239,6 +239,10 @@ def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(overrides, Mapping):
         raise ConfigError(f"overrides is a {type(overrides).__name__}; give values by dotted key")
     for key, value in overrides.items():
+        if not isinstance(key, str):
+            raise ConfigError(
+                f"overrides names {key!r}; give a dotted key, such as 'schedule.rounds'"
+            )
         put(tables, key, _plain(value, key))
     return tables
 

@@ -36,6 +36,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.case import Case, bytes_of, newest_states, states_of
 from fedtide.classifier import the_classifier_is_the_net
 from fedtide.inprocess import run_in_process, transported
+from fedtide.spelling import its_functions_are_spelt_as_known
 from fedtide.stacked import training_together_comes_to_the_same
 from fedtide.trial import (
     TABLES,
@@ -106,7 +107,8 @@ def check(function: Check) -> Check:
 def hyper_parameters_survive_toml(case: Case) -> None:
     """A method is the same after its fields were written into a config and read back."""
     method = make(case.name, **case.switches)
-    text = tomli_w.dumps({"method": method.hyper_parameters()})
+    given = {k: v for k, v in method.hyper_parameters().items() if v is not None}  # left out there
+    text = tomli_w.dumps({"method": given})
     assert make(case.name, **tomllib.loads(text)["method"]) == method
 
 
@@ -358,6 +360,7 @@ def _check_scores(
                 assert not torch.isnan(scores).any(), f"{rule}: scores are NaN"
 
 
+check(its_functions_are_spelt_as_known)
 check(the_classifier_is_the_net)
 check(training_together_comes_to_the_same)
 

@@ -22,6 +22,13 @@ DAMAGED = (
 """What numpy and Pillow raise for a damaged file; numpy parses a header as Python's expressions."""
 
 
+def _reason_of(error: Exception) -> str:
+    """Return why numpy cannot read a file, without its advice to load what is pickled."""
+    if "pickle" in str(error):
+        return "it is no file of numpy, or holds objects; give an array of numbers"
+    return reason_of(error)
+
+
 def read_array(path: Path, mmap: bool = False) -> NDArray[Any]:
     """Read an ``.npy`` file, memory-mapped if ``mmap``.
 
@@ -33,7 +40,7 @@ def read_array(path: Path, mmap: bool = False) -> NDArray[Any]:
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except DAMAGED as error:
-        raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
+        raise DataError(f"{path} cannot be read: {_reason_of(error)}") from None
     return out
 
 
@@ -49,4 +56,4 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (*DAMAGED, AttributeError) as error:  # an .npy under that name
-        raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
+        raise DataError(f"{path} cannot be read: {_reason_of(error)}") from None

@@ -30,6 +30,7 @@ from fedmodels.training.hooks import init_client
 from fedmodels.training.loop import ClientHalf, score, train_locally
 from fedmodels.training.method import ClientContext, LocalResult, RunFacts
 from fedmodels.training.position import Position
+from fedmodels.training.returned import check_upload
 from fedpb.v1 import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
@@ -222,6 +223,7 @@ class Worker:
 
     def end(self, order: rpc.Order, half: ClientHalf, done: LocalResult, seconds: float) -> Result:
         """Save the private state, and keep the upload until it is committed."""
+        check_upload(self.method, self.run, done.upload)
         report = rpc.Report(
             loss=done.loss if done.num_examples else 0.0,
             seconds=seconds,

@@ -60,7 +60,8 @@ class RunRecord:
     @property
     def method(self) -> str:
         """Return the method's name, or the directory's where the run does not say."""
-        return str(self.summary.get("method") or self.setting("method.name") or self.path.name)
+        name = self.summary.get("method") or self.setting("method.name")
+        return short_name(str(name)) if name else self.path.name
 
     @property
     def seed(self) -> object:
@@ -256,8 +257,9 @@ def _experiment_of(run: RunRecord) -> dict[str, str]:
         key: run.summary.get(key) for key in ("method", "data", "scenario", "rounds")
     }
     found = {key: value for key, value in _leaves(stated) if key not in _NOT_COMPARED}
-    if "data.name" in found:  # the place of a file of one's own tells no experiments apart
-        found["data.name"] = short_name(str(json.loads(found["data.name"])))
+    for key in ("data.name", "method.name", "net.name"):
+        if key in found:  # the place of a file of one's own tells no experiments apart
+            found[key] = short_name(str(json.loads(found[key])))
     # Runs of earlier versions have readings beside the hyper-parameters.
     return {key.replace("method.reading.", "method.", 1): found[key] for key in found}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
     if not runs:
         raise ConfigError("fedsrv report needs at least one run directory")
     records, unread = _read(runs)
+    for line in _given_again(runs):
+        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
     if not records:
         raise unread[0]
     console = Console()
@@ -59,6 +62,14 @@ def _read(runs: Sequence[Path]) -> tuple[list[RunRecord], list[ArchiveError]]:
         except ArchiveError as error:
             unread.append(error)
     return found, unread
+
+
+def _given_again(runs: Sequence[Path]) -> list[str]:
+    """Return a note on each run directory that is given more than once."""
+    times = Counter(path.resolve() for path in runs)
+    return [
+        f"note: {path} is given {n} times, and taken once" for path, n in times.items() if n > 1
+    ]
 
 
 def final_table(run: RunRecord | Path, everything: bool = False) -> Table:

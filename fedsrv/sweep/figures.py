@@ -99,6 +99,19 @@ def check_columns(columns: Mapping[str, str], runs: Sequence[Figures], directory
             raise ConfigError(f"no run has the column {heading!r}, {path!r}.{near}")
 
 
+def check_curves(curves: Mapping[str, str], runs: Sequence[Figures], directory: Path) -> None:
+    """Refuse a curve that no run has and no table of metrics knows; arguments as above.
+
+    Raises:
+        ConfigError: names the first such curve and the nearest known metric.
+    """
+    for heading, name in curves.items():
+        if not is_known(name) and not any(run.curves[name] for run in runs):
+            known = {key for one in rounds_of(directory) for key in one["metrics"]}
+            near = suggestion(name, {*known, *METRICS})
+            raise ConfigError(f"no run has the curve {heading!r}, {name!r}.{near}")
+
+
 def paths_of(run: Path) -> list[str]:
     """Return every path that a column may take from a finished run."""
     tables = {key: value for key, value in summary_of(run).items() if isinstance(value, dict)}
@@ -107,7 +120,9 @@ def paths_of(run: Path) -> list[str]:
 
 def _figure(summary: Mapping[str, Any], path: str) -> float | None:
     table, _, name = path.partition(".")
-    found = summary.get(table, {})
+    found = summary.get(table)
+    if not isinstance(found, Mapping):  # a word or a number, such as the method's name
+        return None
     value = find(found, name) if table == "metrics" else found.get(name)
     return value if isinstance(value, int | float) else None
 

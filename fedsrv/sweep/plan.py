@@ -105,6 +105,8 @@ class Sweep(BaseModel):
             raise ConfigError(f"{path}: {where}: {fault.message}{like}") from None
         for row, method in found.methods.items():
             _check_row(f"{path}: methods.{row}", method)
+        if found.curves and not found.columns:
+            raise ConfigError(f"{path}: curves are shown beside columns: give [columns] as well")
         if found.against and found.against not in found.methods:
             raise ConfigError(f"{path}: against = {found.against!r} is none of its methods")
         return found.model_copy(update={"preset": _preset(found.preset, path.parent)})

@@ -12,7 +12,7 @@ from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command, write_html
 from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.execution import execute
-from fedsrv.sweep.figures import check_columns, read_figures
+from fedsrv.sweep.figures import check_columns, check_curves, read_figures
 from fedsrv.sweep.pictures import draw
 from fedsrv.sweep.places import Say, place_of
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
@@ -50,7 +50,7 @@ def run_sweep(
 
     Raises:
         ConfigError: a row is none of the sweep's, no experiment comes of it, a finished run had
-            another config, the directory cannot be used, or no run has one of the columns.
+            another config, the directory cannot be used, or no run has a column or a curve.
         RunFailed: some runs failed or are damaged, and the tables of the others are written; or
             the disk is full.
     """
@@ -83,6 +83,7 @@ def run_sweep(
         raise RunFailed(f"{len(failed)} of {len(runs)} runs failed and are left out: {names}")
     if sweep.columns:
         check_columns(sweep.columns, outcome.runs, ended[0].directory)
+        check_curves(sweep.curves, outcome.runs, ended[0].directory)
 
 
 def _tabulate(outcome: Outcome, out: Path, say: Say) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -136,11 +137,30 @@ def _loaded(name: str, digest: str) -> Any:
         sys.modules[module] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(sys.modules[module])
-        except Exception as error:  # whatever the user's code raises
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
             del sys.modules[module]
-            raise ConfigError(f"{file} cannot be run: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{file} cannot be run{_why(error, file)}") from error
     found = vars(sys.modules[module])
     if inside not in found:
         public = [key for key in found if not key.startswith("_")]
         raise ConfigError(f"{file} defines no {inside!r}.{suggestion(inside, public)}")
     return found[inside]
+
+
+def _why(error: BaseException, file: str) -> str:
+    """Return what a file raised and at which of its lines, and what helps where that is known."""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [number for frame, number in frames if frame.f_code.co_filename == file]
+    where = f" (line {lines[-1]})" if lines else ""
+    first = str(error).partition("\n")[0]
+    hint = ""
+    if isinstance(error, SystemExit):
+        hint = "; what a script does goes under: if __name__ == '__main__'"
+    elif isinstance(error, ModuleNotFoundError) and _is_beside(error.name or "", file):
+        hint = "; a file is run by itself, without those beside it: install what they hold"
+    return f"{where}: {type(error).__name__}: {first}{hint}"
+
+
+def _is_beside(module: str, file: str) -> bool:
+    top = Path(file).parent / module.partition(".")[0]
+    return bool(module) and (top.is_dir() or top.with_suffix(".py").exists())

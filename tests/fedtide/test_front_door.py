@@ -15,7 +15,7 @@ import tomli_w
 import torch
 
 import fedtide
-from fedmodels.errors import ArchiveError, ConfigError, DataError
+from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 
 EXTEND = Path(__file__).parents[2] / "examples" / "extend"
@@ -203,13 +203,17 @@ def test_a_file_that_was_edited_runs_as_it_is_now(tmp_path: Path) -> None:
     [
         ("", "defines no 'Mine'"),
         ("Mine = 3", "is no method"),
-        ("1 / 0", "cannot be run: ZeroDivisionError"),
+        ("1\n1 / 0", r"mine.py cannot be run \(line 2\): ZeroDivisionError: division by zero$"),
+        ("import sys\nsys.exit(0)", r"\(line 2\): SystemExit: 0; what a script does goes unde"),
+        ("import beside", "No module named 'beside'; a file is run by itself, without those besi"),
+        ("raise ValueError('a\\nb')", r"\(line 1\): ValueError: a$"),
         ("import fedtide\nclass Mine(fedtide.FedAvg): ...", "must be a frozen dataclass"),
     ],
 )
 def test_a_file_that_holds_no_method(text: str, line: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(text)
+    (tmp_path / "beside.py").touch()
     with pytest.raises(ConfigError, match=line):
         fedtide.run(TINY, {"method.name": f"{file}:Mine"}, backend="inprocess")
 
@@ -237,12 +241,23 @@ def test_the_example_of_a_private_head_begins_as_fedper(done: fedtide.Run, tmp_p
     assert list(found.clients()["rounds_trained"]) == [1, 1, 2, 2]
 
 
+def test_a_method_that_shares_a_part_is_told_of_its_views(tmp_path: Path) -> None:
+    text = (EXTEND / "own_head.py").read_text()
+    (tmp_path / "mine.py").write_text(text.replace('return ("after_local"', 'return ("global"'))
+    changes = {"method.name": f"{tmp_path}/mine.py:OwnHead"}
+    line = r"OwnHead has no global model: what travels lacks 'head/\w+' \(2 in all\); let views"
+    with pytest.raises(FedtideError, match=line):
+        fedtide.run(TINY, changes, backend="inprocess")
+
+
 def test_wrong_types_get_a_line() -> None:
     for config in (None, 3):
         with pytest.raises(ConfigError, match="give a TOML file, a mapping or a preset's name"):
             fedtide.run(config)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="overrides is a list"):
         fedtide.run("quickstart", ["seed=1"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="overrides names 1; give a dotted key"):
+        fedtide.run("quickstart", {1: 1})  # type: ignore[dict-item]
     for rounds in (1.5, 0, True):
         with pytest.raises(ConfigError, match="give a whole number of rounds"):
             fedtide.runs.Run(Path("nowhere")).extend(rounds)  # type: ignore[arg-type]

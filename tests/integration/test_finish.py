@@ -115,3 +115,15 @@ def test_a_launched_coordinator_is_killed_at_the_end(
     out = launched.out
     alone = run_in_process(EXPERIMENT, out / "data", tmp_path / "alone", evaluator=True)
     assert_same(summary_of(out), alone)
+
+
+def test_a_finished_run_tells_clients_that_come_later(
+    loopback: Sites, undisturbed: dict[str, Any]
+) -> None:
+    """The coordinator says why it waits, and ends as soon as all clients have come and left."""
+    run = loopback(EXPERIMENT)
+    run.run("0", "1", "2")
+    server = run.serve()
+    assert_same(run.finish(server, *(run.join(str(c)) for c in range(3))), undisturbed)
+    told = "had finished before: clients that come within 15 s are told so, as they may not know"
+    assert told in server.log.read_text()

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.tensors.announced import Announced, check_upload
@@ -120,7 +121,13 @@ class FedAvg(Method):
         load_weights(ctx.net, {**payload.weights, **own} if own else payload.weights)
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
-        load_weights(ctx.net, self.global_weights(payload))
+        weights = self.global_weights(payload)
+        if missing := sorted(ctx.net.tensors().keys() - weights.keys()):
+            raise ConfigError(
+                f"{type(self).__name__} has no global model: what travels lacks {missing[0]!r} "
+                f"({len(missing)} in all); let views leave out 'global', or override load_global"
+            )
+        load_weights(ctx.net, weights)
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
         return None

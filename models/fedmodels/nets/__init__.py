@@ -105,7 +105,7 @@ def check_net(name: str, options: Iterable[str]) -> Callable[..., SplitNet]:
     """Check that a net takes these options; return what builds it.
 
     Raises:
-        ConfigError: the name or an option is unknown.
+        ConfigError: the name or an option is unknown, or what builds the net is called otherwise.
     """
     build = _builder(name)
     if not callable(build):
@@ -114,8 +114,13 @@ def check_net(name: str, options: Iterable[str]) -> Callable[..., SplitNet]:
             "takes num_classes and input_shape"
         )
     parameters = inspect.signature(build).parameters.values()
-    known = [p.name for p in parameters if p.name not in _FIXED and p.kind not in _ANY]
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    if not takes_any and (lacks := [n for n in _FIXED if n not in (p.name for p in parameters)]):
+        raise ConfigError(
+            f"[net] {name!r} takes no {' and no '.join(lacks)}: what builds a net is called with "
+            "num_classes=, input_shape= and the options of [net]"
+        )
+    known = [p.name for p in parameters if p.name not in _FIXED and p.kind not in _ANY]
     for option in options:
         if option not in known and not takes_any:
             has = ", ".join(known) or "no options"

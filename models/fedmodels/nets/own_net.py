@@ -123,6 +123,12 @@ def _check_tensors(net: nn.Module, name: str) -> None:
             )
         if tensor.device.type != "cpu":
             raise _wrong(name, f"{key} is on {tensor.device}: build nets on the CPU")
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+            raise _wrong(
+                name,
+                f"{key} has requires_grad = False, and would be trained all the same: what trains, "
+                "a method's phases say; what never does is a buffer (register_buffer)",
+            )
     try:
         copy.deepcopy(net)
     except Exception as error:

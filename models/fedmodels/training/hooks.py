@@ -18,6 +18,7 @@ from fedmodels.numerics.randomness import derive_seed, started
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import Method, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.returned import check_sent, checked
 
 log = logging.getLogger(__name__)
 Sent = tuple[Bundle, Mapping[ClientId, Bundle]]
@@ -30,15 +31,27 @@ def init_server(method: Method, run: RunFacts) -> ServerState:
 
 
 def broadcast(method: Method, ctx: ServerContext, state: ServerState) -> Sent:
-    """Return the payload of an interaction."""
+    """Return the payload of an interaction.
+
+    Raises:
+        ConfigError: clients would refuse it.
+    """
     with _drawing(ctx.run, "broadcast", ctx.interaction):
-        return method.broadcast(ctx, state)
+        common, personal = method.broadcast(ctx, state)
+    check_sent(method, ctx.run, common, personal, "broadcast")
+    return common, personal
 
 
 def evaluation(method: Method, ctx: ServerContext, state: ServerState) -> Sent:
-    """Return what clients need to score their models."""
+    """Return what clients need to score their models.
+
+    Raises:
+        ConfigError: clients would refuse it.
+    """
     with _drawing(ctx.run, "evaluation", ctx.interaction):
-        return method.evaluation(ctx, state)
+        common, personal = method.evaluation(ctx, state)
+    check_sent(method, ctx.run, common, personal, "evaluation")
+    return common, personal
 
 
 def reduce(
@@ -47,10 +60,11 @@ def reduce(
     """Aggregate and finish.
 
     Raises:
-        ConfigError: ``finish`` reports what the run writes itself.
+        ConfigError: ``finish`` returns no state and metrics, or reports what the run writes itself.
     """
     with _drawing(ctx.run, "reduce", ctx.interaction):
-        after, metrics = method.reduce(ctx, state, uploads)
+        found = method.reduce(ctx, state, uploads)
+    after, metrics = checked(method, found)
     for name, value in metrics.items():
         if is_written_by_runs(name):
             raise ConfigError(

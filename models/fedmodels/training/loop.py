@@ -23,6 +23,7 @@ from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.class_masks import masked
 from fedmodels.training.method import Batch, ClientContext, LocalResult, Method, Output, Phase
+from fedmodels.training.returned import check_loss, check_scores, check_trained
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -68,16 +69,11 @@ class ClientHalf:
         """Return the result of local training; ``loss`` is the mean of the last epoch.
 
         Raises:
-            ConfigError: the method returns a private state, which nobody would keep.
+            ConfigError: the method returns what nobody would keep or take.
         """
         state = self.method.after_local(self.ctx, self.payload, self.state, self.refs)
-        if (held := [*state.by_key()]) and not self.method.keeps_state(self.ctx.run):
-            raise ConfigError(
-                f"after_local of {type(self.method).__name__} returns a private state "
-                f"({', '.join(held[:3])}), which clients do not keep: override keeps_state to "
-                "return True, or return an empty Bundle"
-            )
         upload = self.method.uplink(self.ctx, state, self.refs, len(self.y))
+        check_trained(self.method, self.ctx, state, upload)
         return LocalResult(upload, state, loss, len(self.y))
 
 
@@ -109,6 +105,7 @@ def run_phases(
             features = ctx.net.features(batch.x) if fixed is None else fixed
             out = Output(features, ctx.net.head(features))
             loss = method.loss(ctx, batch, out, refs)
+            check_loss(method, loss)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -316,19 +313,10 @@ def score(
         for name, (x, y) in sets.items():
             for xs, ys in zip(torch.split(x, size), torch.split(y, size), strict=True):
                 found = method.predict(ctx, payload, state, xs)
-                _check_scores(found, ctx)
+                check_scores(method, ctx, found, len(xs))
                 found = found if seen is None else masked(found, seen)
                 for place, (rule, scores) in enumerate(found.items()):
                     counts = ClassCounts.of(scores, ys, classes, confusion and place == 0)
                     before = out.get((rule, name))
                     out[rule, name] = counts if before is None else before + counts
     return out
-
-
-def _check_scores(found: Mapping[str, Tensor], ctx: ClientContext) -> None:
-    for rule, scores in found.items():
-        if bool(torch.isnan(scores).any()):
-            raise TrainingFailed(
-                f"predict gives NaN scores by the rule {rule!r}, of client {ctx.client} in round "
-                f"{ctx.round} ({ctx.view or 'after_local'}); give -inf to a class that is ruled out"
-            )

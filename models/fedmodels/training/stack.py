@@ -36,6 +36,7 @@ from fedmodels.training.method import (
     Phase,
     RunFacts,
 )
+from fedmodels.training.returned import check_loss
 
 
 def begin_apart(half: ClientHalf) -> None:
@@ -244,6 +245,7 @@ class _Stack:
                 return self.method.loss(self.ctx, Batch(*batch), Output(**out), again)
 
         losses: Tensor = torch.vmap(loss_of)(parameters | buffers, (x, y, index), out, refs)
+        check_loss(self.method, losses, (len(group),))
         if rows is not None:
             for key, rows_of_all in self._buffers.items():
                 rows_of_all[rows] = buffers[key]

@@ -281,7 +281,11 @@ def test_wrong_arrays_are_named(tmp_path: Path, file: str, array: np.ndarray, me
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     out = write(tmp_path / "data")
     np.save(out / "0/task-0/train_y.npy", np.array([{}, []], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match=r"train_y.npy cannot be read"):
+    line = r"train_y.npy cannot be read: it is no file of numpy, or holds objects"
+    with pytest.raises(DataError, match=line):
+        ClientData(out / "0").arrays(0, "train")
+    (out / "0/task-0/train_y.npy").write_text("text")
+    with pytest.raises(DataError, match=line):
         ClientData(out / "0").arrays(0, "train")
     (out / "0/task-0/train_y.npy").write_bytes(b"\x93NUMPY\x01\x00garbage")
     with pytest.raises(DataError, match=r"train_y.npy cannot be read"):

@@ -175,6 +175,30 @@ def test_a_rule_that_is_not_the_nets_has_a_name_of_its_own() -> None:
         check_method(Inverse, checks=["the_classifier_is_the_net"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Misspelt(FedAvg):
+    """A method one of whose functions nobody calls; the loss may well have helpers."""
+
+    citation: ClassVar[str] = "nobody"
+    temperature: float | None = None
+
+    def aggregates(self) -> None:
+        """Is not aggregate."""
+
+    def losses(self) -> None:
+        """Is a helper."""
+
+
+def test_a_function_that_is_nearly_a_known_one_is_found() -> None:
+    with pytest.raises(AssertionError, match="aggregates is never called: did you mean aggregate"):
+        check_method(Misspelt, checks=["its_functions_are_spelt_as_known"])
+
+
+def test_a_field_may_be_none_unless_a_config_says_it() -> None:
+    check_method(Misspelt, checks=["hyper_parameters_survive_toml"])
+    check_method(Misspelt, checks=["hyper_parameters_survive_toml"], temperature=0.5)
+
+
 def test_the_class_that_is_given_is_checked() -> None:
     """Not another one of its name: the class before a change, or a method that comes along."""
     checks = ["loss_leaves_inputs_alone"]

@@ -97,7 +97,11 @@ def changed(old: str, new: str) -> str:
             "c is a tensor torch.complex64",
         ),
         (changed("super().__init__()", "super().__init__()\n        1 / 0"), "ZeroDivisionError"),
-        (changed("input_shape, width", "shape, width"), "cannot be built with no options"),
+        (
+            changed("self.head = ", "self.stem.requires_grad_(False)\n        self.head = "),
+            "has requires_grad = False, and would be trained all the same",
+        ),
+        (changed("input_shape, width", "shape, width"), "takes no input_shape: what builds a net"),
         (
             changed("self.head = nn.Linear(width, num_classes)",
                     "self.head = nn.Linear(width, 3)\n        self.tied = self.head.weight"),

@@ -189,6 +189,26 @@ def test_a_copied_run_is_no_further_seed(tmp_path: Path) -> None:
     assert "3 runs of 2 seeds" in text_of(report.compare([*runs, other]))
 
 
+def test_a_run_that_is_given_again_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "a", seed=0)
+    report.report_command([run, write_run(tmp_path / "b", seed=1), tmp_path / "." / "a"], None)
+    said = capsys.readouterr()
+    assert f"note: {run.resolve()} is given 2 times, and taken once" in said.err
+    assert "2 seeds" in said.out
+
+
+def test_the_place_of_a_file_of_ones_own_tells_no_experiments_apart(tmp_path: Path) -> None:
+    runs = []
+    for seed, place in enumerate(("/one", "/other")):
+        own = {name: {"name": f"{place}/mine.py:Mine"} for name in ("method", "net")}
+        runs.append(read_run(write_run(tmp_path / str(seed), seed=seed, config=own)))
+    (group,) = group_runs(runs)
+    assert (group.label, len(group.runs)) == ("mine.py:Mine", 2)
+    assert {run.method for run in runs} == {"mine.py:Mine"}
+
+
 def test_only_the_seed_may_differ_within_a_group(tmp_path: Path) -> None:
     plain = {"method": {"name": "gldp", "lam": 0.5}}
     other = {"method": {"name": "gldp", "lam": 0.3}}

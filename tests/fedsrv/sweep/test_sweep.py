@@ -85,7 +85,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 def finished_run(run: Path, accuracies: list[float], trained: int) -> None:
     run.mkdir(exist_ok=True)
-    summary = {"metrics": {"a_loc": accuracies[-1]}, "bytes": {"up": 2_500_000}}
+    summary = {"metrics": {"a_loc": accuracies[-1]}, "bytes": {"up": 2_500_000}, "state": "ab"}
     (run / "summary.json").write_text(json.dumps(summary))
     clients = {"0": {"trained": trained, "views": {}}, "1": {"trained": trained}, "evaluator": {}}
     lines = [json.dumps({"metrics": {"a_loc": a}, "clients": clients}) for a in accuracies]
@@ -375,10 +375,23 @@ def test_a_column_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches:
         run_sweep(made, tmp_path / "out", only=["Local"], seeds=[0], say=lambda line: None)
 
     run("metrics.a_glo")  # known; these runs have none
-    for path, near in (("metrics.a_lco", "metrics.a_loc"), ("byte.up", "bytes.up")):
+    wrong = ("metrics.a_lco", "metrics.a_loc"), ("byte.up", "bytes.up"), ("state.up", "bytes.up")
+    for path, near in wrong:
         with pytest.raises(ConfigError, match=rf"column 'B', '{path}'. Did you mean '{near}'\?"):
             run(path)
         assert "| Local | 40.00 | – |" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_a_curve_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches: Launches) -> None:
+    def run(**tables: Any) -> None:
+        made = sweep(**tables)
+        run_sweep(made, tmp_path / "out", only=["Local"], seeds=[0], say=lambda line: None)
+
+    run(curves={"acc": "a_glo"})  # known; these runs have none
+    with pytest.raises(ConfigError, match=r"curve 'acc', 'a_lco'. Did you mean 'a_loc'\?"):
+        run(curves={"acc": "a_lco"})
+    with pytest.raises(ConfigError, match=r"curves are shown beside columns: give \[columns\]"):
+        run(curves={"acc": "a_loc"}, columns={})
 
 
 def test_an_out_that_is_a_file_gets_one_line(

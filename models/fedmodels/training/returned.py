@@ -1,0 +1,165 @@
+"""What the functions of a method return: checked at once, so that an error names the function.
+
+A method of one's own may return anything. Unchecked, that would show later: in code that its author
+does not know, at other processes, or in no error at all.
+
+Shapes: B batch, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from fedmodels.errors import ConfigError, PayloadError, TrainingFailed, suggestion
+from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedmodels.training.method import ClientContext, Method, Metrics, RunFacts, ServerState
+
+
+def check_loss(method: Method, loss: object, shape: tuple[int, ...] = ()) -> None:
+    """Check that a loss can be stepped down: one number, with a gradient.
+
+    Args:
+        method: whose ``loss`` returned it.
+        loss: what it returned.
+        shape: ``(C,)`` where it was mapped over C clients.
+
+    Raises:
+        ConfigError: says what it is.
+    """
+    if not isinstance(loss, Tensor):
+        raise _wrong(method, "loss", f"a {type(loss).__name__}", "a tensor with one number")
+    if loss.shape != shape:
+        found = f"a tensor of shape {list(loss.shape[len(shape) :])}"
+        raise _wrong(method, "loss", found, "one number, such as the mean over the batch")
+    if not loss.requires_grad:
+        wanted = "one that depends on out.logits or out.features, without detach() or item()"
+        raise _wrong(method, "loss", "a tensor without a gradient", wanted)
+
+
+def check_trained(method: Method, ctx: ClientContext, state: object, upload: object) -> None:
+    """Check what a client keeps, sends and reports after local training.
+
+    Raises:
+        ConfigError: names the function whose part is wrong.
+    """
+    if not isinstance(state, Bundle):
+        raise _wrong(
+            method, "after_local", f"a {type(state).__name__}", "a Bundle; Bundle() is empty"
+        )
+    if (held := [*state.by_key()]) and not method.keeps_state(ctx.run):
+        raise ConfigError(
+            f"after_local of {type(method).__name__} returns a private state "
+            f"({', '.join(held[:3])}), which clients do not keep: override keeps_state to "
+            "return True, or return an empty Bundle"
+        )
+    if not isinstance(upload, Bundle):
+        raise _wrong(method, "uplink", f"a {type(upload).__name__}", "a Bundle")
+    known = method.reported(ctx.run)
+    for name, value in ctx.metrics.items():
+        what = f"ctx.metrics of {type(method).__name__} holds {name!r}"
+        if name not in known:
+            raise ConfigError(
+                f"{what}, which its function reported does not name.{suggestion(str(name), known)}"
+            )
+        ctx.metrics[name] = _number(value, what)
+
+
+def check_upload(method: Method, run: RunFacts, upload: Bundle) -> None:
+    """Check that an upload holds what the server expects.
+
+    Raises:
+        ConfigError: names the first tensor that the server would refuse.
+    """
+    _check_spec(method, "uplink", "upload_spec", upload, method.upload_spec(run))
+
+
+def checked(method: Method, found: object) -> tuple[ServerState, Metrics]:
+    """Return what ``finish`` returned for an interaction, with plain numbers as metrics.
+
+    Raises:
+        ConfigError: it is no state with its metrics.
+    """
+    wanted = "a ServerState and a dict of metrics: return state, {}"
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise _wrong(method, "finish", f"a {type(found).__name__}", wanted)
+    state, metrics = found
+    if not isinstance(state, ServerState):
+        what = f"a {type(state).__name__} as the state"
+        raise _wrong(method, "finish", what, "what aggregate returned, which is a ServerState")
+    if not isinstance(metrics, Mapping):
+        raise _wrong(method, "finish", f"a {type(metrics).__name__} as metrics", wanted)
+    said = f"finish of {type(method).__name__} reports"
+    return state, {name: _number(value, f"{said} {name!r}") for name, value in metrics.items()}
+
+
+def check_sent(
+    method: Method, run: RunFacts, common: Bundle, personal: Mapping[ClientId, Bundle], hook: str
+) -> None:
+    """Check that what the server sends is what clients expect.
+
+    Args:
+        method: whose function returned it.
+        run: the run's facts.
+        common: the part for all clients.
+        personal: the part of each client.
+        hook: the function, ``broadcast`` or ``evaluation``.
+
+    Raises:
+        ConfigError: names the first tensor that clients would refuse.
+    """
+    for_all, for_one = method.payload_spec(run)
+    _check_spec(method, hook, "payload_spec", common, for_all)
+    for part in {id(part): part for part in personal.values()}.values():
+        _check_spec(method, hook, "payload_spec", part, for_one)
+
+
+def check_scores(method: Method, ctx: ClientContext, found: object, examples: int) -> None:
+    """Check that ``predict`` gives scores (B, K) by each of its rules.
+
+    Raises:
+        ConfigError: names the rule, and what it gives in their place.
+        TrainingFailed: scores are NaN, of which no class would be the largest.
+    """
+    if not isinstance(found, Mapping):
+        wanted = "a dict from the name of a rule to its scores"
+        raise _wrong(method, "predict", f"a {type(found).__name__}", wanted)
+    shape = (examples, ctx.run.problem.num_classes)
+    for rule, scores in found.items():
+        if not isinstance(scores, Tensor) or scores.shape != shape:
+            is_tensor = isinstance(scores, Tensor)
+            what = f"scores of shape {list(scores.shape)}" if is_tensor else type(scores).__name__
+            wanted = f"a tensor of shape {list(shape)}: one score for each example and class"
+            raise _wrong(method, "predict", f"{what} by the rule {rule!r}", wanted)
+        if bool(torch.isnan(scores).any()):
+            raise TrainingFailed(
+                f"predict gives NaN scores by the rule {rule!r}, of client {ctx.client} in round "
+                f"{ctx.round} ({ctx.view or 'after_local'}); give -inf to a class that is ruled out"
+            )
+
+
+def _check_spec(method: Method, hook: str, spec: str, bundle: Bundle, expected: BundleSpec) -> None:
+    try:
+        expected.check({key: (t.dtype, tuple(t.shape)) for key, t in bundle.by_key().items()})
+    except PayloadError as error:
+        line = str(error).removesuffix(".")
+        raise ConfigError(
+            f"{hook} of {type(method).__name__} does not fit its {spec}: {line}"
+        ) from None
+
+
+def _wrong(method: Method, hook: str, found: str, wanted: str) -> ConfigError:
+    return ConfigError(f"{hook} of {type(method).__name__} returns {found}; return {wanted}")
+
+
+def _number(value: object, what: str) -> float:
+    """Return a metric as Python writes it: numbers of torch and numpy are none of JSON."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
+        return float(value)
+    shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
+    raise ConfigError(f"{what} as a {type(value).__name__}{shape}; give a number")
