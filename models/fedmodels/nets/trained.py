@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
+from fedmodels.data_description import ProblemFile, first_fault
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
@@ -90,7 +92,7 @@ class ModelFacts:
 
     @classmethod
     def parse(cls, text: str, where: str) -> ModelFacts:
-        """Read a description.
+        """Read a description, and check it: the file may be of anybody.
 
         Raises:
             ArchiveError: it is malformed.
@@ -98,9 +100,26 @@ class ModelFacts:
         known = {f.name for f in fields(cls)}
         try:
             found = json.loads(text)
-            return cls(**{key: value for key, value in found.items() if key in known})
-        except (ValueError, TypeError, AttributeError) as error:
+            facts = cls(**{key: value for key, value in found.items() if key in known})
+            inputs = {key: found[key] for key in known & set(ProblemFile.model_fields) & set(found)}
+            ProblemFile.model_validate_json(json.dumps(inputs))
+        except ValidationError as error:
+            raise ArchiveError(
+                f"{where} does not describe its model: {first_fault(error)}"
+            ) from None
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ArchiveError(f"{where} does not describe its model: {error}") from None
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(facts, name), kind):
+                raise ArchiveError(
+                    f"{where} does not describe its model: {name} is no {kind.__name__}"
+                )
+        return facts
+
+
+_KINDS = {"net": str, "options": dict, "method": str, "view": str, "round": int, "rule": str,
+          "code_sha256": str}  # fmt: skip
+"""What a description holds beside the inputs and the classes."""
 
 
 class TrainedModel(nn.Module):
