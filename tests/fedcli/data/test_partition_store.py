@@ -135,6 +135,27 @@ def test_a_damaged_store_is_one_line(store: Path, name: str, array: np.ndarray, 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("moments", "line"),
+    [
+        (np.ones((1, 2, 6)), "moments.npy does not fit pairs.npy"),
+        (np.ones((3, 2, 6)), "moments.npy does not fit pairs.npy"),
+        (np.ones((2, 3, 6)), "moments.npy does not fit pairs.npy"),
+        (np.ones(24), "moments.npy does not fit pairs.npy"),
+        (np.ones((2, 2, 6), dtype=np.str_), "moments.npy does not fit pairs.npy"),
+        (np.ones((2, 2, 4)), r"moments.npy: client 1: .*mean must hold 1 or 6 numbers"),
+        (np.full((2, 2, 6), np.nan), r"moments.npy: client 1: mean.*finite number"),
+        (-np.ones((2, 2, 6)), r"moments.npy: client 1: std.*greater than 0"),
+    ],
+)
+def test_damaged_moments_are_one_line(tmp_path: Path, moments: np.ndarray, line: str) -> None:
+    stored = write(tmp_path / "windows", Layout.STORE, WINDOWS)
+    np.save(stored / "store" / "moments.npy", moments)
+    with pytest.raises(DataError, match=line) as caught:
+        open_client(stored, 1)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_client_that_the_store_lacks_is_one_line(store: Path, tmp_path: Path) -> None:
     for client in (-1, 2):
         with pytest.raises(DataError, match=f"holds no client {client}: it has 0 to 1"):
