@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedcli.data.arrays import IntArray, read_array
+from fedcli.data.arrays import IntArray, check_examples, read_array
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import Labelled
-from fedcli.data.store.client_data import PARTS, ClientData, Part, check_examples
+from fedcli.data.store.client_data import PARTS, ClientData, Part
 from fedmodels.data_description import (
     ClientFile,
     Normaliser,
@@ -53,7 +53,8 @@ class PartitionStore:
         self.root, self.place = root, root / STORE
         self.problem = read_file(self.place / "problem.json", ProblemFile)
         self._x, self._y = self._array("x", mmap=True), self._array("y", mmap=True)
-        check_examples(self.place / "x.npy", self._x, self._y, self.problem)
+        files = self.place / "x.npy", self.place / "y.npy"
+        check_examples(*files, self._x, self._y, self.problem)
         self._indices = self._array("indices", mmap=True)
         self._starts, self._pairs = self._array("starts"), self._array("pairs")
         self._check_indices()

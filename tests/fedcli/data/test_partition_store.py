@@ -119,7 +119,7 @@ def test_a_partition_of_the_other_layout_is_refused(store: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "array", "line"),
     [
-        ("x", np.zeros((3, 1, 4, 4), np.uint8), r"x.npy: labels are int64 \[90\]; expected"),
+        ("x", np.zeros((3, 1, 4, 4), np.uint8), r"y.npy: labels are int64 \[90\]; expected"),
         ("y", np.full(90, 7), "labels go from 7 to 7; expected 0 to 2"),
         ("indices", np.full(90, 90), "indices.npy names examples that are not in y.npy"),
         ("indices", np.arange(90, dtype=np.int32), "indices, starts and pairs are no store's"),
