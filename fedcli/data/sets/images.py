@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def digits(source: Source) -> Dataset:
-    """Load scikit-learn's digits: (1, 8, 8), values 0 … 16; every fifth of a class is for test."""
+    """Load scikit-learn's digits: (1, 8, 8), 0 … 16; the last fifth of a class is for test."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
