@@ -1,4 +1,4 @@
-"""Reading array files, never a pickle, with one line about what is wrong with them."""
+"""Reading array files, never a pickle, and one line about what is wrong with arrays."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmodels.data_description import ProblemFile
 from fedmodels.errors import DataError, reason_of
 
 IntArray = NDArray[np.int64]
@@ -57,3 +58,35 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise DataError(f"{path} is missing") from None
     except (*DAMAGED, AttributeError) as error:  # an .npy under that name
         raise DataError(f"{path} cannot be read: {_reason_of(error)}") from None
+
+
+def check_examples(
+    inputs: object, labels: object, x: NDArray[Any], y: NDArray[Any], problem: ProblemFile
+) -> None:
+    """Check dtypes, shapes and the range of labels.
+
+    Args:
+        inputs: where the inputs come from, for error lines.
+        labels: where the labels come from.
+        x: inputs (n, *input_shape).
+        y: labels (n,).
+        problem: what they must fit.
+
+    Raises:
+        DataError: says what is wrong with which of them.
+    """
+    if x.dtype not in (np.uint8, np.float32):
+        raise DataError(f"{inputs}: inputs are {x.dtype}; expected uint8 or float32")
+    if x.shape[1:] != problem.input_shape:
+        raise DataError(
+            f"{inputs}: inputs have shape {list(x.shape[1:])}; expected {list(problem.input_shape)}"
+        )
+    if y.dtype != np.int64 or y.shape != (len(x),):
+        raise DataError(
+            f"{labels}: labels are {y.dtype} {list(y.shape)}; expected int64 [{len(x)}]"
+        )
+    if len(y) and (y.min() < 0 or y.max() >= problem.num_classes):
+        raise DataError(
+            f"{labels}: labels go from {y.min()} to {y.max()}; "
+            f"expected 0 to {problem.num_classes - 1}"
+        )

@@ -9,7 +9,8 @@ and a label, or a finished :class:`~fedcli.data.sets.dataset.Dataset`. A torch d
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.own.examples import SHOWN, Examples, dataset_of
-from fedcli.data.sets.dataset import Dataset, Inputs, Source
+from fedcli.data.sets.dataset import Dataset, Inputs, Source, named_classes
+from fedmodels.data_description import MOST_CLASSES
 from fedmodels.errors import DataError
 
 
@@ -34,12 +36,8 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
     """
     if not callable(load):
         raise DataError(f"{name} is no function: it is {type(load).__name__}")
-    try:
+    with _told(name):
         found = load(source) if inspect.signature(load).parameters else load()
-    except DataError:
-        raise
-    except Exception as error:  # whatever the user's code raises
-        raise DataError(f"{name} failed: {type(error).__name__}: {error}") from error
     if isinstance(found, Dataset):
         return replace(found, has_own_parts=True)
     if not isinstance(found, tuple | list) or len(found) != 2:
@@ -51,20 +49,31 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
         examples_of(part, f"{name}: the {which} set")
         for part, which in zip(found, ("training", "test"), strict=True)
     )
-    stated = [list(getattr(part, "classes", None) or ()) for part in found]
+    with _told(f"{name}: the names of classes"):
+        stated = [list(getattr(part, "classes", None) or ()) for part in found]
     if all(stated) and stated[0] != stated[1]:
         raise DataError(
             f"{name}: the training set has the classes {stated[0][:SHOWN]}, the test set "
             f"{stated[1][:SHOWN]}: labels would not stand for the same; give both the same"
         )
     highest = max(int(examples.y.max(initial=-1)) for examples in (train, test))
-    names = [str(c) for c in getattr(found[0], "classes", None) or range(highest + 1)]
-    if highest >= len(names):
-        raise DataError(f"{name}: label {highest} has no name among {len(names)} classes")
+    names = named_classes([str(c) for c in stated[0]], highest, name)
     if (train.groups is None) != (test.groups is None):
         raise DataError(f"{name}: only one of the two sets has groups; give them to both")
     variant = f"{len(train.y)} train and {len(test.y)} test examples"
     return dataset_of(name.rpartition("/")[2], train, test, names, variant)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """A block of the user's code: whatever it raises becomes one line that says what failed."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else "no reason given"
+        raise DataError(f"{what} failed: {type(error).__name__}: {reason}") from error
 
 
 def examples_of(dataset: Any, what: str) -> Examples:
@@ -84,8 +93,11 @@ def examples_of(dataset: Any, what: str) -> Examples:
         )
     inputs: list[NDArray[Any]] = []
     labels: list[int] = []
-    for index in range(len(dataset)):
-        pair = dataset[index]
+    with _told(f"{what}: its length"):
+        size = len(dataset)
+    for index in range(size):
+        with _told(f"{what}: example {index}"):
+            pair = dataset[index]
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise DataError(f"{what}: example {index} is no pair of input and label")
         inputs.append(as_array(pair[0], f"{what}: example {index}"))
@@ -96,9 +108,10 @@ def examples_of(dataset: Any, what: str) -> Examples:
                 f"{inputs[0].dtype} {inputs[0].shape}"
             )
     x: Inputs = np.stack(inputs) if inputs else np.empty((0,), dtype=np.float32)
-    groups = getattr(dataset, "groups", None)
+    with _told(f"{what}: groups"):
+        found = getattr(dataset, "groups", None)
+        groups = None if found is None else np.asarray(found)
     if groups is not None:
-        groups = np.asarray(groups)
         if groups.shape != (len(labels),) or groups.dtype.kind not in "iu":
             raise DataError(f"{what}: groups must hold {len(labels)} integers")
         groups = groups.astype(np.int64)
@@ -130,6 +143,9 @@ def as_array(value: Any, what: str) -> NDArray[Any]:
 def _label(value: Any, what: str) -> int:
     """Return a label, a non-negative integer."""
     number = np.asarray(value)
-    if number.size != 1 or number.dtype.kind not in "iu" or int(number.reshape(())) < 0:
-        raise DataError(f"{what} has the label {value!r}; a label is an integer from 0 on")
+    fits = number.size == 1 and number.dtype.kind in "iu"
+    if not fits or not 0 <= int(number.reshape(())) < MOST_CLASSES:
+        raise DataError(
+            f"{what} has the label {value!r}; a label is an integer from 0 to {MOST_CLASSES - 1}"
+        )
     return int(number.reshape(()))

@@ -257,10 +257,9 @@ def windowed(rows: Rows, length: int, hop: int, where: object) -> Rows:
 
 def _shares_rows(rows: Rows, test: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
     """Tell which windows overlap a test window."""
-    overlaps = np.zeros(len(test), dtype=bool)
-    for stretch in np.unique(rows.stretch[test]):
-        begin = rows.start[test & (rows.stretch == stretch)].min()
-        overlaps |= (rows.stretch == stretch) & (rows.start + length > begin)
+    begins = np.full(int(rows.stretch.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(begins, rows.stretch[test], rows.start[test])  # where a stretch's test begins
+    overlaps: NDArray[np.bool_] = rows.start + length > begins[rows.stretch]
     return overlaps
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import IntArray, check_examples
 from fedmodels.config.scenario import Data
+from fedmodels.data_description import MOST_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
 
 Inputs = NDArray[np.uint8] | NDArray[np.float32]
@@ -53,12 +55,38 @@ class Dataset:
     """Names of the columns of a table that an example consists of, in their order."""
 
     def __post_init__(self) -> None:
-        """Check that every class has a name of its own.
+        """Check that all parts fit together, whoever made them.
 
         Raises:
-            DataError: two have one name.
+            DataError: says what does not fit.
         """
         check_names(self.class_names, self.name)
+        for part, x in (("training", self.train_x), ("test", self.test_x)):
+            check_finite(f"{self.name} ({part})", x)
+        try:
+            problem = ProblemFile(
+                input_shape=self.input_shape,
+                num_classes=self.num_classes,
+                scale=self.scale,
+                mean=self.mean,
+                std=self.std,
+                class_names=self.class_names,
+            )
+        except ValidationError as error:
+            raise DataError(f"{self.name}: {first_fault(error)}") from None
+        for part, x, y, groups in (
+            ("training", self.train_x, self.train_y, self.groups_train),
+            ("test", self.test_x, self.test_y, self.groups_test),
+        ):
+            where = f"{self.name} ({part})"
+            check_examples(where, where, x, y, problem)
+            if groups is not None and (groups.dtype != np.int64 or groups.shape != y.shape):
+                raise DataError(f"{where}: groups must hold {len(y)} numbers of type int64")
+        if self.train_x.dtype != self.test_x.dtype:
+            raise DataError(
+                f"{self.name}: training inputs are {self.train_x.dtype}, test inputs "
+                f"{self.test_x.dtype}: give both one type"
+            )
 
     @property
     def identity(self) -> str:
@@ -96,6 +124,35 @@ class Dataset:
         if self.groups_train is None or self.groups_test is None:
             return None
         return np.concatenate([self.groups_train, self.groups_test])
+
+
+def check_finite(where: object, x: NDArray[np.generic]) -> None:
+    """Check that inputs hold neither NaN nor infinity.
+
+    Raises:
+        DataError: names the first example that does.
+    """
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        first = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))[0])
+        raise DataError(f"{where}: example {first} holds NaN or infinity: mend it, or leave it out")
+
+
+def named_classes(names: Sequence[str], highest: int, where: object) -> tuple[str, ...]:
+    """Return the names of classes in label order: those given, or else the labels' numbers.
+
+    Args:
+        names: may be empty.
+        highest: the highest label.
+        where: the data, for error lines.
+
+    Raises:
+        DataError: the highest label has no name, or there would be too many classes.
+    """
+    if names and highest >= len(names):
+        raise DataError(f"{where}: label {highest} has no name among {len(names)} classes")
+    if highest >= MOST_CLASSES:
+        raise DataError(f"{where}: label {highest} is beyond {MOST_CLASSES} classes, the most")
+    return tuple(names) or tuple(str(k) for k in range(highest + 1))
 
 
 def check_names(names: Sequence[str], where: object) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import DAMAGED, IntArray, read_array
-from fedcli.data.sets.dataset import Dataset, Inputs, Source
+from fedcli.data.sets.dataset import Dataset, Inputs, Source, check_finite, named_classes
 from fedmodels.errors import DataError, reason_of, suggestion
 
 KEYS = ("scale", "mean", "std", "class_names")
@@ -36,7 +36,7 @@ def directory(source: Source) -> Dataset:
         if key not in KEYS:
             raise DataError(f"{root / 'dataset.json'}: unknown key {key!r}.{suggestion(key, KEYS)}")
     folders = (root / "train").is_dir()
-    names: list[str] = [str(name) for name in about.get("class_names", [])]
+    names = _class_names(root, about)
     if folders and not names:
         names = [path.name for path in class_folders(root / "train")]
     for name in names if folders else ():
@@ -74,10 +74,10 @@ def _made(
     (scale,) = _numbers(root, about, "scale", (255.0 if train[0].dtype == np.uint8 else 1.0,))
     if not len(train[1]):
         raise DataError(f"{root} holds no example for training")
+    if not len(test[1]):
+        test = (np.empty((0, *train[0].shape[1:]), dtype=train[0].dtype), test[1])
     highest = max((int(y.max()) for _, y in (train, test) if len(y)), default=-1)
-    num_classes = max(len(names), highest + 1)
-    if names and highest >= len(names):
-        raise DataError(f"{root}: label {highest} has no name among {len(names)} class_names")
+    classes = named_classes(names, highest, root)
     mean, std = channel_moments(train[0], scale)
     return Dataset(
         name="directory",
@@ -85,11 +85,11 @@ def _made(
         train_y=train[1],
         test_x=test[0],
         test_y=test[1],
-        num_classes=num_classes,
+        num_classes=len(classes),
         scale=scale,
         mean=_numbers(root, about, "mean", mean),
         std=_numbers(root, about, "std", std),
-        class_names=tuple(names) or tuple(str(k) for k in range(num_classes)),
+        class_names=classes,
         groups_train=_read_groups(root / "groups_train.npy", len(train[1])),
         groups_test=_read_groups(root / "groups_test.npy", len(test[1])),
         variant=f"{len(train[1])} train and {len(test[1])} test examples",
@@ -114,7 +114,9 @@ def _numbers(
     root: Path, about: dict[str, Any], key: str, default: tuple[float, ...]
 ) -> tuple[float, ...]:
     """Return one number, or as many as the default has, that ``dataset.json`` gives for a key."""
-    given = about.get(key, default)
+    if key not in about:
+        return default
+    given = about[key]
     values = given if isinstance(given, list | tuple) else [given]
     fits = len(values) in (1, len(default)) and all(
         isinstance(v, int | float) and np.isfinite(v) and (v > 0 or key == "mean") for v in values
@@ -122,6 +124,14 @@ def _numbers(
     if not fits:
         raise DataError(f"{root / 'dataset.json'}: {key} must hold 1 or {len(default)} numbers")
     return tuple(float(v) for v in values)
+
+
+def _class_names(root: Path, about: dict[str, Any]) -> list[str]:
+    """Return the names that ``dataset.json`` gives to classes; none unless it does."""
+    names = about.get("class_names", [])
+    if not isinstance(names, list) or not all(isinstance(name, str | int) for name in names):
+        raise DataError(f"{root / 'dataset.json'}: class_names must be a list of names")
+    return [str(name) for name in names]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -137,8 +147,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_arrays(root: Path, part: str) -> Labelled:
     """Read ``PART_x.npy`` and ``PART_y.npy``."""
     x, y = read_array(root / f"{part}_x.npy"), read_array(root / f"{part}_y.npy")
-    if x.dtype not in (np.uint8, np.float32):
-        raise DataError(f"{root / f'{part}_x.npy'} is {x.dtype}; expected uint8 or float32")
+    if x.dtype not in (np.uint8, np.float32) or not x.ndim:
+        raise DataError(
+            f"{root / f'{part}_x.npy'} is {x.dtype} {list(x.shape)}; expected uint8 or float32 "
+            "inputs, one after the other"
+        )
+    check_finite(root / f"{part}_x.npy", x)
     if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) != len(x):
         raise DataError(f"{root / f'{part}_y.npy'} must hold {len(x)} integer labels")
     if len(y) and y.min() < 0:

@@ -16,6 +16,7 @@ test set.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import read_npz
 from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.directory import channel_moments
 from fedcli.data.sets.hhar import hhar_arrays
 from fedcli.data.sets.realworld import realworld_arrays
 from fedcli.data.sets.registry import DATASETS
@@ -32,6 +34,7 @@ from fedmodels.files import replacing
 Arrays = dict[str, NDArray[Any]]
 WINDOW = 128
 CHANNELS = 6
+NEEDED = ("X", "y", "subject", "device", "label_names", "device_names")
 COMBINED = ("sit", "stand", "walk", "up", "down", "bike", "run", "lie", "jump")
 REALWORLD_LABELS = (4, 3, 6, 0, 1, 2, 7, 8)
 """What each label of RealWorld becomes in the combined set; labels of HHAR stay as they are."""
@@ -92,7 +95,7 @@ def _cut_once(source: Source, name: str, cut: Callable[[Source], Arrays]) -> Arr
     file = f"{name}{'_legacy' if source.data.legacy_windows else ''}.npz"
     found = source.find(file)
     if found is not None:
-        return read_npz(found)
+        return _read(found)
     arrays = cut(source)
     source.cache.mkdir(parents=True, exist_ok=True)
     with replacing(source.cache / file) as temporary, temporary.open("wb") as out:
@@ -111,18 +114,39 @@ def _windows(source: Source, file: str) -> Dataset:
     path = source.find(file)
     if path is None:
         raise source.missing(file, DATASETS[source.data.name].advice)
+    arrays = _read(path)
+    return _made(source.data.name, arrays, f"{file}, {len(arrays['y'])} windows")
+
+
+def _read(path: Path) -> Arrays:
+    """Read a windows file, and check that its arrays fit together.
+
+    Raises:
+        DataError: one is missing, or does not fit the others.
+    """
     arrays = read_npz(path)
-    absent = {"X", "y", "subject", "device", "label_names", "device_names"} - set(arrays)
+    absent = set(NEEDED) - set(arrays)
     if absent:
         raise DataError(f"{path} holds no {', '.join(sorted(absent))}")
-    return _made(source.data.name, arrays, f"{file}, {len(arrays['y'])} windows")
+    shape = arrays["X"].shape
+    if shape[1:] != (WINDOW, CHANNELS) or arrays["X"].dtype.kind not in "iuf":
+        raise DataError(f"{path}: windows are {shape[1:]}, not numbers ({WINDOW}, {CHANNELS})")
+    for key in ("y", "subject", "device", "official_test"):
+        if key in arrays and (
+            arrays[key].shape != shape[:1] or arrays[key].dtype.kind not in "iub"
+        ):
+            raise DataError(f"{path}: {key} must hold {shape[0]} whole numbers")
+    names, models = arrays["device_names"], arrays.get("device_models", arrays["device_names"])
+    if arrays["label_names"].ndim != 1 or names.ndim != 1 or models.shape != names.shape:
+        raise DataError(f"{path}: label_names, device_names or device_models is no list of names")
+    if not np.isin(arrays["device"], np.arange(len(names))).all():
+        raise DataError(f"{path}: device must be a number from 0 to {len(names) - 1}")
+    return arrays
 
 
 def _made(name: str, arrays: Arrays, variant: str) -> Dataset:
     """Make a data set, one natural client per subject and device."""
     x, y = arrays["X"].astype(np.float32), arrays["y"].astype(np.int64)
-    if x.shape[1:] != (WINDOW, CHANNELS):
-        raise DataError(f"{name}: windows are {x.shape[1:]}, not ({WINDOW}, {CHANNELS})")
     subject = arrays["subject"].astype(np.int64)
     test = arrays["official_test"] == 1 if "official_test" in arrays else every_fifth(subject)
     device_names = [str(device) for device in arrays["device_names"]]
@@ -130,6 +154,7 @@ def _made(name: str, arrays: Arrays, variant: str) -> Dataset:
     pairs = np.stack([subject, arrays["device"].astype(np.int64)], axis=1)
     clients, group = np.unique(pairs, axis=0, return_inverse=True)
     group = group.reshape(-1).astype(np.int64)
+    mean, std = channel_moments(x[~test], 1.0)
     return Dataset(
         name=name,
         train_x=x[~test],
@@ -138,8 +163,8 @@ def _made(name: str, arrays: Arrays, variant: str) -> Dataset:
         test_y=y[test],
         num_classes=len(arrays["label_names"]),
         scale=1.0,
-        mean=tuple(x[~test].mean(axis=(0, 1), dtype=np.float64).tolist()),
-        std=tuple(x[~test].std(axis=(0, 1), dtype=np.float64).tolist()),
+        mean=mean,
+        std=std,
         class_names=tuple(str(label) for label in arrays["label_names"]),
         groups_train=group[~test],
         groups_test=group[test],

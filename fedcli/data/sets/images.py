@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def digits(source: Source) -> Dataset:
-    """Load scikit-learn's digits: (1, 8, 8), values 0 … 16; every fifth of a class is for test."""
+    """Load scikit-learn's digits: (1, 8, 8), 0 … 16; the last fifth of a class is for test."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -156,6 +156,11 @@ def _read_npz(path: Path, part: str) -> tuple[NDArray[np.uint8], IntArray]:
     arrays = read_npz(path)
     if not {f"x_{part}", f"y_{part}"} <= set(arrays):
         raise DataError(f"{path} holds no x_{part} and y_{part}")
-    x, y = arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64)
+    x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+    if x.dtype != np.uint8 or x.ndim not in (3, 4) or y.dtype.kind not in "iu":
+        raise DataError(
+            f"{path}: x_{part} must hold images (n, H, W) or (n, H, W, C) uint8, and y_{part} "
+            "whole numbers"
+        )
     x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(x), y
+    return np.ascontiguousarray(x), y.astype(np.int64)

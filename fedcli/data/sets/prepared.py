@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedcli.data.sets.dataset import Dataset, Source
+from fedmodels.errors import DataError
 from fedmodels.files import replacing
 
 FORMAT = 1
@@ -38,7 +39,7 @@ def prepared(source: Source, files: tuple[str, ...], read: Callable[[Source], Da
     if place.exists():
         try:
             return _open(place)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, DataError) as error:
             log.warning("%s is damaged and is made anew: %s", place, error)
     dataset = read(source)
     try:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import IntArray, read_array
+from fedcli.data.arrays import IntArray, check_examples, read_array
 from fedcli.data.sets.directory import Labelled, class_folders, read_class_folders
 from fedmodels.data_description import (
     ClientFile,
@@ -57,7 +57,7 @@ class GlobalTest:
         x, y = read_array(place / "x.npy", mmap=True), read_array(place / "y.npy")
         if "scale" not in problem.model_fields_set:
             problem = scaled(problem, x.dtype == np.uint8, place / "problem.json")
-        check_examples(place / "x.npy", x, y, problem)
+        check_examples(place / "x.npy", place / "y.npy", x, y, problem)
         return cls(problem, x, y)
 
 
@@ -160,7 +160,8 @@ class ClientData:
         else:
             x = read_array(place.with_name(f"{part}_x.npy"), mmap=True)
             y = read_array(place)
-        check_examples(place, x, y, self.file)
+        inputs = place.with_name(place.name.replace("_y.npy", "_x.npy"))
+        check_examples(inputs, place, x, y, self.file)
         return x, y
 
     def _read_images(self, place: Path) -> Labelled:
@@ -216,25 +217,3 @@ def scaled(file: Described, is_bytes: bool, path: Path) -> Described:
             f'mean = {max(file.mean):g} wants "scale": 1 as well, or has to be divided by 255'
         )
     return file.model_copy(update={"scale": 255.0})
-
-
-def check_examples(path: Path, x: NDArray[Any], y: NDArray[Any], problem: ProblemFile) -> None:
-    """Check dtypes, shapes and the range of labels.
-
-    Raises:
-        DataError: names the file and what is wrong with it.
-    """
-    inputs = path.with_name(path.name.replace("_y.npy", "_x.npy"))
-    if x.dtype not in (np.uint8, np.float32):
-        raise DataError(f"{inputs}: inputs are {x.dtype}; expected uint8 or float32")
-    if x.shape[1:] != problem.input_shape:
-        raise DataError(
-            f"{inputs}: inputs have shape {list(x.shape[1:])}; expected {list(problem.input_shape)}"
-        )
-    if y.dtype != np.int64 or y.shape != (len(x),):
-        raise DataError(f"{path}: labels are {y.dtype} {list(y.shape)}; expected int64 [{len(x)}]")
-    if len(y) and (y.min() < 0 or y.max() >= problem.num_classes):
-        raise DataError(
-            f"{path}: labels go from {y.min()} to {y.max()}; "
-            f"expected 0 to {problem.num_classes - 1}"
-        )

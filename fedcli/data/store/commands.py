@@ -15,12 +15,11 @@ from rich.text import Text
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.long_tail import keep_per_class
-from fedcli.data.cuts.partition import partition
+from fedcli.data.cuts.partition import Partition, partition
 from fedcli.data.cuts.seeds import rng_of
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import DATASETS, load, names, source_of
 from fedcli.data.store.partition_writer import TABLE, Layout, write_partition
-from fedcli.data.store.picture import draw_partition
 from fedcli.data.store.reserve import Reserve, set_apart
 from fedcli.data.store.union import gathered
 from fedmodels.config.origin import placeless
@@ -83,8 +82,27 @@ def run_partition(
         "seed": seed,
     }
     config = placeless(config)
+    made = _dealt(dataset, experiment_scenario, num_clients, seed)
+    if reserve is not None and made.zscore != "none":
+        raise ConfigError(
+            "[data] server_examples: clients of this scenario normalise by themselves, so there is "
+            "no way to normalise what the server holds"
+        )
+    if gather:
+        dataset, made = gathered(dataset, made)
+        config["gathered"] = True
+    written = write_partition(out, dataset, made, config, reserve, layout)
+    if dataset.columns:
+        shown = f"an example has the columns {', '.join(dataset.columns)}"
+        console.print(shown, markup=False, highlight=False, soft_wrap=True)
+    _show(console, out, reserve, written=written)
+    return str(out)
+
+
+def _dealt(dataset: Dataset, scenario: ScenarioTable, num_clients: int, seed: int) -> Partition:
+    """Return who holds which examples; say which natural clients take no part."""
     made = partition(
-        experiment_scenario,
+        scenario,
         dataset.train_y,
         dataset.test_y,
         dataset.num_classes,
@@ -95,25 +113,11 @@ def run_partition(
         has_own_parts=dataset.has_own_parts,
         overlapping=dataset.overlapping,
     )
-    if isinstance(experiment_scenario, Natural):
-        _tell_left_out(dataset.client_names, num_clients)
-        made = replace(made, names=tuple(dataset.client_names[:num_clients]))
-    if reserve is not None and made.zscore != "none":
-        raise ConfigError(
-            "[data] server_examples: clients of this scenario normalise by themselves, so there is "
-            "no way to normalise what the server holds"
-        )
-    if gather:
-        dataset, made = gathered(dataset, made)
-        config["gathered"] = True
-    written = write_partition(out, dataset, made, config, reserve, layout)
-    if written:
-        draw_partition(out)
-    if dataset.columns:
-        shown = f"an example has the columns {', '.join(dataset.columns)}"
-        console.print(shown, markup=False, highlight=False, soft_wrap=True)
-    _show(console, out, reserve, written=written)
-    return str(out)
+    if not isinstance(scenario, Natural):
+        return made
+    names = dataset.client_names
+    _tell_left_out(names, num_clients)
+    return replace(made, names=tuple(names[:num_clients]))
 
 
 def _tell_left_out(names: list[str], num_clients: int) -> None:

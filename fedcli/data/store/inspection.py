@@ -24,6 +24,8 @@ LEAKED = 0.01
 """Share of the test examples that may be among the training examples; data sets repeat some."""
 AT_ONCE = 4096
 """Examples looked at together."""
+SHARING = ("drawn", "replay_circulating", "replay_gradual", "replay_heterogeneous")
+"""Kinds of scenarios whose clients draw from the same examples, and so hold some in common."""
 Hashes = set[bytes]
 
 
@@ -67,13 +69,25 @@ class Inspected:
                     self.high = float(np.maximum(self.high, seen.max()))
                     self.varies = self.varies or bool((seen != first).any())
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether client 0 has its training examples, as Centralized on pooled data wants it."""
+        return self.name != "0" and (self.data.file.partition or {}).get("gathered") is True
+
+    @property
+    def may_share(self) -> bool:
+        """Whether its scenario gives other clients some of its examples."""
+        scenario = (self.data.file.partition or {}).get("scenario")
+        return isinstance(scenario, dict) and scenario.get("kind") in SHARING
+
     def judge(self) -> None:
         """Add what is wrong with this client's own data to ``wrong``, and doubts to ``notes``."""
         train, test = self.counts["train"], self.counts["test"]
         if not train.sum() and not test.sum():
-            self.wrong.append("there is no example: fill task-0, or leave this client out")
+            if not self.is_pooled:
+                self.wrong.append("there is no example: fill task-0, or leave this client out")
             return
-        if not train.sum():
+        if not train.sum() and not self.is_pooled:
             self.wrong.append("there is no example to train on: fill task-0/train")
         if not test.sum():
             self.notes.append("there is no test example, so its model has no score of its own")
@@ -84,7 +98,7 @@ class Inspected:
                 f"inputs go from {self.low:.4g} to {self.high:.4g} once normalised, which diverges:"
                 " give scale, mean and std in client.json so that they are near 0"
             )
-        if not self.varies:
+        if not self.varies and train.sum() + test.sum() > 1:
             self.wrong.append("all inputs are the same: the files hold no data, or scale is wrong")
         only_test = [k for k in range(len(train)) if test[k] and not train[k]]
         if train.sum() and only_test:
@@ -132,6 +146,8 @@ def inspect(root: Path, console: Console) -> bool:
     wrong += _in_global_test(root, inspected)
     console.print(_table(inspected))
     notes = [f"client {one.name}: {line}" for one in inspected for line in one.notes]
+    if any(one.is_pooled for one in inspected):
+        notes.append("all training examples are at client 0: this partition is a pooled one")
     for line in [*notes, *_gaps(root)]:
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
     for line in wrong:
@@ -202,7 +218,7 @@ def _between(inspected: list[Inspected]) -> Iterable[str]:
             whose = owner.setdefault(each, one.name)
             if whose != one.name:
                 shared[whose] = shared.get(whose, 0) + 1
-        if sum(shared.values()) > LEAKED * len(one.train):
+        if not one.may_share and sum(shared.values()) > LEAKED * len(one.train):
             yield (
                 f"client {one.name}: {sum(shared.values())} of its training examples are also "
                 f"at client {_some(list(shared))}: give each example to one client"
@@ -218,9 +234,9 @@ def _between(inspected: list[Inspected]) -> Iterable[str]:
 
 
 def _in_global_test(root: Path, inspected: list[Inspected]) -> Iterable[str]:
-    """Yield a line if clients train on examples of the global test set, or if it is damaged."""
+    """Yield a line if clients train on examples of the global test set, or it does not fit them."""
     try:
-        found = GlobalTest.find(root)
+        found = inspected[0].data.global_test() if inspected else GlobalTest.find(root)
     except DataError as error:
         yield str(error)
         return

@@ -21,13 +21,21 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from fedcli.data.arrays import IntArray, read_array
+from fedcli.data.arrays import IntArray, check_examples, read_array
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import Labelled
-from fedcli.data.store.client_data import PARTS, ClientData, Part, check_examples
-from fedmodels.data_description import ClientFile, Normaliser, ProblemFile, TaskCounts, read_file
+from fedcli.data.store.client_data import PARTS, ClientData, Part
+from fedmodels.data_description import (
+    ClientFile,
+    Normaliser,
+    ProblemFile,
+    TaskCounts,
+    first_fault,
+    read_file,
+)
 from fedmodels.errors import DataError
 
 STORE = "store"
@@ -45,7 +53,8 @@ class PartitionStore:
         self.root, self.place = root, root / STORE
         self.problem = read_file(self.place / "problem.json", ProblemFile)
         self._x, self._y = self._array("x", mmap=True), self._array("y", mmap=True)
-        check_examples(self.place / "x.npy", self._x, self._y, self.problem)
+        files = self.place / "x.npy", self.place / "y.npy"
+        check_examples(*files, self._x, self._y, self.problem)
         self._indices = self._array("indices", mmap=True)
         self._starts, self._pairs = self._array("starts"), self._array("pairs")
         self._check_indices()
@@ -70,7 +79,11 @@ class PartitionStore:
         return StoredClient(self, client)
 
     def description(self, client: int) -> ClientFile:
-        """Return what a client announces: the shared fields, its own moments, its counts."""
+        """Return what a client announces: the shared fields, its own moments, its counts.
+
+        Raises:
+            DataError: there are moments, and they are no client's.
+        """
         shared = {name: getattr(self.problem, name) for name in self.problem.model_fields_set}
         if self._moments is not None:
             mean, std = self._moments[client].tolist()
@@ -80,7 +93,11 @@ class PartitionStore:
             TaskCounts(**{part: self._counts(pair, part) for part in PARTS})
             for pair in range(first, end)
         )
-        return ClientFile(**shared, tasks=tasks)
+        try:
+            return ClientFile(**shared, tasks=tasks)
+        except ValidationError as error:  # all else was checked with problem.json
+            where = f"{self.place / 'moments.npy'}: client {client}"
+            raise DataError(f"{where}: {first_fault(error)}") from None
 
     def examples(self, client: int, task: int, part: Part) -> Labelled:
         """Return a copy of the raw inputs (n, *input_shape) and labels (n,) of a task."""
@@ -90,7 +107,12 @@ class PartitionStore:
     @cached_property
     def _moments(self) -> NDArray[np.float64] | None:
         """Mean and deviation of each client, (C, 2, c), where they have their own."""
-        return self._array("moments") if (self.place / "moments.npy").exists() else None
+        if not (self.place / "moments.npy").exists():
+            return None
+        found = self._array("moments")
+        if found.dtype != np.float64 or found.ndim != 3 or found.shape[:2] != (len(self), 2):
+            raise DataError(f"{self.place / 'moments.npy'} does not fit pairs.npy")
+        return found
 
     def _held(self, pair: int, part: Part) -> IntArray:
         """Return the indices (n,) of a pair's examples in ``x`` and ``y``."""

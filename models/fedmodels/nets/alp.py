@@ -73,7 +73,7 @@ class ALP(nn.Module):
         global_prototypes: (G, d) buffer, P_G; never changed here.
 
     Raises:
-        ConfigError: a switch has an unknown value.
+        ConfigError: a switch has an unknown value, or a number is out of its range.
     """
 
     local_prototypes: Tensor
@@ -113,6 +113,14 @@ class ALP(nn.Module):
                 )
         if topk not in ("paper", "official") and not (isinstance(topk, int) and topk > 0):
             raise ConfigError(f"alp topk={topk!r} must be 'paper', 'official' or a number above 0")
+        for number, fits, known in (
+            ("beta", 0 <= beta <= 1, "from 0 to 1"),
+            ("gamma", 0 <= gamma <= 1, "from 0 to 1"),
+            ("epsilon", 0 < epsilon < math.inf, "above 0"),
+            ("iterations", iterations >= 1, "1 or more"),
+        ):
+            if not fits:
+                raise ConfigError(f"alp {number}={getattr(self, number)!r} must be {known}")
         self.glu = nn.Linear(dim, 2 * dim) if glu else None
         noise = torch.randn(num_prototypes, dim)  # N(0, 1) on the server, the same for all clients
         self.register_buffer("global_prototypes", noise)

@@ -45,7 +45,7 @@ def normalisation(net: str, kind: str, channels: Sequence[int], width: int) -> n
 
 
 class _DigitsBase(nn.Module):
-    """Three convolutions, then a pool that leaves 2x2 cells of 64 channels whatever the image."""
+    """Three convolutions, and a pool to 2x2 cells of 64 channels; 3x3 of sides of 6 or 7 pixels."""
 
     def __init__(self, channels: int, height: int, width: int, norm: str) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ from fedmodels.nets.transformer import (
     DropPath,
     FeedForward,
     alignments,
+    check_rates,
     rising,
 )
 from fedmodels.numerics.randomness import apart
@@ -142,6 +143,7 @@ def hart(
         raise ConfigError(f"option lite_conv={lite_conv!r} must be 'time' or 'official_flat'")
     if not 1 <= blocks <= len(KERNELS):
         raise ConfigError(f"option blocks={blocks} of net 'hart' must be 1 to {len(KERNELS)}")
+    check_rates("hart", dropout=dropout, drop_path=drop_path)
     layers = alignments("hart", DIM, blocks, prototypes if alp else None, alignment or {})
     rates = rising(drop_path, blocks)
     stack = [

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
+from fedmodels.data_description import ProblemFile, first_fault
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
@@ -58,25 +60,39 @@ class ModelFacts:
             "the net predicts with its classifier, and may be less accurate"
         )
 
+    @property
+    def is_of_bytes(self) -> bool:
+        """Whether raw values are whole numbers from 0 to ``scale``: 255, or less in images.
+
+        The scale of other numbers is their owner's choice, and bounds nothing.
+        """
+        is_image = len(self.input_shape) == 3
+        return self.scale == 255 or (is_image and 1 < self.scale < 255 and self.scale % 1 == 0)
+
     def fault_of(self, x: Tensor) -> str:
         """Return how raw values differ from those of training; empty text where they may be such.
 
-        A model that learned from whole numbers up to ``scale`` takes no larger ones, and no
-        fractions of one.
+        A model of bytes takes whole numbers from 0 to ``scale`` as it was trained on, and no
+        fractions of one in their place.
         """
-        if self.scale <= 1 or not x.numel():
+        if not self.is_of_bytes or not x.numel():
             return ""
-        if float(x.max()) > self.scale:
-            reach = f"goes up to {float(x.max()):g}"
-        elif float(x.min()) >= 0 and float(x.max()) <= 1 and bool((x % 1 != 0).any()):
-            reach = f"holds fractions, up to {float(x.max()):g}"
+        low, high = float(x.min()), float(x.max())
+        if high > self.scale:
+            reach = f"goes up to {high:g}"
+        elif low < 0:
+            reach = f"holds values down to {low:g}"
+        elif high <= 1 and bool((x % 1 != 0).any()):
+            reach = f"holds fractions, up to {high:g}"
         else:
             return ""
-        return f"{reach}; the model was trained on values up to {self.scale:g}: scale it likewise"
+        return (
+            f"{reach}; the model was trained on values from 0 to {self.scale:g}: scale it likewise"
+        )
 
     @classmethod
     def parse(cls, text: str, where: str) -> ModelFacts:
-        """Read a description.
+        """Read a description, and check it: the file may be of anybody.
 
         Raises:
             ArchiveError: it is malformed.
@@ -84,9 +100,26 @@ class ModelFacts:
         known = {f.name for f in fields(cls)}
         try:
             found = json.loads(text)
-            return cls(**{key: value for key, value in found.items() if key in known})
-        except (ValueError, TypeError, AttributeError) as error:
+            facts = cls(**{key: value for key, value in found.items() if key in known})
+            inputs = {key: found[key] for key in known & set(ProblemFile.model_fields) & set(found)}
+            ProblemFile.model_validate_json(json.dumps(inputs))
+        except ValidationError as error:
+            raise ArchiveError(
+                f"{where} does not describe its model: {first_fault(error)}"
+            ) from None
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ArchiveError(f"{where} does not describe its model: {error}") from None
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(facts, name), kind):
+                raise ArchiveError(
+                    f"{where} does not describe its model: {name} is no {kind.__name__}"
+                )
+        return facts
+
+
+_KINDS = {"net": str, "options": dict, "method": str, "view": str, "round": int, "rule": str,
+          "code_sha256": str}  # fmt: skip
+"""What a description holds beside the inputs and the classes."""
 
 
 class TrainedModel(nn.Module):
@@ -164,9 +197,10 @@ class TrainedModel(nn.Module):
                 f"inputs of shape {list(inputs.shape[1:])}; "
                 f"the model takes {list(self.facts.input_shape)}"
             )
-        if not bool(torch.isfinite(inputs.float()).all()):
+        values = inputs.float()  # torch compares no unsigned integers but bytes
+        if not bool(torch.isfinite(values).all()):
             raise DataError("the input holds values that are not finite in float32")
-        if fault := self.facts.fault_of(inputs):
+        if fault := self.facts.fault_of(values):
             raise DataError(f"the input {fault}")
         self.eval()
         if not len(inputs):

@@ -70,6 +70,17 @@ class DropPath(nn.Module):
         return x * keep / (1 - self.rate)
 
 
+def check_rates(net: str, **rates: float) -> None:
+    """Check that rates of dropout and drop path leave something.
+
+    Raises:
+        ConfigError: names the option that is not from 0 to below 1.
+    """
+    for option, rate in rates.items():
+        if isinstance(rate, bool) or not 0 <= rate < 1:
+            raise ConfigError(f"option {option}={rate!r} of net {net!r} must be from 0 to below 1")
+
+
 def rising(rate: float, blocks: int) -> list[float]:
     """Return drop-path rates that grow linearly from 0 to ``rate``."""
     return torch.linspace(0, rate, blocks).tolist()

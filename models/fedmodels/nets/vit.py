@@ -21,6 +21,7 @@ from fedmodels.nets.transformer import (
     DropPath,
     FeedForward,
     alignments,
+    check_rates,
     rising,
 )
 
@@ -109,6 +110,7 @@ def vit_tiny(
     if pool not in ("cls", "mean"):
         raise ConfigError(f"option pool={pool!r} of net 'vit-tiny' must be 'cls' or 'mean'")
     counts = prototypes if alp else None
+    check_rates("vit-tiny", dropout=dropout, drop_path=drop_path)
     layers = alignments("vit-tiny", DIM, blocks, counts, alignment or {})
     rates = rising(drop_path, blocks)
     stack = [_Block(a, mlp_ratio, dropout, r) for a, r in zip(layers, rates, strict=True)]

@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from fedcli.cli import main
 from fedcli.data.sets import archives
 from fedcli.data.sets import registry as datasets
 from fedcli.data.sets.dataset import Dataset, Source
@@ -576,11 +577,24 @@ def test_run_partition_writes_and_prints(tmp_path: Path) -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "written to" in text
     assert "the same partition is already in" in text
-    with Image.open(tmp_path / "data" / "partition.png") as picture:
-        assert min(picture.size) >= 300
     assert [ClientData(tmp_path / "data" / str(i)).num_tasks for i in range(3)] == [1, 2, 1]
     with pytest.raises(DataError, match="another partition"):
         run_partition(data.model_copy(update={"max_per_class": 13}), scenario, 3, 0, Path(out))
+
+
+def test_a_partition_is_drawn_unless_that_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        'data.name = "digits"\nscenario.kind = "iid"\nschedule.clients = 2\nnet.name = "mlp"\n'
+        'method.name = "fedavg"\n'
+    )
+    for name, words in (("plain", ["--no-picture"]), ("drawn", [])):
+        with pytest.raises(SystemExit) as ended:
+            main(["partition", str(config), "--out", str(tmp_path / name), *words])
+        assert not ended.value.code
+    assert not (tmp_path / "plain" / "partition.png").exists()
+    with Image.open(tmp_path / "drawn" / "partition.png") as picture:
+        assert min(picture.size) >= 300
 
 
 def test_the_digest_does_not_depend_on_where_the_data_lie(tmp_path: Path) -> None:

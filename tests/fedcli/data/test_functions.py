@@ -40,6 +40,20 @@ def load():
     return Squares(6), Squares(4)
 """
 
+BAD = """
+class Bad:
+    def __init__(self, item=False, length=False, **attributes):
+        self.item, self.length = item, length
+        self.__dict__.update(attributes)
+    def __len__(self):
+        return len(None) if self.length else 1
+    def __getitem__(self, i):
+        if self.item:
+            raise OSError("first line\\nsecond line")
+        return [1.0], 0
+
+"""
+
 
 def loaded(folder: Path, text: str, function: str = "load") -> Dataset:
     (folder / "mine.py").write_text(text)
@@ -85,18 +99,23 @@ def test_a_function_may_take_the_source_and_return_the_data_set(tmp_path: Path) 
         ("return iter([]), []", "an IterableDataset does not"),
         ("return [([1.0], 0)], [([1.0], 0, 2)]", "the test set: example 0 is no pair"),
         ("return [([1.0], 0), ([1.0, 2.0], 0)], []", "example 1 is float32 (2,), the first one"),
-        ("return [([1.0], -1)], []", "has the label -1; a label is an integer from 0 on"),
+        ("return [([1.0], -1)], []", "has the label -1; a label is an integer from 0 to 99999"),
         ("return [([1.0], 0.5)], []", "has the label 0.5"),
         ("return [([float('nan')], 0)], []", "example 0 holds NaN or infinity"),
         ("return [(['a'], 0)], []", "not an array of numbers"),
         ("return [([1.0], 0)], []", "there is no test example"),
         ("return [([1.0], 0)], [([1.0, 2.0], 0)]", "training inputs are float32 (1,), test inputs"),
+        ("return [([1.0], 10**12)], []", "has the label 1000000000000; a label is an integer"),
         ("raise KeyError('x')", "failed: KeyError: 'x'"),
+        ("return Bad(item=True), []", "training set: example 0 failed: OSError: first line"),
+        ("return Bad(length=True), []", "the training set: its length failed: TypeError"),
+        ("return [([1.0], 0)], Bad(classes=5)", "the names of classes failed: TypeError"),
+        ("return Bad(groups=[[1], [2, 3]]), []", "the training set: groups failed: ValueError"),
     ],
 )
 def test_a_mistake_gets_one_line(tmp_path: Path, body: str, line: str) -> None:
     with pytest.raises(DataError, match=re.escape(line)) as caught:
-        loaded(tmp_path, f"def load():\n    {body}\n")
+        loaded(tmp_path, f"{BAD}def load():\n    {body}\n")
     assert "\n" not in str(caught.value)
     assert "load" in str(caught.value)
 

@@ -119,7 +119,7 @@ def test_a_partition_of_the_other_layout_is_refused(store: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "array", "line"),
     [
-        ("x", np.zeros((3, 1, 4, 4), np.uint8), r"x.npy: labels are int64 \[90\]; expected"),
+        ("x", np.zeros((3, 1, 4, 4), np.uint8), r"y.npy: labels are int64 \[90\]; expected"),
         ("y", np.full(90, 7), "labels go from 7 to 7; expected 0 to 2"),
         ("indices", np.full(90, 90), "indices.npy names examples that are not in y.npy"),
         ("indices", np.arange(90, dtype=np.int32), "indices, starts and pairs are no store's"),
@@ -132,6 +132,27 @@ def test_a_damaged_store_is_one_line(store: Path, name: str, array: np.ndarray, 
     np.save(store / "store" / f"{name}.npy", array)
     with pytest.raises(DataError, match=line) as caught:
         PartitionStore(store)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("moments", "line"),
+    [
+        (np.ones((1, 2, 6)), "moments.npy does not fit pairs.npy"),
+        (np.ones((3, 2, 6)), "moments.npy does not fit pairs.npy"),
+        (np.ones((2, 3, 6)), "moments.npy does not fit pairs.npy"),
+        (np.ones(24), "moments.npy does not fit pairs.npy"),
+        (np.ones((2, 2, 6), dtype=np.str_), "moments.npy does not fit pairs.npy"),
+        (np.ones((2, 2, 4)), r"moments.npy: client 1: .*mean must hold 1 or 6 numbers"),
+        (np.full((2, 2, 6), np.nan), r"moments.npy: client 1: mean.*finite number"),
+        (-np.ones((2, 2, 6)), r"moments.npy: client 1: std.*greater than 0"),
+    ],
+)
+def test_damaged_moments_are_one_line(tmp_path: Path, moments: np.ndarray, line: str) -> None:
+    stored = write(tmp_path / "windows", Layout.STORE, WINDOWS)
+    np.save(stored / "store" / "moments.npy", moments)
+    with pytest.raises(DataError, match=line) as caught:
+        open_client(stored, 1)
     assert "\n" not in str(caught.value)
 
 

@@ -169,9 +169,10 @@ def test_only_hart_on_windows(monkeypatch, tmp_path):
     monkeypatch.setattr(pretrain, "load", lambda table: waves())
     with pytest.raises(ConfigError, match="hart"):
         pretrain.pretrain(tiny_experiment(), [], tmp_path / "w", QUICK, CPU, print)
-    image = replace(waves(), train_x=np.zeros((2, 1, 8, 8), dtype=np.uint8))
+    pixels = np.zeros((49, 1, 8, 8), dtype=np.uint8)
+    images = replace(waves(), train_x=pixels[:48], test_x=pixels[:1])
     with pytest.raises(ConfigError, match="sensor windows"):
-        pretrain.windows_of(image)
+        pretrain.windows_of(images)
 
 
 @pytest.mark.parametrize(

@@ -348,3 +348,26 @@ def test_another_default_dtype_is_refused():
             make_net("digits-cnn", num_classes=10, input_shape=DIGIT)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("vit-tiny", (3, 8, 8)), ("hart", (32, 6))], ids=lambda value: str(value)
+)
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"drop_path": 1.0}, "drop_path=1.0 of net .* must be from 0 to below 1"),
+        ({"drop_path": -0.5}, "drop_path=-0.5"),
+        ({"drop_path": float("nan")}, "drop_path=nan"),
+        ({"dropout": 1.5}, "dropout=1.5"),
+        ({"alignment": {"beta": 1.5}}, "alp beta=1.5 must be from 0 to 1"),
+        ({"alignment": {"gamma": -0.1}}, "alp gamma=-0.1 must be from 0 to 1"),
+        ({"alignment": {"epsilon": 0}}, "alp epsilon=0 must be above 0"),
+        ({"alignment": {"iterations": 0}}, "alp iterations=0 must be 1 or more"),
+    ],
+    ids=str,
+)
+def test_numbers_of_a_transformer_that_make_no_sense(name, shape, options, line):
+    few = {"blocks": 2, "prototypes": [2, 2], "alp": True}
+    with pytest.raises(ConfigError, match=line):
+        make_net(name, num_classes=3, input_shape=shape, **few, **options)
