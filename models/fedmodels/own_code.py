@@ -68,9 +68,11 @@ def own_name(name: str, table: str, sha256: str | None, trusted: Sequence[Path] 
         if digest_of(f"{place}:{inside}") == sha256:
             renew(f"{place}:{inside}")
             return f"{place}:{inside}"
+    given = ", ".join(map(str, trusted))
+    what = f"--code {given} has other content: " if given else ""
     raise ConfigError(
-        f"[{table}] this run needs the code of {Path(file).name} (sha256 {sha256}); if you trust "
-        "it, join with --code FILE, where FILE is your copy"
+        f"[{table}] {what}this run needs the code of {Path(file).name} (sha256 {sha256}); if you "
+        "trust it, join with --code FILE, where FILE is your copy"
     )
 
 

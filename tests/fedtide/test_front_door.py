@@ -227,6 +227,9 @@ def test_a_server_cannot_make_a_client_run_any_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="join with --code FILE"):
         experiment_of(told, code=())
     elsewhere = tmp_path / "copy.py"
+    elsewhere.write_text(file.read_text() + "# and more\n")
+    with pytest.raises(ConfigError, match=r"--code .*copy.py has other content: this run needs"):
+        experiment_of(told, code=[elsewhere])
     elsewhere.write_text(file.read_text())
     assert experiment_of(told, code=[elsewhere]).method.name == f"{elsewhere}:Median"
 
