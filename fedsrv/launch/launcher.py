@@ -77,6 +77,9 @@ def launch(
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
 
+    It forks, so call it in a process that has made no channel or server of gRPC; ``fedtide.run``
+    starts such a process.
+
     Args:
         experiment: what to run.
         out: the run directory.

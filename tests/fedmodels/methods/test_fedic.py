@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch.nn.functional import cross_entropy
 
+import fedtide
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
 from fedmodels.config.scenario import Data
@@ -327,12 +328,9 @@ def test_methods_that_need_none_are_given_none(digits):
 @pytest.mark.loopback
 def test_launched(tmp_path):
     """From the config to the table with real processes; equal to a run in one process."""
-    from fedsrv.launch.launcher import launch
-
     data = {"server_examples": 3, "server_unlabelled": 3}
     experiment = tiny_experiment(method={"name": "fedic", **FEW}, data=data)
-    launch(experiment, tmp_path / "launched", hosts=1)
+    launched = fedtide.run(experiment.to_dict(), out=tmp_path / "launched")
     root = tmp_path / "launched" / "data"
     inside = run_in_process(experiment, root, tmp_path / "inside")
-    summary = json.loads((tmp_path / "launched" / "summary.json").read_text())
-    assert summary["state_sha256"] == inside["state_sha256"]
+    assert launched.summary["state_sha256"] == inside["state_sha256"]
