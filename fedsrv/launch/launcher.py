@@ -297,7 +297,7 @@ class Launch:
             elif said.status is not None:
                 self._restart("hosts", self._why("hosts", said.status))
                 self.hosts.begin_again()
-                for client in self.clients:
+                for client in self.clients if self.address else ():  # else once it listens
                     if client not in self.ended:
                         self.hosts.start(client, self.address)
             else:

@@ -205,7 +205,11 @@ class Started:
     serve_options = ()
 
     def start(self, clients, server):
+        assert server, "nobody listens yet"
         self.clients.append(clients)
+
+    def begin_again(self):
+        """All hosts of before are gone."""
 
 
 def told_of_a_failure(tmp_path):
@@ -220,6 +224,20 @@ def told_of_a_failure(tmp_path):
     (tmp_path / "logs" / "server.log").write_text("error: its loss is not finite\n")
     run.box.put(Said("hosts", json.dumps({"id": "0", "status": 1})))
     return run, said
+
+
+def test_hosts_that_die_before_the_coordinator_listens_start_once_it_does(tmp_path):
+    (tmp_path / "logs").mkdir()
+    lines = Lines(Console(file=io.StringIO()))
+    run = Launch(tiny_experiment(), tmp_path, tmp_path, Started(), lines, tmp_path / "none")
+    run.clients = ["0-1", "2"]
+    run.box.put(Said("hosts", "", -6))
+    run.box.put(Said("server", "listening on 127.0.0.1:5"))
+    for client in run.clients:
+        run.box.put(Said("hosts", json.dumps({"id": client, "status": 0})))
+    run.box.put(Said("server", "", 0))
+    run.watch()
+    assert run.hosts.clients == ["0-1", "2"]
 
 
 def test_a_client_that_was_told_of_the_failure_is_not_started_again(tmp_path):
