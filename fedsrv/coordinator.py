@@ -213,8 +213,8 @@ def _run_to_the_end(
     else:  # the engine did not
         events.tell("finished", metrics=before["metrics"], state_sha256=before["state_sha256"])
         line = (
-            f"the run in {store.path} had finished before: clients that come within "
-            f"{cohort.LEASE_S:g} s are told so, as they may not know"
+            f"the run in {store.path} had finished before: it waits up to {cohort.LEASE_S:g} s to "
+            "tell clients that were away at its end"
         )
         events.tell("note", line=line)
     with writing(store.path):

@@ -77,8 +77,8 @@ def launch(
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
 
-    It forks, so call it in a process that has made no channel or server of gRPC; ``fedtide.run``
-    starts such a process.
+    A launch forks. Call it in a process that has made no channel or server of gRPC, as
+    ``fedtide.run`` does.
 
     Args:
         experiment: what to run.
@@ -297,7 +297,8 @@ class Launch:
             elif said.status is not None:
                 self._restart("hosts", self._why("hosts", said.status))
                 self.hosts.begin_again()
-                for client in self.clients if self.address else ():  # else once it listens
+                # Before the coordinator listens there is no address; its line starts all hosts.
+                for client in self.clients if self.address else ():
                     if client not in self.ended:
                         self.hosts.start(client, self.address)
             else:

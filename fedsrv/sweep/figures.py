@@ -100,7 +100,9 @@ def check_columns(columns: Mapping[str, str], runs: Sequence[Figures], directory
 
 
 def check_curves(curves: Mapping[str, str], runs: Sequence[Figures], directory: Path) -> None:
-    """Refuse a curve that no run has and no table of metrics knows; arguments as above.
+    """Refuse a curve that no run has and no table of metrics knows.
+
+    The arguments are those of :func:`check_columns`.
 
     Raises:
         ConfigError: names the first such curve and the nearest known metric.

@@ -125,5 +125,5 @@ def test_a_finished_run_tells_clients_that_come_later(
     run.run("0", "1", "2")
     server = run.serve()
     assert_same(run.finish(server, *(run.join(str(c)) for c in range(3))), undisturbed)
-    told = "had finished before: clients that come within 15 s are told so, as they may not know"
+    told = "had finished before: it waits up to 15 s to tell clients that were away at its end"
     assert told in server.log.read_text()

@@ -66,7 +66,7 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """A block of the user's code: whatever it raises becomes one line that says what failed."""
+    """Run a block of the user's code; turn what it raises into one line that says what failed."""
     try:
         yield
     except DataError:

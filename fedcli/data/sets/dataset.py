@@ -141,7 +141,7 @@ def named_classes(names: Sequence[str], highest: int, where: object) -> tuple[st
     """Return the names of classes in label order: those given, or else the labels' numbers.
 
     Args:
-        names: may be empty.
+        names: the names of the classes; may be empty.
         highest: the highest label.
         where: the data, for error lines.
 

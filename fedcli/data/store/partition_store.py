@@ -82,7 +82,7 @@ class PartitionStore:
         """Return what a client announces: the shared fields, its own moments, its counts.
 
         Raises:
-            DataError: there are moments, and they are no client's.
+            DataError: ``moments.npy`` holds a mean or deviation that no inputs can have.
         """
         shared = {name: getattr(self.problem, name) for name in self.problem.model_fields_set}
         if self._moments is not None:

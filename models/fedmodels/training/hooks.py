@@ -18,7 +18,7 @@ from fedmodels.numerics.randomness import derive_seed, started
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import Method, Metrics, RunFacts, ServerContext, ServerState
-from fedmodels.training.returned import check_sent, checked
+from fedmodels.training.returned import check_finished, check_sent
 
 log = logging.getLogger(__name__)
 Sent = tuple[Bundle, Mapping[ClientId, Bundle]]
@@ -64,7 +64,7 @@ def reduce(
     """
     with _drawing(ctx.run, "reduce", ctx.interaction):
         found = method.reduce(ctx, state, uploads)
-    after, metrics = checked(method, found)
+    after, metrics = check_finished(method, found)
     for name, value in metrics.items():
         if is_written_by_runs(name):
             raise ConfigError(

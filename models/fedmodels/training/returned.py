@@ -28,7 +28,7 @@ def check_loss(method: Method, loss: object, shape: tuple[int, ...] = ()) -> Non
         shape: ``(C,)`` where it was mapped over C clients.
 
     Raises:
-        ConfigError: says what it is.
+        ConfigError: the loss is something else; says what.
     """
     if not isinstance(loss, Tensor):
         raise _wrong(method, "loss", f"a {type(loss).__name__}", "a tensor with one number")
@@ -77,11 +77,11 @@ def check_upload(method: Method, run: RunFacts, upload: Bundle) -> None:
     _check_spec(method, "uplink", "upload_spec", upload, method.upload_spec(run))
 
 
-def checked(method: Method, found: object) -> tuple[ServerState, Metrics]:
-    """Return what ``finish`` returned for an interaction, with plain numbers as metrics.
+def check_finished(method: Method, found: object) -> tuple[ServerState, Metrics]:
+    """Check what ``finish`` returned for an interaction; return it with plain numbers as metrics.
 
     Raises:
-        ConfigError: it is no state with its metrics.
+        ConfigError: ``finish`` returned something else than a state and its metrics.
     """
     wanted = "a ServerState and a dict of metrics: return state, {}"
     if not isinstance(found, tuple) or len(found) != 2:
@@ -156,7 +156,7 @@ def _wrong(method: Method, hook: str, found: str, wanted: str) -> ConfigError:
 
 
 def _number(value: object, what: str) -> float:
-    """Return a metric as Python writes it: numbers of torch and numpy are none of JSON."""
+    """Return a metric as a number of Python: JSON takes no numbers of torch or numpy."""
     if isinstance(value, int | float):
         return value
     if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
