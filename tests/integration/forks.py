@@ -3,15 +3,19 @@
 A coordinator or launcher that begins as a fork shares torch with this process and starts in
 milliseconds, where an ordinary one imports torch for seconds. What is forked is ``fedsrv`` with the
 same arguments, as the launcher forks its own coordinator. Orders are those of ``fedcli.hosts``; one
-for ``fedsrv`` names two files more, ``stdin`` and ``stdout``.
+for ``fedsrv`` names two files more, ``stdin`` and ``stdout``, and one to call a test's function
+names that.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 from fedcli import hosts
 
@@ -28,23 +32,42 @@ class Forks(hosts.ForkServer):
     """The processes this one has started, by process id."""
 
     def start(self, order: dict[str, object]) -> None:
-        """Fork one of either."""
+        """Fork a client, a ``fedsrv`` or a function."""
+        if "call" in order:
+            log = os.open(str(order["log"]), APPENDING, 0o644)
+            return self._fork(order, [os.open(os.devnull, os.O_RDONLY), log, log], _call)
         if "stdin" not in order:
             return super().start(order)
-        sys.stdout.flush()
         ways = {"stdin": os.O_RDONLY, "stdout": os.O_WRONLY, "log": APPENDING}
         files = [os.open(str(order[name]), way, 0o644) for name, way in ways.items()]
+        return self._fork(order, files, _fedsrv)
+
+    def _fork(self, order: dict[str, object], files: list[int], run: Callable[..., None]) -> None:
+        sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
-            _become_fedsrv(order, files)
-        for file in files:
+            _become(order, files, run)
+        for file in {*files}:
             os.close(file)
         self.running[pid] = order["id"]
-        return hosts._tell({"id": order["id"], "pid": pid})
+        hosts._tell({"id": order["id"], "pid": pid})
 
 
-def _become_fedsrv(order: dict[str, object], files: list[int]) -> None:
-    """Turn the forked process into ``fedsrv`` with the order's arguments; never return."""
+def _fedsrv(order: dict[str, object]) -> None:
+    from fedsrv.cli import main
+
+    assert isinstance(order["argv"], list)
+    sys.argv = ["fedsrv", *map(str, order["argv"])]
+    main()
+
+
+def _call(order: dict[str, object]) -> None:
+    module, _, name = str(order["call"]).partition(":")
+    getattr(importlib.import_module(module), name)(Path(str(order["place"])))
+
+
+def _become(order: dict[str, object], files: list[int], run: Callable[..., None]) -> None:
+    """Turn the forked process into what runs with the order; never return."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,11 +77,7 @@ def _become_fedsrv(order: dict[str, object], files: list[int]) -> None:
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     status = 0
     try:
-        from fedsrv.cli import main
-
-        assert isinstance(order["argv"], list)
-        sys.argv = ["fedsrv", *map(str, order["argv"])]
-        main()
+        run(order)
     except SystemExit as done:
         status = done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException:

@@ -279,9 +279,15 @@ def test_pooled_training_refuses_data_that_are_dealt_out(launch: Any, partition:
         (["--data", "nowhere"], 1, "--data nowhere holds no client directory 0"),
         (["--hosts", "0"], 2, "Invalid value for '--hosts'"),
         (["--set", "data.name='femnist'", "--set", "data.root='/nowhere'"], 1, "femnist"),
+        (["--set", "data.name=nothere"], 2, "'nothere' is not known"),
+        (["--set", "scenario.tasks=[1, 2]"], 2, "tasks lists 2 numbers for 3 clients"),
+        (["--set", "schedule.clients=500"], 2, "use fewer clients"),
+        (["--set", "compression.up=int8", "--set", "method.name=local"], 2, "[compression]"),
     ],
 )
-def test_mistakes_get_one_line(more: list[str], status: int, line: str, launch: Any) -> None:
+def test_mistakes_get_one_line_and_leave_nothing(
+    more: list[str], status: int, line: str, launch: Any
+) -> None:
     if os.environ.get("FEDTIDE_DATA") and "data.name='femnist'" in more:
         pytest.skip("the real data set is at hand")
     run = launch(SHORT, *more)
@@ -289,6 +295,17 @@ def test_mistakes_get_one_line(more: list[str], status: int, line: str, launch: 
     assert found == status, output
     assert line in output
     assert "Traceback" not in output
+    assert not run.out.exists()
+
+
+def test_data_that_cannot_be_dealt_out_leave_nothing(launch: Any) -> None:
+    """So the same command is told the same the second time."""
+    for _ in range(2):
+        run = launch(SHORT, "--set", "data.name='emnist'")
+        status, output = run.end()
+        assert status in (1, 2), output
+        assert "emnist" in output.splitlines()[-1]
+        assert not run.out.exists()
 
 
 def test_the_record_of_a_run(launch: Any) -> None:

@@ -8,20 +8,16 @@ import sys
 from dataclasses import dataclass, field
 
 import pytest
-import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from fedcli.cli import clients_of
-from fedmodels.errors import DataError, RunFailed
+from fedmodels.errors import RunFailed
 from fedsrv.events import HAS_FAILED
 from fedsrv.launch import launcher
-from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
 from fedsrv.launch.hosts import (
     PROCESSES_PER_CORE,
-    Joining,
-    LocalHosts,
     affordable_hosts,
     host_ranges,
 )
@@ -113,88 +109,7 @@ def test_a_process_of_its_own_session(tmp_path):
     it.end()
 
 
-# --- forks ----------------------------------------------------------------------------------------
-
-
-def echo():
-    print(os.getsid(0) == os.getpid(), input())
-    print("no", file=sys.stderr)
-    sys.exit(3)
-
-
-def test_a_fork_speaks_like_a_process(tmp_path):
-    box = queue.SimpleQueue()
-    it = Child("it", Forked("echo", echo, tmp_path / "it.log"), box)
-    it.tell("there")
-    assert said(box) == Said("it", 'True "there"')
-    assert said(box) == Said("it", "", 3)
-    assert (tmp_path / "it.log").read_text() == "no\n"
-    it.tell("late")
-    it.end()
-
-
-def test_a_fork_ends_with_its_standard_input_whatever_was_forked_later(tmp_path):
-    """A later fork must not hold the other end of an earlier one's pipe."""
-    first, second = (Forked("it", lambda: sys.stdin.read(), tmp_path / "log") for _ in range(2))
-    first.stdin.close()
-    assert first.wait(60) == 0
-    assert second.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        second.wait(0.05)
-    second.kill()
-    assert second.wait(60) == -signal.SIGKILL
-    second.kill()  # of no avail, and no error
-    first.close()
-    second.close()
-
-
-def test_what_a_fork_raises_is_in_its_log(tmp_path):
-    fork = Forked("it", lambda: 1 / 0, tmp_path / "log")
-    assert fork.wait(60) == 1
-    assert "ZeroDivisionError" in (tmp_path / "log").read_text()
-    fork.close()
-
-
-def test_a_coordinator_that_is_never_needed(tmp_path):
-    box = queue.SimpleQueue()
-    it = Child("server", fork_coordinator(tmp_path / "log"), box)
-    it.end()
-    assert said(box) == Said("server", "", 0)
-
-
-def test_a_coordinator_takes_its_arguments_when_it_is_needed(tmp_path):
-    box = queue.SimpleQueue()
-    it = Child("server", fork_coordinator(tmp_path / "log"), box)
-    it.tell(["serve", str(tmp_path / "nothing.toml")])
-    assert said(box).status == 2
-    assert "nothing.toml" in error_in(tmp_path / "log")
-    it.end()
-
-
-def test_a_coordinator_says_its_error_to_the_launcher(tmp_path):
-    """And to its log, which may be on a disk that is full."""
-    box = queue.SimpleQueue()
-    it = Child("server", fork_coordinator(tmp_path / "log"), box)
-    config = tmp_path / "config.toml"
-    config.write_text(tomli_w.dumps(tiny_experiment().to_dict()))
-    it.tell(["serve", str(config), "--listen", "nowhere", "--events"])
-    line = said(box).line
-    assert line.startswith("error: --listen 'nowhere' is not HOST:PORT")
-    assert said(box).status == 2
-    assert error_in(tmp_path / "log") == line.removeprefix("error: ")
-    it.end()
-
-
-def test_dealing_out_that_is_killed_ends_the_run(tmp_path):
-    (tmp_path / "logs").mkdir()
-    data = tmp_path / "data"
-    hosts = LocalHosts(Joining(data, tmp_path / "clients", "cpu"), tmp_path / "logs")
-    run = Launch(tiny_experiment(), tmp_path, data, hosts, Lines(), tmp_path / "none")
-    log = tmp_path / "logs" / "partition.log"
-    run.dealing = Forked("fedcli", lambda: os.kill(os.getpid(), signal.SIGKILL), log)
-    with pytest.raises(DataError, match=r"partition ended with -9: see .*partition\.log"):
-        run.partition()
-    run.dealing.close()
+# --- a launched run -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -303,14 +218,6 @@ def test_where_others_suffice_no_client_ends_a_run_at_once(tmp_path):
     with pytest.raises(RunFailed, match="died 4 times without progress"):
         run.watch()
     assert run.hosts.clients == ["0"] * 3
-
-
-def test_what_a_forked_fedcli_says_is_in_its_log(tmp_path):
-    log = tmp_path / "partition.log"
-    fork = fork_fedcli(["partition", str(tmp_path / "none.toml"), "--out", str(tmp_path)], log)
-    assert fork.wait(60) == 2
-    assert error_in(log).endswith("none.toml: No such file or directory")
-    fork.close()
 
 
 def test_arguments(tmp_path):

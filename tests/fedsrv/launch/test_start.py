@@ -233,23 +233,6 @@ def test_a_run_in_this_process_that_cannot_begin_leaves_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.loopback
-def test_data_that_cannot_be_dealt_out_leave_nothing(config, tmp_path, capsys, monkeypatch):
-    arguments = [
-        "launch",
-        str(config),
-        "--out",
-        str(tmp_path / "run"),
-        "--set",
-        "data.name='emnist'",
-    ]
-    for _ in range(2):
-        status, said = status_of(fedsrv, capsys, monkeypatch, *arguments)
-        assert status in (1, 2), said
-        assert "emnist" in said
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("how", [Lines, Objects])
 def test_a_finished_run_whose_page_cannot_be_written_is_no_failure(how, tmp_path):
     """A full disk shows like this: the run is there, its page is not."""
@@ -352,26 +335,6 @@ def test_a_schedule_that_cannot_be_is_said_before_anything_is_written(
         assert not Path("run").exists()
     with pytest.raises(ConfigError, match=re.escape(line)):
         launch_in_process(parse_experiment(config.read_text(), "run.toml", sets), Path("run"))
-    assert not Path("run").exists()
-
-
-@pytest.mark.loopback
-@pytest.mark.parametrize(
-    ("sets", "line"),
-    [
-        (["data.name=nothere"], "'nothere' is not known"),
-        (["scenario.tasks=[1, 2]"], "tasks lists 2 numbers for 3 clients"),
-        (["schedule.clients=500"], "use fewer clients"),
-        (["compression.up=int8", "method.name=local"], "[compression]"),
-    ],
-)
-def test_a_config_that_does_not_fit_the_data_ends_with_2(
-    sets: list[str], line: str, config: Path, tmp_path: Path, capsys, monkeypatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = [word for item in sets for word in ("--set", item)]
-    status, said = status_of(fedsrv, capsys, monkeypatch, "launch", str(config), *given)
-    assert (status, line in said) == (2, True), said
     assert not Path("run").exists()
 
 
