@@ -43,7 +43,7 @@ def run(
             launch`` does; ``inprocess`` trains one client after the other here, without a network.
             Both end in the same bits.
         out: the run directory, which must be new or empty; a temporary one unless given.
-        progress: called with each line that the processes print.
+        progress: called with each line that the processes print; ``inprocess`` prints none.
 
     Raises:
         FedtideError: the config is wrong, data are missing, or the run failed; one line says why.

@@ -81,6 +81,12 @@ def read_server_data(directory: Path) -> ServerData:
         raise DataError(f"{directory / 'y.npy'} must hold one int64 label for each example of x")
     normalise = Normaliser.of(facts)
     inputs, others = (torch.from_numpy(normalise(held)) for held in (x, unlabelled))
+    for name, seen in (("x", inputs), ("unlabelled_x", others)):
+        if not torch.isfinite(seen).all():
+            raise DataError(
+                f"{directory / name}.npy holds NaN or infinity once normalised: remove or replace "
+                "those examples, or mend scale, mean and std in problem.json"
+            )
     return ServerData(inputs, torch.from_numpy(y), others)
 
 
