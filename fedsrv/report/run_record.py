@@ -77,7 +77,12 @@ class RunRecord:
     def rounds(self) -> int:
         """Return how many rounds are committed."""
         stated = number(self.summary.get("rounds"))
-        return len(self.curve(lambda row: 0.0)) if stated is None else int(stated)
+        return self.recorded if stated is None else int(stated)
+
+    @property
+    def recorded(self) -> int:
+        """Return how many rounds ``rounds.jsonl`` holds."""
+        return len(self.curve(lambda row: 0.0))
 
     def setting(self, key: str) -> object:
         """Return the value of a dotted key of the config, or ``None``."""

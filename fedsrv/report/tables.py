@@ -34,7 +34,7 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
     if not runs:
         raise ConfigError("fedsrv report needs at least one run directory")
     records, unread = _read(runs)
-    for line in _given_again(runs):
+    for line in [*_given_again(runs), *_cut_short(records)]:
         Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
     if not records:
         raise unread[0]
@@ -69,6 +69,16 @@ def _given_again(runs: Sequence[Path]) -> list[str]:
     times = Counter(path.resolve() for path in runs)
     return [
         f"note: {path} is given {n} times, and taken once" for path, n in times.items() if n > 1
+    ]
+
+
+def _cut_short(records: Sequence[RunRecord]) -> list[str]:
+    """Return a note on each finished run whose record of rounds lacks the last ones."""
+    return [
+        f"note: {run.path / 'rounds.jsonl'} ends at round {run.recorded} of {run.rounds}: curves, "
+        "and tables over rounds, lack the rest; fedsrv launch --resume of this run writes it anew"
+        for run in records
+        if run.is_finished and run.recorded < run.rounds
     ]
 
 

@@ -716,3 +716,16 @@ def test_command_prints_tables_and_writes_the_page(
 def test_matplotlib_is_imported_for_a_page_only() -> None:
     code = "import sys, fedsrv.report.tables; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_finished_run_whose_rounds_are_cut_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "a", seed=0)
+    report.report_command([run], None)
+    assert "note" not in capsys.readouterr().err
+    rounds = run / "rounds.jsonl"
+    first, *_ = rounds.read_text().splitlines(keepends=True)
+    rounds.write_text(first)
+    report.report_command([run], None)
+    assert "rounds.jsonl ends at round 1 of 4: curves" in capsys.readouterr().err
