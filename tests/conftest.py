@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
+from fedcli.runtime import state
 from fedmodels.config.experiment import Experiment
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import load
@@ -55,6 +57,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of a small partition of the digits, made once; it fits ``experiment()``."""
     return digits_in(tmp_path_factory.mktemp("digits") / "data")
+
+
+@pytest.fixture
+def synced() -> None:
+    """Wait until the thread that syncs clients' states has ended what earlier tests left."""
+    done = threading.Event()
+    state._SYNCER.want(done.set)
+    assert done.wait(120)
 
 
 @pytest.fixture

@@ -51,7 +51,10 @@ class _Syncer:
 
     def _run(self) -> None:
         while True:
-            self._wanted.get()()
+            try:
+                self._wanted.get()()
+            except Exception:  # the thread is never started again, and others wait for it
+                log.exception("a state is not safe on the disk")
 
 
 _SYNCER = _Syncer()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedmodels.errors import LinkError
 from fedmodels.printable import printable
@@ -37,10 +38,13 @@ def watched(
         LinkError: nobody answers, the coordinator refuses, or its certificate is not trusted.
     """
     with monitor_channel(address, credentials) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(connect_s)
-        except grpc.FutureTimeoutError:
-            raise LinkError(silence_of(channel, address)) from None
+        try:  # channel_ready_future would leave a thread that fails when the channel closes soon
+            health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=connect_s, wait_for_ready=True
+            )
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # any other code is an answer
+                raise LinkError(silence_of(channel, address)) from None
         watch: Any = channel.unary_stream(
             f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString
         )

@@ -81,8 +81,11 @@ class RunRecord:
 
     @property
     def recorded(self) -> int:
-        """Return how many rounds ``rounds.jsonl`` holds."""
-        return len(self.curve(lambda row: 0.0))
+        """Return how many rounds there are up to the last one in ``rounds.jsonl``.
+
+        A round in which nobody was there has no record.
+        """
+        return 1 + max(self.curve(lambda row: 0.0), default=-1)
 
     def setting(self, key: str) -> object:
         """Return the value of a dotted key of the config, or ``None``."""

@@ -76,7 +76,8 @@ def _cut_short(records: Sequence[RunRecord]) -> list[str]:
     """Return a note on each finished run whose record of rounds lacks the last ones."""
     return [
         f"note: {run.path / 'rounds.jsonl'} ends at round {run.recorded} of {run.rounds}: curves, "
-        "and tables over rounds, lack the rest; fedsrv launch --resume of this run writes it anew"
+        "and tables over rounds, lack the rest; fedsrv launch --resume of this run writes the file "
+        "anew"
         for run in records
         if run.is_finished and run.recorded < run.rounds
     ]

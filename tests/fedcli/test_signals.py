@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import signal
 import threading
@@ -82,7 +83,15 @@ def test_a_wait_is_told_once_in_a_while(
     monkeypatch.setattr(order_queue, "IDLE_TOLD_S", 0.1)
     caplog.set_level(logging.INFO)
     order = rpc.Order(client_id="0"), Bundle()
-    threading.Timer(0.35, idle._orders.put, [[order]]).start()
+
+    def comes_after_three_lines() -> None:
+        while len(caplog.records) < 3:
+            time.sleep(0.01)
+        idle._orders.put([order])
+
+    threading.Thread(target=comes_after_three_lines).start()
     assert idle._orders.take() == order
-    assert 1 <= len(caplog.records) <= 3
-    assert caplog.records[0].message.startswith("no order for 0 s: ")
+    first, *_ = caplog.records
+    assert first.message.startswith(f"no order for {first.args[0]:.0f} s: ")
+    told = [0.0, *(record.args[0] for record in caplog.records)]
+    assert all(after - before >= 0.1 for before, after in itertools.pairwise(told)), told

@@ -51,6 +51,7 @@ def test_private_files_are_their_owner_s(tmp_path: Path, private: bool, mode: in
     assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
 
+@pytest.mark.usefixtures("synced")
 def test_content_is_safe_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = list[str]()
     fsync, replace = os.fsync, os.replace

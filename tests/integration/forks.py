@@ -2,9 +2,9 @@
 
 A coordinator or launcher that begins as a fork shares torch with this process and starts in
 milliseconds, where an ordinary one imports torch for seconds. What is forked is ``fedsrv`` with the
-same arguments, as the launcher forks its own coordinator. Orders are those of ``fedcli.hosts``; one
-for ``fedsrv`` names two files more, ``stdin`` and ``stdout``, and one to call a test's function
-names that.
+same arguments, as the launcher forks its own coordinator. Orders are those of ``fedcli.hosts``. An
+order for ``fedsrv`` names two files more, ``stdin`` and ``stdout``. An order with ``call`` names a
+function of a test.
 """
 
 from __future__ import annotations

@@ -64,16 +64,15 @@ class ForkServer:
         key, pid = self._forked({"argv": argv, "log": str(log)})
         return Client(self, key, pid, log)
 
-    def call(self, function: str, place: Path) -> None:
-        """Call ``module:function`` with a directory in a fork; fail with what it prints.
+    def call(self, function: str, place: Path) -> tuple[int, str]:
+        """Call ``module:function`` with a directory in a fork; return its status and its output.
 
-        A fork that a test makes belongs there: this process may have used gRPC, which starts
-        threads of its own again in each fork.
+        A test that forks does so in such a function. The process of pytest may have used gRPC,
+        which starts threads of its own again in each fork.
         """
         log = place / "call.log"
         key, _ = self._forked({"call": function, "place": str(place), "log": str(log)})
-        if self._fact(key, "status"):
-            raise AssertionError(log.read_text())
+        return self._fact(key, "status"), log.read_text()
 
     def start_fedsrv(self, argv: Sequence[str], log: Path | None = None) -> ForkedServer:
         """Fork one ``fedsrv`` with these arguments; errors go to its output unless to a log."""

@@ -93,16 +93,20 @@ def test_a_slow_client_holds_up_nobody_and_a_kill_loses_no_order(
     loopback: Sites, partition: Path, tmp_path: Path, steer: Path
 ) -> None:
     """Client 2 is stuck in its first order; the others go on, also with a new coordinator."""
-    (steer / "train-2-0").touch()
+    for point in ("train-2-0", "aggregate-3", "aggregate-4"):
+        (steer / point).touch()
     run = loopback(experiment())
     server = run.serve()
     clients = {c: run.join(str(c)) for c in range(3)}
+    for point in ("train-2-0", "aggregate-3"):
+        reached(steer / f"{point}.reached")
     server.wait_kind("commit", interaction=2)
     server.kill()
     committed = records_of(run.out)
     assert [2, 0] in committed[-1]["under_way"]
     server = run.serve()
     order = server.wait_kind("order", client="2")
+    (steer / "aggregate-4").unlink()
     assert order["interaction"] == 0, "its order of interaction 0 is given again"
     clients[2].kill()
     clients[2] = run.join("2")

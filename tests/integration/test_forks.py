@@ -27,6 +27,15 @@ from tests.integration.harness import ForkServer
 
 pytestmark = pytest.mark.loopback
 
+Check = Callable[[Path], None]
+CHECKS: list[Check] = []
+
+
+def checked(check: Check) -> Check:
+    """Have a function called in a fork, with a directory."""
+    CHECKS.append(check)
+    return check
+
 
 def said(box: Box) -> Said:
     return box.get(timeout=20)
@@ -38,6 +47,7 @@ def echo() -> None:
     sys.exit(3)
 
 
+@checked
 def a_fork_speaks_like_a_process(tmp_path: Path) -> None:
     box: Box = queue.SimpleQueue()
     it = Child("it", Forked("echo", echo, tmp_path / "it.log"), box)
@@ -49,6 +59,7 @@ def a_fork_speaks_like_a_process(tmp_path: Path) -> None:
     it.end()
 
 
+@checked
 def a_fork_ends_with_its_standard_input_whatever_was_forked_later(tmp_path: Path) -> None:
     """A later fork must not hold the other end of an earlier one's pipe."""
     first, second = (Forked("it", lambda: sys.stdin.read(), tmp_path / "log") for _ in range(2))
@@ -64,6 +75,7 @@ def a_fork_ends_with_its_standard_input_whatever_was_forked_later(tmp_path: Path
     second.close()
 
 
+@checked
 def what_a_fork_raises_is_in_its_log(tmp_path: Path) -> None:
     fork = Forked("it", lambda: 1 / 0, tmp_path / "log")
     assert fork.wait(60) == 1
@@ -71,6 +83,7 @@ def what_a_fork_raises_is_in_its_log(tmp_path: Path) -> None:
     fork.close()
 
 
+@checked
 def a_coordinator_that_is_never_needed(tmp_path: Path) -> None:
     box: Box = queue.SimpleQueue()
     it = Child("server", fork_coordinator(tmp_path / "log"), box)
@@ -78,6 +91,7 @@ def a_coordinator_that_is_never_needed(tmp_path: Path) -> None:
     assert said(box) == Said("server", "", 0)
 
 
+@checked
 def a_coordinator_takes_its_arguments_when_it_is_needed(tmp_path: Path) -> None:
     box: Box = queue.SimpleQueue()
     it = Child("server", fork_coordinator(tmp_path / "log"), box)
@@ -87,6 +101,7 @@ def a_coordinator_takes_its_arguments_when_it_is_needed(tmp_path: Path) -> None:
     it.end()
 
 
+@checked
 def a_coordinator_says_its_error_to_the_launcher(tmp_path: Path) -> None:
     """And to its log, which may be on a disk that is full."""
     box: Box = queue.SimpleQueue()
@@ -101,6 +116,7 @@ def a_coordinator_says_its_error_to_the_launcher(tmp_path: Path) -> None:
     it.end()
 
 
+@checked
 def dealing_out_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     data = tmp_path / "data"
@@ -113,6 +129,7 @@ def dealing_out_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     run.dealing.close()
 
 
+@checked
 def what_a_forked_fedcli_says_is_in_its_log(tmp_path: Path) -> None:
     log = tmp_path / "partition.log"
     fork = fork_fedcli(["partition", str(tmp_path / "none.toml"), "--out", str(tmp_path)], log)
@@ -121,18 +138,7 @@ def what_a_forked_fedcli_says_is_in_its_log(tmp_path: Path) -> None:
     fork.close()
 
 
-CHECKS: list[Callable[[Path], None]] = [
-    a_fork_speaks_like_a_process,
-    a_fork_ends_with_its_standard_input_whatever_was_forked_later,
-    what_a_fork_raises_is_in_its_log,
-    a_coordinator_that_is_never_needed,
-    a_coordinator_takes_its_arguments_when_it_is_needed,
-    a_coordinator_says_its_error_to_the_launcher,
-    dealing_out_that_is_killed_ends_the_run,
-    what_a_forked_fedcli_says_is_in_its_log,
-]
-
-
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_fork(check: Callable[[Path], None], fork_server: ForkServer, tmp_path: Path) -> None:
-    fork_server.call(f"{__name__}:{check.__name__}", tmp_path)
+def test_a_fork(check: Check, fork_server: ForkServer, tmp_path: Path) -> None:
+    status, output = fork_server.call(f"{__name__}:{check.__name__}", tmp_path)
+    assert status == 0, output

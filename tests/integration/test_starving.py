@@ -112,6 +112,7 @@ class Served:
         self.cohort.stop("the test is over")
         self.service.gate.close()
         stop_server(self.server, 0.0)
+        self.service.complaints.close()
         self.engine.shutdown()
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -38,6 +39,20 @@ PROFILE = json.dumps(
         "tasks": [{"train": COUNTS, "test": COUNTS}],
     }
 )
+
+
+@contextmanager
+def served(cohort: RemoteCohort, events: EventLog) -> Iterator[int]:
+    """Serve a cohort; give the port."""
+    made = Service("run", {}, cohort, events)
+    server, port = start_server(made, "127.0.0.1:0", None)
+    try:
+        yield port
+    finally:
+        cohort.wake()
+        stop_server(server)
+        made.gate.close()
+        made.complaints.close()
 
 
 @pytest.fixture
@@ -86,8 +101,8 @@ def test_pings_are_more_frequent_than_idle_links_are_cut_and_rarer_than_a_server
     monkeypatch.setattr(grpc, "insecure_channel", channel)
     monkeypatch.setattr(service.grpc, "server", server)
     Link("127.0.0.1:9").close()
-    listening, _ = start_server(Service("run", {}, cohort, EventLog()), "127.0.0.1:0", None)
-    stop_server(listening)
+    with served(cohort, EventLog()):
+        pass
     asks_ms = seen["client"]["grpc.keepalive_time_ms"]
     assert asks_ms + seen["client"]["grpc.keepalive_timeout_ms"] <= 60_000
     assert seen["client"]["grpc.http2.max_pings_without_data"] == 0  # as many as it takes
@@ -104,13 +119,14 @@ def test_a_link_on_which_nothing_moves_outlives_its_pings(
     monkeypatch.setattr(channels, "KEEPALIVE_MS", 400)
     monkeypatch.setattr(transport_server, "BORNE_PING_MS", 100)
     events = EventLog()
-    server, port = start_server(Service("run", {}, cohort, events), "127.0.0.1:0", None)
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=channels.channel_options()) as channel:
+    with (
+        served(cohort, events) as port,
+        grpc.insecure_channel(f"127.0.0.1:{port}", options=channels.channel_options()) as channel,
+    ):
         watch = channel.unary_stream(f"/{service.SERVICE}/Watch")
         with pytest.raises(grpc.RpcError) as ended:
             list(watch(b"", timeout=4.0))  # ten pings
-    events.close()
-    stop_server(server)
+        events.close()
     assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED, ended.value.details()
 
 
@@ -126,8 +142,8 @@ def test_grpc_knows_every_option_of_a_server_and_a_channel(
         return begun(pool, options=options, **more)
 
     monkeypatch.setattr(service.grpc, "server", server)
-    listening, _ = start_server(Service("run", {}, cohort, EventLog()), "127.0.0.1:0", None)
-    stop_server(listening)
+    with served(cohort, EventLog()):
+        pass
     known = Path(cygrpc.__file__).read_bytes()
     assert [name for name in sorted(names) if name.encode() not in known] == []
 
@@ -135,12 +151,10 @@ def test_grpc_knows_every_option_of_a_server_and_a_channel(
 @pytest.fixture
 def proxy(cohort: RemoteCohort) -> Iterator[Proxy]:
     """Return a good link to a server with this cohort."""
-    server, port = start_server(Service("run", {}, cohort, EventLog()), "127.0.0.1:0", None)
-    made = Proxy(port, lambda number: Fate())
-    yield made
-    made.close()
-    cohort.wake()
-    stop_server(server)
+    with served(cohort, EventLog()) as port:
+        made = Proxy(port, lambda number: Fate())
+        yield made
+        made.close()
 
 
 @pytest.mark.loopback

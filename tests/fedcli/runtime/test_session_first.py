@@ -60,6 +60,7 @@ def test_the_server_takes_the_token_a_client_brings(digits: Path, tmp_path: Path
         server.join(2, text, b"a" * 65, ())
 
 
+@pytest.mark.usefixtures("synced")
 def test_a_session_is_safe_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file before it gets its name, and then the name."""
     synced, fsync = list[str](), os.fsync

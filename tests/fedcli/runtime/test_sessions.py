@@ -127,6 +127,7 @@ class Snapshots:
             self._is_taking = False
 
 
+@pytest.mark.usefixtures("synced")
 def test_kill_at_any_moment_draws_no_newcomer_into_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_kill_at_any_moment_draws_no_newcomer_into_another_run(
     assert Sessions(snapshots.found[-1], shared=False).of(5).token == begun.token
 
 
+@pytest.mark.usefixtures("synced")
 def test_kill_at_any_moment_loses_no_session_that_clients_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

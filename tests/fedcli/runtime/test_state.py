@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedcli.data.store.opening import open_data
-from fedcli.runtime.state import StateDirectory
+from fedcli.runtime.state import _SYNCER, StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.errors import ArchiveError, ArchiveNotRead
 from fedmodels.tensors.archive import load
@@ -334,3 +334,12 @@ def test_method_without_private_state_writes_nothing(digits, tmp_path):
     assert found.failure == ""
     assert states.versions() == []
     assert json.loads(worker.data.announcement())["num_classes"] == 10
+
+
+def test_a_sync_that_fails_ends_no_later_one(caplog):
+    """Their thread is started once in a process."""
+    done = threading.Event()
+    _SYNCER.want(lambda: 1 / 0)
+    _SYNCER.want(done.set)
+    assert done.wait(30)
+    assert "ZeroDivisionError" in caplog.text

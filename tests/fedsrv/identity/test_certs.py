@@ -59,6 +59,7 @@ def test_keys_are_private_whatever_the_umask(tmp_path: Path, mask: int) -> None:
     assert key.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.usefixtures("synced")
 def test_key_has_its_mode_before_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,6 +189,19 @@ def test_what_a_server_says_to_a_watcher_is_made_printable() -> None:
     server.stop(None).wait()
 
 
+def test_a_watch_leaves_no_thread_that_waits_for_the_connection(
+    address: str, events: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a thread of gRPC fails where the connection is closed soon, as after a refusal."""
+
+    def subscribe(*words: object, **more: object) -> None:
+        raise AssertionError("gRPC starts a thread for this")
+
+    monkeypatch.setattr("grpc._channel.Channel.subscribe", subscribe)
+    events.close()
+    assert [event.kind for event in watched(address)][-1] == "waiting"
+
+
 def test_only_a_monitor_may_watch_over_mutual_tls(
     events: EventLog,
     tmp_path: Path,

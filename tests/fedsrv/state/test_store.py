@@ -345,6 +345,7 @@ def test_clients_are_remembered(opened):
 # --- the disk -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("synced")
 @pytest.mark.parametrize(("durability", "waits"), [("watermark", False), ("strict", True)])
 def test_who_waits_for_the_disk(opened, monkeypatch, durability, waits):
     """With ``strict``, a commit waits for the state's file, its one part, and their names."""
