@@ -1,11 +1,16 @@
-"""Intervals in the prose of the results: each is that of a paired difference of some record."""
+"""Intervals in the prose of the results: each is that of a paired difference behind that prose.
+
+A page's prose is looked up in the records that the page shows, a claim in those of the pages that
+it links, and a line of the overview in those of its claim. Among the intervals of all records
+together a wrong one would often find its like.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import numpy as np
@@ -64,17 +69,16 @@ def _differences(column: Values) -> Iterator[NDArray[np.float64]]:
 
 
 @cache
-def intervals() -> NDArray[np.float64]:
-    """Return mean, low and high end of every paired difference of every record, (n, 3)."""
+def intervals(record: str) -> NDArray[np.float64]:
+    """Return mean, low and high end of every paired difference of a record, (n, 3)."""
     found = []
-    for file in sorted(RECORDS.glob("*.json")):
-        for column in _columns(read_record(file)):
-            for pairs in _differences(column):
-                if len(pairs) > 1:
-                    half = t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1) * pairs.std(ddof=1)
-                    half /= np.sqrt(len(pairs))
-                    found.append((pairs.mean(), pairs.mean() - half, pairs.mean() + half))
-    return np.array(found)
+    for column in _columns(read_record(RECORDS / f"{record}.json")):
+        for pairs in _differences(column):
+            if len(pairs) > 1:
+                half = t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1) * pairs.std(ddof=1)
+                half /= np.sqrt(len(pairs))
+                found.append((pairs.mean(), pairs.mean() - half, pairs.mean() + half))
+    return np.array(found).reshape(-1, 3)
 
 
 def stated(text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
@@ -84,20 +88,57 @@ def stated(text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
         yield prose[: found.start()].count("\n") + 1, found.groups()
 
 
-def is_recorded(numbers: Sequence[str]) -> bool:
+def shown_on(page: str) -> frozenset[str]:
+    """Return the names of the studies' records that a page of ``docs/results`` shows."""
+    marks = (mark[2] for mark in MARKED.finditer((PAGES / page).read_text()))
+    return frozenset(name for name in marks if (RECORDS / f"{name}.json").exists())
+
+
+def claims() -> Iterator[tuple[int, str, frozenset[str]]]:
+    """Yield each claim: its line, its text, and the records of the pages that it links."""
+    text = (PAGES / "claims.md").read_text()
+    starts = [found.start() for found in re.finditer(r"^##+ ", text, flags=re.MULTILINE)]
+    for start, end in pairwise([*starts, len(text)]):
+        pages = set(re.findall(r"\(([\w-]+\.md)", text[start:end]))
+        records = frozenset[str]().union(*map(shown_on, pages))
+        yield text[:start].count("\n"), text[start:end], records
+
+
+def anchor(claim: str) -> str:
+    """Return what links to a claim end with: its heading in small letters, with hyphens."""
+    heading = re.sub(r"[^\w -]", "", claim.splitlines()[0].lstrip("# "))
+    return heading.lower().replace(" ", "-")
+
+
+def passages(page: Path) -> Iterator[tuple[int, str, frozenset[str]]]:
+    """Yield the parts of a page: the line above each, its text, and the records behind it."""
+    if page.stem == "claims":
+        yield from claims()
+    elif page.stem == "results":
+        behind = {anchor(text): records for _, text, records in claims()}
+        for number, line in enumerate(page.read_text().splitlines()):
+            link = re.search(r"results/claims\.md#([\w-]+)", line)
+            yield number, line, behind[link[1]] if link else frozenset()
+    else:
+        yield 0, page.read_text(), shown_on(page.name)
+
+
+def is_recorded(numbers: Sequence[str], records: Iterable[str]) -> bool:
     """Tell whether a record has this difference, in the digits given; its sign may be in words."""
     mean, low, high = (float(number.replace("−", "-")) for number in numbers)
     room = [0.51 * 10 ** -len(number.partition(".")[2]) for number in numbers]
-    apart = np.abs(np.abs(intervals()) - np.abs([mean, low, high])) <= room
-    ends = np.abs(intervals()[:, 1:] - [low, high]) <= room[1:]
+    found = np.concatenate([np.zeros((0, 3)), *map(intervals, sorted(records))])
+    apart = np.abs(np.abs(found) - np.abs([mean, low, high])) <= room
+    ends = np.abs(found[:, 1:] - [low, high]) <= room[1:]
     return bool((apart[:, 0] & ends.all(axis=1)).any())
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
 def test_intervals_of_the_prose_are_those_of_the_records(page: Path) -> None:
     unknown = [
-        f"line {line}: {mean} [{low}, {high}]"
-        for line, (mean, low, high) in stated(page.read_text())
-        if not is_recorded((mean, low, high)) and f"{mean} [{low}, {high}]" not in OF_SUMS
+        f"line {above + line}: {mean} [{low}, {high}]"
+        for above, text, records in passages(page)
+        for line, (mean, low, high) in stated(text)
+        if not is_recorded((mean, low, high), records) and f"{mean} [{low}, {high}]" not in OF_SUMS
     ]
     assert not unknown

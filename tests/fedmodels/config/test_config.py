@@ -1,3 +1,4 @@
+import re
 import tomllib
 from pathlib import Path
 
@@ -6,6 +7,8 @@ import tomli_w
 
 from fedmodels.config.experiment import difference
 from fedmodels.errors import ConfigError
+from fedmodels.nets import make_net
+from fedmodels.nets.alp import alp_layers
 from fedmodels.resolution import experiment_of, parse_experiment
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -119,6 +122,19 @@ EXAMPLE_FILES = sorted(EXAMPLES.rglob("*.toml"))
 def test_examples_parse(path):
     experiment = parse_experiment(path.read_text(), path.name)
     assert experiment_of(experiment.to_dict()) == experiment
+
+
+@pytest.mark.parametrize("name", ["fedali-hhar", "fedali-small"])
+def test_overrides_that_a_comment_names_give_a_net(name):
+    """The comment before the first table has the command for FedAvg on the plain net."""
+    text = (EXAMPLES / f"{name}.toml").read_text()
+    comment = text.partition("[")[0].replace("\n#", "")
+    overrides = re.findall(r"--set ([^\s`]+)", comment)
+    experiment = parse_experiment(text, name, overrides)
+    assert experiment.method.name == "fedavg"
+    net = experiment.net
+    made = make_net(net.name, num_classes=6, input_shape=(128, 6), **net.options())
+    assert not alp_layers(made)
 
 
 def test_there_are_examples():

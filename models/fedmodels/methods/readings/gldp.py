@@ -16,7 +16,8 @@ class GldpReading(HeadsReading):
     order: Literal["base_first", "head_first"] = "base_first"
     """Which phase comes first."""
     wd_head: NonNegative = 0.0
-    """Weight decay of the head, in place of the run's."""
+    """Weight decay of the head, in place of the run's: none, as in a code base by the same author.
+    The paper decays "local training" without a split: the run's value here, too."""
     kl_space: Literal["embedding", "head"] = "embedding"
     """Where eq. 8 compares: softmax over the embedding's coordinates, or over the head's logits."""
     kl_reduction: Literal["batchmean", "mean", "sum"] = "batchmean"
