@@ -30,16 +30,8 @@ if TYPE_CHECKING:
     from fedmodels.methods import register
     from fedmodels.methods.fedavg import FedAvg
     from fedmodels.nets import make_net
-    from fedmodels.tensors.bundle import (
-        Bundle,
-        BundleSpec,
-        GeneratorState,
-        Histogram,
-        Problem,
-        Prototypes,
-        prototype_spec,
-        scalar_spec,
-    )
+    from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, Prototypes
+    from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
     from fedmodels.tensors.uploads import Reduction, Uploads
     from fedmodels.training.method import (
         Batch,
@@ -70,9 +62,9 @@ _HOMES = {
     "RunFacts": "fedmodels.training.run",
     **dict.fromkeys(("Method", "ServerContext", "ServerState", "ClientContext"), _METHOD),
     **dict.fromkeys(("Batch", "Output", "Phase"), _METHOD),
-    **dict.fromkeys(("Bundle", "BundleSpec", "Prototypes", "GeneratorState", "Histogram"), _BUNDLE),
+    **dict.fromkeys(("Bundle", "Prototypes", "GeneratorState", "Histogram", "Problem"), _BUNDLE),
     **dict.fromkeys(("Reduction", "Uploads"), "fedmodels.tensors.uploads"),
-    **dict.fromkeys(("Problem", "prototype_spec", "scalar_spec"), _BUNDLE),
+    **dict.fromkeys(("BundleSpec", "prototype_spec", "scalar_spec"), f"{_BUNDLE}_spec"),
 }
 """Where each public name lives: a module, and the name there if it is another one."""
 

@@ -37,7 +37,8 @@ from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, FedtideError, LinkError, PayloadError
 from fedmodels.printable import printable
 from fedmodels.resolution import experiment_of
-from fedmodels.tensors.bundle import BundleSpec, ClientId
+from fedmodels.tensors.bundle import ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.heap import give_back_free_pages
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -23,7 +23,8 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import FedtideError, PayloadError
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import init_client

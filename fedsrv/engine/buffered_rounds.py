@@ -22,7 +22,8 @@ from typing import Any
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, RunFailed, reason_of
 from fedmodels.methods import make
-from fedmodels.tensors.bundle import BundleSpec, Weights
+from fedmodels.tensors.bundle import Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.staleness import discount, rebased
 from fedmodels.training.hooks import init_server
 from fedmodels.training.method import (

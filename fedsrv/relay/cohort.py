@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.announced import check_numbers
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission

@@ -18,7 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedmodels.errors import ConfigError, LinkError, PayloadError
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.orders import read_order
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen, telling_the_end

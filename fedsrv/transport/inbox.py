@@ -8,7 +8,8 @@ from typing import Any, Self
 
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import RawFrame, Receiver, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from fedmodels.errors import ClientFailed, PayloadError, RunFailed
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Flush, Trip, stamped

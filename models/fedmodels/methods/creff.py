@@ -32,7 +32,8 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights
 from fedmodels.numerics.randomness import derive_seed, generator, seeded
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights, prototype_spec
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
 

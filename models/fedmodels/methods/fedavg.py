@@ -24,7 +24,8 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.tensors.announced import Announced, check_upload
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights, scalar_spec
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.loop import run_phases
 from fedmodels.training.method import (

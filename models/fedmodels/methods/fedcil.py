@@ -41,13 +41,8 @@ from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.acgan import Acgan, Maker, Pool, labels_from
 from fedmodels.techniques.continual import ClassMasks, mask_of, masks_spec, remembered
 from fedmodels.techniques.moments import load_moments, moments_of
-from fedmodels.tensors.bundle import (
-    Bundle,
-    BundleSpec,
-    GeneratorState,
-    Histogram,
-    Weights,
-)
+from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.loop import augmented, batches

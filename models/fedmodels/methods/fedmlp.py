@@ -36,7 +36,8 @@ from fedmodels.numerics.distances import divergence, smooth_l1
 from fedmodels.numerics.prototypes import ByClass, moved, nearest_scores, uncounted
 from fedmodels.techniques import levels
 from fedmodels.techniques.shallow import travelling_names
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.method import (
     Batch,

@@ -33,7 +33,8 @@ from fedmodels.numerics.prototypes import (
     moved,
     nearest_scores,
 )
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes
+from fedmodels.tensors.bundle import Bundle, Prototypes
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import (
     Batch,

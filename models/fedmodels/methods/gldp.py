@@ -34,7 +34,8 @@ from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.latest_embeddings import LatestEmbeddings
 from fedmodels.numerics.prototypes import ByClass, distance_per_example, moved, nearest_scores, only
 from fedmodels.tensors.announced import STATISTICS
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights, scalar_spec
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.method import (
     Batch,

@@ -55,7 +55,8 @@ from fedmodels.techniques.datafree import (
     shuffled,
     watched,
 )
-from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, TensorSpec
+from fedmodels.tensors.bundle import Bundle, GeneratorState
+from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.roles import tensors_of
 from fedmodels.training.loop import augmented
 from fedmodels.training.method import Batch, ClientContext, Metrics, Output, RunFacts, ServerContext

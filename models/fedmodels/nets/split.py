@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from fedmodels.errors import PayloadError, suggestion
 from fedmodels.nets.precision import in_bfloat16
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from fedmodels.numerics.algebra import simplex_projection, weighted_mean
 from fedmodels.techniques.mixing import entropy
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerState
 
 NEIGHBOURS = "neighbours/"

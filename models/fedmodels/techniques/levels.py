@@ -17,14 +17,8 @@ from fedmodels.numerics.algebra import cluster
 from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import moved
-from fedmodels.tensors.bundle import (
-    Bundle,
-    BundleSpec,
-    Prototypes,
-    TensorSpec,
-    Weights,
-    prototype_spec,
-)
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec
 from fedmodels.training.method import RunFacts
 
 CLUSTER, MINORITY = "levels/cluster", "levels/minority"

@@ -27,7 +27,8 @@ from torch import Tensor
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.tensors.announced import MOST
 from fedmodels.tensors.block_layout import layout_of
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.compact_forms import Floats, Form, Shapes, form_of
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.packed_weights import PackedWeights

@@ -23,7 +23,8 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.announced import Announced
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.pictures import Picture, PrototypeMap
 from fedmodels.training.position import Located, Position

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import ConfigError, PayloadError, TrainingFailed, suggestion
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.method import ClientContext, Method, Metrics, RunFacts, ServerState
 
 

@@ -8,7 +8,8 @@ import torch
 
 from fedmodels.errors import ConfigError, PayloadTooLarge
 from fedmodels.methods import make
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Problem, scalar_spec
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.training.method import RunFacts
 from fedpb import AGAIN_AFTER, CROWDED
 from fedpb.codec import encode

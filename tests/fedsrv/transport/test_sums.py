@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.bundle import Bundle, BundleSpec, scalar_spec
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedpb import PROTOCOL
 from fedpb.codec import encode, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -23,7 +23,8 @@ from fedmodels.numerics.prototypes import (
     released,
     uncounted,
 )
-from fedmodels.tensors.bundle import BundleSpec, Prototypes, prototype_spec
+from fedmodels.tensors.bundle import Prototypes
+from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
 from fedmodels.training.method import ClientContext, RunFacts
 
 

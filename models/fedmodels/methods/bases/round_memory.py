@@ -13,7 +13,8 @@ from fedmodels.methods.bases.round_heads import RoundHeads
 from fedmodels.methods.readings.gldp import GldpReading
 from fedmodels.numerics.algebra import weighted_mean
 from fedmodels.techniques import evaluation_heads
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.method import RunFacts, ServerContext, ServerState
 
 ROUND, COUNT = "round", "stages"
