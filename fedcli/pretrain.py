@@ -38,7 +38,7 @@ from fedmodels.nets.transformer import Attention, FeedForward
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 
 FRESH = ("base/fc.", "head/")
 """What a run does not take over: it stands between tokens and classes."""

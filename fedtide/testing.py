@@ -29,8 +29,10 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.archive import load, load_named, save, save_named
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Weights, check_finite, state_digest
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, ClientContext, Method, Output, RunFacts
+from fedmodels.training.method import Batch, Method, Output
+from fedmodels.training.run import RunFacts
 from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.case import Case, bytes_of, newest_states, states_of

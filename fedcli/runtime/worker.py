@@ -26,12 +26,14 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import init_client
 from fedmodels.training.loop import ClientHalf, score, train_locally
-from fedmodels.training.method import ClientContext, LocalResult, RunFacts
+from fedmodels.training.method import LocalResult
 from fedmodels.training.position import Position
 from fedmodels.training.returned import check_upload
+from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)

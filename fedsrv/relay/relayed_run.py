@@ -14,7 +14,8 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
-from fedmodels.training.method import Method, RunFacts
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True)

@@ -44,15 +44,10 @@ from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import Course, begin_phase, optimizer_of
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Output,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 
 TEMPERATURE = 2.0
 BEFORE = "before"

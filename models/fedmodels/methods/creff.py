@@ -35,7 +35,8 @@ from fedmodels.numerics.randomness import derive_seed, generator, seeded
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 HEAD = ("head/weight", "head/bias")
 RETRAINED = ("retrained/weight", "retrained/bias")

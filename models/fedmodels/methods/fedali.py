@@ -37,7 +37,8 @@ from fedmodels.tensors.bundle import Bundle, ClientId, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.tensors.weighted_mean import weighted_mean
-from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 LOCAL, GLOBAL = ".local_prototypes", ".global_prototypes"
 INFLUENCE = ("prototype_share", "prototype_angle")

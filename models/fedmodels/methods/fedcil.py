@@ -45,8 +45,9 @@ from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.loop import augmented, batches
-from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 NOW, LAST = "now", "last"
 """A client's generator after its last upload, and at the end of its previous task."""

@@ -39,15 +39,9 @@ from fedmodels.techniques.shallow import travelling_names
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Metrics,
-    Output,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True)

@@ -37,15 +37,9 @@ from fedmodels.tensors.announced import STATISTICS
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Output,
-    Phase,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output, Phase
+from fedmodels.training.run import RunFacts
 
 
 @dataclass

@@ -34,16 +34,10 @@ from fedmodels.tensors.bundle import Bundle, ClientId, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.loop import run_phases
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Metrics,
-    Output,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 
 PERSONAL = "personal"
 PARTS = 10**6

@@ -22,7 +22,7 @@ from fedmodels.numerics.algebra import replay_volumes
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.techniques.generators import Family, Painter, public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
-from fedmodels.training.method import ClientContext, Metrics
+from fedmodels.training.contexts import ClientContext, Metrics
 from fedmodels.training.pictures import Gallery, Picture
 
 Seeds = Callable[[str], int]

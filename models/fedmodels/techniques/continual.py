@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.method import ServerContext
+from fedmodels.training.contexts import ServerContext
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 
 PREFIX = "eval/"
 

@@ -19,7 +19,7 @@ from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import moved
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 
 CLUSTER, MINORITY = "levels/cluster", "levels/minority"
 

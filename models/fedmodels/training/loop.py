@@ -22,7 +22,8 @@ from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.class_masks import masked
-from fedmodels.training.method import Batch, ClientContext, LocalResult, Method, Output, Phase
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
 from fedmodels.training.returned import check_loss, check_scores, check_trained
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]

@@ -6,8 +6,8 @@ import torch
 from fedmodels.methods import make
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
+from fedmodels.training.contexts import ServerContext
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import ServerContext
 from fedmodels.training.position import START
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, payload_of, tiny_experiment

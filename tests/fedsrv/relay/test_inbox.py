@@ -10,7 +10,7 @@ from fedmodels.errors import ConfigError, PayloadTooLarge
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from fedpb import AGAIN_AFTER, CROWDED
 from fedpb.codec import encode
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -26,7 +26,8 @@ from fedmodels.techniques.collaboration import (
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,8 @@ from fedmodels.numerics.prototypes import (
 )
 from fedmodels.tensors.bundle import Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
-from fedmodels.training.method import ClientContext, RunFacts
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,9 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.pictures import Gallery, Picture
+from fedmodels.training.run import RunFacts
 
 OLD, MEMORY, KNOWN = "old", "memory", "memory/known"
 RENEWED = "renewed"
