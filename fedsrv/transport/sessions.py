@@ -43,8 +43,6 @@ class NotReady(Exception):
     """The server cannot answer yet; the caller should try again in a moment."""
 
 
-MOST_AT_ONCE = 1000
-"""Orders in one message."""
 MOST_VERSIONS = 10_000
 """Private states of a client that a session remembers, the newest ones."""
 
