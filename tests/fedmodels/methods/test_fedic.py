@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import fedtide
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
-from fedmodels.config.scenario import Data
+from fedmodels.config.data import Data
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.methods import make
 from fedmodels.methods.fedic import (
