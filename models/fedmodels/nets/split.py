@@ -162,14 +162,6 @@ class SplitNet(nn.Module):
         logits: Tensor = self.head(self.features(x))
         return logits
 
-    def shared_keys(self) -> frozenset[str]:
-        """Return the keys of the representation: every ``base/…``, buffers included."""
-        return frozenset(key for key in self.tensors() if key.startswith("base/"))
-
-    def personal_keys(self) -> frozenset[str]:
-        """Return the keys of the classifier: every key that is not shared."""
-        return frozenset(self.tensors()) - self.shared_keys()
-
 
 def weights_of(net: SplitNet, wanted: Callable[[str], bool] | None = None) -> Weights:
     """Return copies of a net's parameters and all its buffers on the CPU, by role-prefixed key.
