@@ -173,7 +173,7 @@ class Course:
         return loss
 
     def left(self) -> float:
-        """Do the same, and return the loss even where it is not finite."""
+        """Do what :meth:`end` does, but return a loss that is not finite in place of raising."""
         for parameter in self.ctx.net.parameters_by_key().values():
             if not parameter.requires_grad:
                 parameter.requires_grad_(True)
