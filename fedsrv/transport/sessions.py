@@ -218,9 +218,9 @@ class Left:
     """The clients of a caller that have not answered their orders of a trip."""
 
     fresh: dict[ClientId, None]
-    """Those that were not sent theirs, in the order of the trip."""
+    """Clients whose orders were not sent yet, in the order of the trip."""
     ahead: set[ClientId]
-    """Those that have it."""
+    """Clients whose orders were sent."""
 
 
 def client_id_of(text: str, num_clients: int) -> ClientId:

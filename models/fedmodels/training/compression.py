@@ -53,7 +53,8 @@ class Compression:
     fetched: Shapes = field(default_factory=dict)
     """The parameters of the common part, whose form changes."""
     returned: Shapes = field(default_factory=dict)
-    """Those among them that an upload holds too. If there are none, uploads travel as they are."""
+    """Parameters of ``fetched`` that an upload holds too. Where there are none, uploads
+    travel as they are."""
     zstd: bool = False
     """Whether frames are compressed as well, without loss."""
 

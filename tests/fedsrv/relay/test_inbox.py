@@ -15,7 +15,7 @@ from fedpb import AGAIN_AFTER, CROWDED
 from fedpb.codec import encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
-from fedsrv.relay.cohort import SUMS_BY, Batch, RelayCohort
+from fedsrv.relay.cohort import SUMS_BY, Delivery, RelayCohort
 from fedsrv.relay.relayed_run import RelayedRun
 from fedsrv.relay.relaying import Relaying
 from fedsrv.relay.service import RelayService
@@ -90,7 +90,7 @@ class World:
             )
             for c in clients
         }
-        self.cohort.begin(Batch(issue, orders, group=group))
+        self.cohort.begin(Delivery(issue, orders, group=group))
         return self
 
     def push(self, client, weights=None, interaction=2, **more):
