@@ -32,7 +32,7 @@ from fedmodels.numerics.randomness import seeded
 from fedmodels.resolution import experiment_of
 from fedmodels.techniques.generators import Painter
 from fedmodels.tensors.archive import load
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 
 EPOCHS, BATCH = 8, 64
 

@@ -24,7 +24,7 @@ import grpc
 
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from fedpb import PROTOCOL
 from fedpb.codec import encode
 from fedpb.descriptions import description_of

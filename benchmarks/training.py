@@ -35,9 +35,10 @@ from fedmodels.methods import make
 from fedmodels.nets import SplitNet, load_weights, make_net, weights_of
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.contexts import ClientContext, Stream
 from fedmodels.training.loop import ClientHalf, train_locally
-from fedmodels.training.method import ClientContext, RunFacts, Stream
 from fedmodels.training.position import START
+from fedmodels.training.run import RunFacts
 from fedmodels.training.stack import begin_apart, fit_together
 
 DIGITS = {"data": {"name": "digits"}, "net": {"name": "digits-cnn"}, "batch_size": 16}

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmodels.commands import run_command
+from fedmodels.commands import end_on_sigterm, run_command
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.files import why_file_is_no_good
 from fedmodels.log_lines import LogLevel, set_up_logging
@@ -118,7 +117,7 @@ def join(
     from fedcli.runtime.tls import channel_credentials
 
     credentials = channel_credentials(tls_ca, tls_cert, tls_key)
-    signal.signal(signal.SIGTERM, _end)
+    end_on_sigterm()
     if give_up_after is not None and math.isnan(give_up_after):
         raise ConfigError("--give-up-after nan is no number of seconds")
     if state_dir.exists() and not state_dir.is_dir():
@@ -132,12 +131,6 @@ def join(
         raise ConfigError(str(error)) from None
     except OSError as error:  # a disk that is full now may have room later
         raise ArchiveError(why_file_is_no_good(error) or str(error)) from None
-
-
-def _end(number: int, _: object) -> None:
-    """End the command once; a further signal does not disturb its last steps."""
-    signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(128 + number)
 
 
 def clients_of(text: str) -> list[ClientId]:

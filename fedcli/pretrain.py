@@ -38,7 +38,7 @@ from fedmodels.nets.transformer import Attention, FeedForward
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 
 FRESH = ("base/fc.", "head/")
 """What a run does not take over: it stands between tokens and classes."""
@@ -174,16 +174,9 @@ def pretrain(
         model = MaskedAutoencoder(net.base, x.shape[1], how.mask).to(device).train()
         optimizer = torch.optim.Adam(model.parameters(), how.lr)
         for epoch in range(how.epochs):
-            total = 0.0
-            for index in torch.split(torch.randperm(len(x)), how.batch_size):
-                loss = model(x[index].to(device))
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
-                total += float(loss.detach()) * len(index)
+            losses.append(_train_epoch(model, optimizer, x, how.batch_size, device))
             for layer in alp_layers(net):  # as a round does, with a single client
                 layer.global_prototypes.copy_(layer.local_prototypes)
-            losses.append(total / len(x))
             tell(f"epoch {epoch + 1} of {how.epochs}: loss {losses[-1]:.4f}")
             if not math.isfinite(losses[-1]):
                 raise TrainingFailed(f"the loss of epoch {epoch + 1} is not finite; lower --lr")
@@ -193,3 +186,21 @@ def pretrain(
     header = {"kind": "weights", "net": experiment.net.name, "data": wanted, "epochs": how.epochs}
     save(out, Bundle(kept), header)
     return losses
+
+
+def _train_epoch(
+    model: MaskedAutoencoder,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    batch_size: int,
+    device: torch.device,
+) -> float:
+    """Pass once over windows (n, steps, 6) in a random order; return the mean loss."""
+    total = 0.0
+    for index in torch.split(torch.randperm(len(x)), batch_size):
+        loss = model(x[index].to(device))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        total += float(loss.detach()) * len(index)
+    return total / len(x)

@@ -15,10 +15,12 @@ from fedmodels.errors import FedtideError
 from fedmodels.methods import method_class
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
 from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import init_server, reduce
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import LocalResult, Method, RunFacts, ServerContext, ServerState
+from fedmodels.training.method import LocalResult, Method
+from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from fedtide.trial import context_of, method_of, payload_of, tiny_experiment
 

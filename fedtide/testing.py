@@ -29,8 +29,10 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.archive import load, load_named, save, save_named
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Weights, check_finite, state_digest
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, ClientContext, Method, Output, RunFacts
+from fedmodels.training.method import Batch, Method, Output
+from fedmodels.training.run import RunFacts
 from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.case import Case, bytes_of, newest_states, states_of
@@ -122,7 +124,7 @@ def it_says_where_it_comes_from(case: Case) -> None:
 
 @check
 def its_views_are_known(case: Case) -> None:
-    """It has models to score."""
+    """There are models to score, in views that the engine knows."""
     views = set(make(case.name, **case.switches).views)
     assert views
     assert views <= {"global", "after_local", "after_downlink"}, views
@@ -376,7 +378,7 @@ def clients_with_little_data_take_part(case: Case) -> None:
 
 @check
 def one_example_makes_no_batch_statistics(case: Case) -> None:
-    """The same with batch normalisation; methods with a net of their own are left out."""
+    """Clients with so little train a net with batch normalisation, unless the net is given."""
     if "net" not in case.tables:
         little(case, "resnet20")
 

@@ -20,9 +20,11 @@ from fedmodels.methods import _CLASSES, make
 from fedmodels.own_code import renew
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerData
 from fedmodels.training.hooks import broadcast, init_client, init_server
-from fedmodels.training.method import ClientContext, Method, RunFacts, ServerContext, ServerData
+from fedmodels.training.method import Method
 from fedmodels.training.position import START, Position
+from fedmodels.training.run import RunFacts
 from fedpb.codec import merged
 
 TABLES: dict[str, dict[str, Any]] = {

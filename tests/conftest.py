@@ -20,8 +20,9 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Problem, state_digest
-from fedmodels.training.method import ClientContext, RunFacts
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.position import START
+from fedmodels.training.run import RunFacts
 from fedtide.trial import (
     TABLES,
     context_of,

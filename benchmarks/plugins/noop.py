@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.training.method import ClientContext
+from fedmodels.training.contexts import ClientContext
 
 
 @register("noop")

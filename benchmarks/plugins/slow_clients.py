@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.training.method import ClientContext
+from fedmodels.training.contexts import ClientContext
 
 
 @dataclass(frozen=True, kw_only=True)

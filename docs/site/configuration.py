@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from fedmodels.config import experiment as tables
 from fedmodels.config import scenario as scenarios
 from fedmodels.config.bounds import MOST
+from fedmodels.config.data import Columns, Data
 from fedmodels.methods import method_class, names, reading_of
 from fedmodels.nets import net_names
 
@@ -28,8 +29,8 @@ At the top level stands `seed` (integer from 0, default `0`): everything random 
 from it.
 """
 TABLES = {
-    "data": scenarios.Data,
-    "data.columns": scenarios.Columns,
+    "data": Data,
+    "data.columns": Columns,
     "net": tables.NetTable,
     "method": tables.MethodTable,
     "schedule": tables.Schedule,

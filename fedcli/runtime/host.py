@@ -37,7 +37,8 @@ from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, FedtideError, LinkError, PayloadError
 from fedmodels.printable import printable
 from fedmodels.resolution import experiment_of
-from fedmodels.tensors.bundle import BundleSpec, ClientId
+from fedmodels.tensors.bundle import ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.heap import give_back_free_pages
 from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -294,44 +295,43 @@ class Host:
                 error = next(outcomes)
             except (UploadRefused, SessionGone, Superseded, RunOver):  # each is told its own then
                 error, outcomes = NotTaken(), repeat(NotTaken())
-            if error is not None:
-                self._push(result, error, member)
+            if error is not None and self._is_brought_again(member, error):
+                self._push(result)
 
-    def _push(
-        self,
-        result: Result,
-        refused: Exception | None = None,
-        member: Membership | None = None,
-    ) -> None:
-        """Bring back one result, joining again where the server forgot the session.
-
-        Args:
-            result: of an order.
-            refused: what became of it among several.
-            member: the session that it came with then.
+    def _push(self, result: Result) -> None:
+        """Bring back one result until the server has taken it, or says that it never will.
 
         Raises:
             FedtideError: this process has to end.
         """
-        client = client_of(result.order.client_id)
         while True:
-            member = member or self.enrolment.members[client]
+            member = self.enrolment.members[client_of(result.order.client_id)]
             try:
-                if refused is not None:
-                    raise refused
                 self.link.push(member, result)
                 return
-            except NotTaken:
-                pass
-            except SessionGone:
-                self.enrolment.rejoin({client: member})
-            except UploadRefused as error:  # this client fails for this interaction
-                log.error("%s", error)
-                return
-            except (Superseded, RunOver) as error:
-                log.warning("client %s: %s", client, error)
-                return
-            refused = member = None
+            except (SessionGone, UploadRefused, Superseded, RunOver) as error:
+                if not self._is_brought_again(member, error):
+                    return
+
+    def _is_brought_again(self, member: Membership, error: Exception) -> bool:
+        """Do what an answer to a result asks for; tell whether the result is to be brought again.
+
+        Args:
+            member: the session that the result came with.
+            error: the server's answer.
+
+        Raises:
+            FedtideError: this process has to end.
+        """
+        if isinstance(error, SessionGone):
+            self.enrolment.rejoin({member.client: member})
+        elif isinstance(error, UploadRefused):  # this client fails for this interaction
+            log.error("%s", error)
+        elif isinstance(error, Superseded | RunOver):
+            log.warning("client %s: %s", member.client, error)
+        elif not isinstance(error, NotTaken):
+            raise error
+        return isinstance(error, SessionGone | NotTaken)
 
     def _beat_forever(self) -> None:
         """Tell how far those at work are, and what became safe on the disk after its upload.

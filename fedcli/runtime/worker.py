@@ -17,20 +17,23 @@ from torch import Tensor
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.diary import tell, tell_scored, tell_trained
+from fedcli.runtime.final_model import FinalModel
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ArchiveError, FedtideError, PayloadError
+from fedmodels.errors import FedtideError, PayloadError
 from fedmodels.methods import make
-from fedmodels.nets.split import SplitNet, weights_of
-from fedmodels.nets.trained import ModelFacts, header_of
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, state_digest
+from fedmodels.nets.split import SplitNet
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import init_client
 from fedmodels.training.loop import ClientHalf, score, train_locally
-from fedmodels.training.method import ClientContext, LocalResult, RunFacts
+from fedmodels.training.method import LocalResult
 from fedmodels.training.position import Position
 from fedmodels.training.returned import check_upload
+from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
@@ -93,6 +96,9 @@ class Worker:
         how = sibling.compression if sibling else Compression.of(self.method, self.run)
         self.compression = how
         self.stateful = self.method.keeps_state(self.run) or self.compression.feedback
+        self.final_model = FinalModel(
+            self.client, self.data, self.states, self.experiment, self.method
+        )
         self._held: Result | None = None
         self._committed = -1
         self._looked_at, self._peak = -math.inf, 0
@@ -233,7 +239,7 @@ class Worker:
         )
         if "after_local" in order.views:
             self._add_counts(report, order, half.ctx, "after_local", half.payload, done.state)
-            self._keep_scored(order, half.ctx.net)
+            self.final_model.keep_scored(order, half.ctx.net)
         stored = self._stored(order) if self.compression.feedback else done.state
         upload, residual = self.compression.returned_by(done.upload, half.payload, stored)
         if self.stateful:
@@ -286,8 +292,7 @@ class Worker:
         else:
             ctx.view = "after_downlink"
             self.method.load(ctx, payload, state)
-        held = Bundle(weights=weights_of(self.net)), header_of(self._facts(order, ctx.view))
-        self.states.save_personal(*(self._scored(order.base) or held))
+        self.final_model.store(order, self.net, ctx.view)
         line = f": the run is over; its model is in {self.states.path}"
         tell("finished", self.client, line, order, path=str(self.states.path))
         if isinstance(self.client, int) and self.client < self.experiment.evaluate.pictures:
@@ -298,38 +303,6 @@ class Worker:
         digest = state_digest([("client", self._stored(order))])
         return Result(order, Bundle(), rpc.Report(state_sha256=digest))
 
-    def _keep_scored(self, order: rpc.Order, net: SplitNet) -> None:
-        """Keep the model that stands for this client in ``a_loc``, if it may be its last one.
-
-        Where all clients train in every round, only those of the last round may be.
-        """
-        if self.method.local_view != "after_local" or not isinstance(self.client, int):
-            return
-        how = self.experiment.schedule
-        per_task = how.order != "rounds_outer"
-        last = how.rounds * (self.data.num_tasks if per_task else 1) - 1
-        if how.selects or how.is_asynchronous or order.round == last:
-            description = header_of(self._facts(order, "after_local"))
-            weights = Bundle(weights=weights_of(net))
-            self.states.keep_scored(order.interaction, order.base, weights, description)
-
-    def _scored(self, interaction: int) -> tuple[Bundle, Mapping[str, str]] | None:
-        """Return the model that was scored after an interaction, where it was kept."""
-        try:
-            return self.states.scored(interaction)
-        except ArchiveError as error:
-            log.warning("%s; the model after the downlink is stored instead", error)
-            return None
-
-    def _facts(self, order: rpc.Order, view: str) -> ModelFacts:
-        """Describe the net of this client as it is stored."""
-        file, net = self.data.file, self.experiment.net
-        return ModelFacts(
-            net.name, net.options(), file.input_shape, file.num_classes, file.scale, file.mean,
-            file.std, file.class_names, self.method.name, view, order.round, self.method.rules[0],
-            net.code_sha256 or "",
-        )  # fmt: skip
-
     def _draw(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
         """Draw the method's pictures into this client's state directory."""
         self.stream.meet(self.data.num_tasks)
@@ -338,9 +311,7 @@ class Worker:
         self.net.eval()
         found = self.method.pictures(ctx, payload, state, x, y)
         if found:
-            from fedcli.runtime.pictures import (
-                draw,  # matplotlib: only where there is something to draw
-            )
+            from fedcli.runtime.pictures import draw  # imports matplotlib
 
             for name, picture in found.items():
                 draw(picture, self.states.path / "pictures" / f"{name}.png")

@@ -20,7 +20,8 @@ from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
-from fedmodels.tensors.bundle import BundleSpec, ClientId
+from fedmodels.tensors.bundle import ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.fault import faults_told
 
 MOST_OPEN = 64

@@ -22,17 +22,13 @@ from typing import Any
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, RunFailed, reason_of
 from fedmodels.methods import make
-from fedmodels.tensors.bundle import BundleSpec, Weights
+from fedmodels.tensors.bundle import Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.staleness import discount, rebased
+from fedmodels.training.contexts import Metrics, ServerContext, ServerData, ServerState
 from fedmodels.training.hooks import init_server
-from fedmodels.training.method import (
-    Method,
-    Metrics,
-    RunFacts,
-    ServerContext,
-    ServerData,
-    ServerState,
-)
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
 from fedsrv.availability import read_availability
 from fedsrv.engine.cohort import Answers, Cohort, Flush, Trip
 from fedsrv.engine.rounds import Engine

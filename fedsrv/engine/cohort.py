@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Protocol
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.training.compression import Compression
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -15,9 +15,10 @@ from typing import Any
 from fedmodels.errors import ClientFailed, FedtideError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import Bundle, check_finite
 from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.hooks import reduce
-from fedmodels.training.method import Method, Metrics, ServerContext, ServerState
+from fedmodels.training.method import Method
 
 log = logging.getLogger(__name__)
 

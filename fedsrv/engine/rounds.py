@@ -22,9 +22,10 @@ from fedmodels.numerics.prototypes import drift
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.heap import give_back_free_pages
 from fedmodels.training.compression import Compression
+from fedmodels.training.contexts import Metrics, ServerContext, ServerData, ServerState
 from fedmodels.training.fault import faults_told
 from fedmodels.training.hooks import broadcast, evaluation, init_server
-from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
+from fedmodels.training.run import RunFacts
 from fedmodels.training.stack import check_stacks
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import untrained

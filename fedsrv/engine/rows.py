@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedmodels.training.method import Metrics
+from fedmodels.training.contexts import Metrics
 from fedsrv.engine.cohort import Answers
 from fedsrv.engine.schedule import Step
 from fedsrv.state.record import Record

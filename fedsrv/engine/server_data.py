@@ -20,7 +20,7 @@ from fedmodels.data_description import Normaliser, ProblemFile, read_file
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.methods import method_class
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.method import ServerData
+from fedmodels.training.contexts import ServerData
 
 
 def server_data_for(experiment: Experiment, directory: Path | None) -> ServerData | None:

@@ -18,7 +18,8 @@ from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.tensors.announced import Announced, check_examples
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.training.class_masks import rules_of
-from fedmodels.training.method import Method, RunFacts
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.schedule import Step

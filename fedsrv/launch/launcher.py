@@ -116,14 +116,11 @@ def launch(
         make_directory(out / "logs", out)
         made_before = data is not None
         joining = _joining(experiment, root, out / "clients", device, logs)
-        place: Hosts = LocalHosts(joining, out / "logs")
-        if ray is not None:
-            from fedsrv.launch.ray_hosts import RayHosts
-
-            config = tomli_w.dumps(experiment.to_dict())
-            place = RayHosts(ray, joining, out, config, deals=not made_before)
-        parts = (experiment, out, root, place, display, held, made_before, began, logs)
-        with launching(out), Launch(*parts, serve_options=serve_options) as run:
+        place = _hosts_of(experiment, joining, out, ray, deals=not made_before)
+        processes = Launch(
+            experiment, out, root, place, display, held, made_before, began, logs, serve_options
+        )
+        with launching(out), processes as run:
             run.partition()
             check_net(experiment, root)
             try:
@@ -163,6 +160,25 @@ def _joining(
     names = (experiment.method.name, experiment.net.name)
     code = [word for n in names if is_own(n) for word in ("--code", n.rpartition(":")[0])]
     return Joining(data, states, device, ("--log-level", log_level, *code))
+
+
+def _hosts_of(
+    experiment: Experiment, joining: Joining, out: Path, ray: RayPlace | None, *, deals: bool
+) -> Hosts:
+    """Return where the hosts of a run are: on this machine, or on a Ray cluster.
+
+    Args:
+        experiment: what to run.
+        joining: what every host is told.
+        out: the run directory.
+        ray: the cluster; this machine unless given.
+        deals: whether the data are dealt out for this run.
+    """
+    if ray is None:
+        return LocalHosts(joining, out / "logs")
+    from fedsrv.launch.ray_hosts import RayHosts
+
+    return RayHosts(ray, joining, out, tomli_w.dumps(experiment.to_dict()), deals=deals)
 
 
 @contextmanager

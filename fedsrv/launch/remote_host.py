@@ -38,7 +38,7 @@ class Stay:
     """What one host is told for its time on a node."""
 
     clients: str
-    """As ``--client-id`` says them."""
+    """The ids of its clients, as ``--client-id`` takes them."""
     arguments: Sequence[str]
     """Arguments of ``fedcli``, without the options of ``secrets``."""
     directory: Path

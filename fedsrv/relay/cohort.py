@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.announced import check_numbers
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Batch:
+class Delivery:
     """Orders that came together, and their payload."""
 
     issue: int = 0
@@ -129,17 +130,17 @@ class RelayCohort(RemoteCohort):
         self.group, self._issue = None, 0
         self._grouped.clear()
 
-    def begin(self, batch: Batch) -> None:
-        """Give a batch of orders to the clients; those of an earlier issue end."""
-        run = self.run_of(next(iter(batch.orders)))
-        open_trip = OpenTrip.of(_trip_of(batch, run))
+    def begin(self, delivery: Delivery) -> None:
+        """Give orders to the clients; those of an earlier issue end."""
+        run = self.run_of(next(iter(delivery.orders)))
+        open_trip = OpenTrip.of(_trip_of(delivery, run))
         sample = open_trip.trip.sample
         with self.changed:
-            if batch.issue != self._issue:
+            if delivery.issue != self._issue:
                 self._recall()
-                self._issue = batch.issue
-            if batch.group and self.group is None:
-                self.group = self._group_of(batch.group, sample, run)
+                self._issue = delivery.issue
+            if delivery.group and self.group is None:
+                self.group = self._group_of(delivery.group, sample, run)
             if self.group is not None:
                 self._grouped.add(open_trip)
             self.commit(sample.committed, sample.durable)
@@ -211,13 +212,13 @@ class RelayCohort(RemoteCohort):
                 self.changed.notify_all()
 
 
-def _trip_of(batch: Batch, run: RelayedRun) -> Trip:
-    sample = next(iter(batch.orders.values()))
+def _trip_of(delivery: Delivery, run: RelayedRun) -> Trip:
+    sample = next(iter(delivery.orders.values()))
     trains = sample.kind == rpc.ORDER_KIND_TRAIN
     return Trip(
-        batch.orders,
-        batch.common,
-        batch.personal,
+        delivery.orders,
+        delivery.common,
+        delivery.personal,
         run.upload_spec if trains else BundleSpec(),
         check_upload=_check,
         compression=Compression(zstd=run.facts.experiment.zstd),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedmodels.commands import end_on_sigterm
 from fedmodels.errors import ConfigError
 from fedmodels.log_lines import LogLevel, set_up_logging
 from fedsrv.options import AsJson, Certificate, ClientAuthority, Insecure, Key, Level, Place, Quiet
@@ -53,16 +53,10 @@ def relay(
     check_address(up, "--up")
     above = Above(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
     place = Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure)
-    signal.signal(signal.SIGTERM, _end)
+    end_on_sigterm()
     telling = Telling(names_address=not as_json, prints=False)
     serve_relay(ids, above, place, telling, code or ())
     telling.end()
-
-
-def _end(number: int, _: object) -> None:
-    """End the command once; a further signal does not disturb its last steps."""
-    signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(128 + number)
 
 
 def range_of(text: str) -> range:

@@ -11,9 +11,11 @@ from typing import Any, Self
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.resolution import experiment_of
-from fedmodels.tensors.bundle import BundleSpec, Problem
+from fedmodels.tensors.bundle import Problem
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
-from fedmodels.training.method import Method, RunFacts
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True)

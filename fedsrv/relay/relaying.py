@@ -18,14 +18,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedmodels.errors import ConfigError, LinkError, PayloadError
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.orders import read_order
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen, telling_the_end
 from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.identity.tls import ChannelCredentials
 from fedsrv.narration import Telling
-from fedsrv.relay.cohort import Batch, RelayCohort
+from fedsrv.relay.cohort import Delivery, RelayCohort
 from fedsrv.relay.group import Group
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.uplink import CallFailed, Uplink, meaning_of
@@ -117,7 +118,7 @@ class Relaying:
         self._issues: dict[ClientId, int] = {}
         """The issue of each client's last order that was given out."""
         self._held: dict[bytes, Bundle] = {}
-        self._batch = Batch()
+        self._delivery = Delivery()
         self._heard = 0.0
         """When the last message of the Pull under way came."""
         self._moves, self._looked = -1, 0.0
@@ -167,7 +168,7 @@ class Relaying:
             return
         self._moves, self._looked = moves, now
         live = {client: session.token for client, session in self.cohort.live().items()}
-        half_way = self._batch.orders and now - self._heard > QUIET_S
+        half_way = self._delivery.orders and now - self._heard > QUIET_S
         if self._call is not None and (live != self._pulled or half_way):
             self._call.cancel()
 
@@ -224,7 +225,7 @@ class Relaying:
                 log.exception("the relay cannot go on")
                 self._end(LinkError(f"the relay cannot go on: {error}"))
             finally:
-                self._call, self._batch = None, Batch()
+                self._call, self._delivery = None, Delivery()
 
     def _request(self) -> tuple[int, rpc.PullRequest | None]:
         """Wait until a client is there; return a request for all that are; None at the end."""
@@ -260,18 +261,18 @@ class Relaying:
 
     def _add(self, order: rpc.Order, parts: Mapping[str, Bundle], group: tuple[int, ...]) -> None:
         """Add an order to those that came with it; give them out with the last one."""
-        batch = self._batch
-        if order.issue != batch.issue:
-            batch = self._batch = Batch(order.issue, common=parts["common"])
+        delivery = self._delivery
+        if order.issue != delivery.issue:
+            delivery = self._delivery = Delivery(order.issue, common=parts["common"])
         client = client_id_of(order.client_id, self.cohort.num_clients)
-        batch.orders[client] = order
-        batch.group = batch.group or group
+        delivery.orders[client] = order
+        delivery.group = delivery.group or group
         if "personal" in parts:
-            batch.personal[client] = parts["personal"]
+            delivery.personal[client] = parts["personal"]
         if not order.following:
-            self._issues |= dict.fromkeys(batch.orders, batch.issue)
-            self.cohort.begin(batch)
-            self._batch = Batch()
+            self._issues |= dict.fromkeys(delivery.orders, delivery.issue)
+            self.cohort.begin(delivery)
+            self._delivery = Delivery()
 
     def _parts_of(self, client: str) -> Mapping[str, BundleSpec]:
         """Return what the parts of a client's payload must hold, by role."""

@@ -19,7 +19,7 @@ from fedmodels.errors import ArchiveError
 from fedmodels.printable import printable
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, GeneratorState
-from fedmodels.training.method import ServerState
+from fedmodels.training.contexts import ServerState
 
 _PART = re.compile(r"clients/([0-9]{1,9})(?:/(?P<key>.+))?")
 _FILE = re.compile(r"part-[^/]+\.safetensors")

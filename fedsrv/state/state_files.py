@@ -10,7 +10,7 @@ from fedmodels.errors import ArchiveError, ArchiveNotRead
 from fedmodels.files import sync_path
 from fedmodels.tensors.archive import load_named, save_named
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.method import ServerState
+from fedmodels.training.contexts import ServerState
 from fedsrv.state.client_parts import ClientParts, Manifest
 from fedsrv.state.run_directory import state_numbers
 

@@ -24,7 +24,7 @@ from fedmodels.config.experiment import Experiment, forbidden_changes
 from fedmodels.errors import ArchiveError, ArchiveNotRead, ConfigError, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.tensors.bundle import state_digest
-from fedmodels.training.method import ServerState
+from fedmodels.training.contexts import ServerState
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record, trained_in

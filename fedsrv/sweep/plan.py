@@ -163,7 +163,7 @@ class PlannedRun:
     cell: Cell
     seed: int
     config: str
-    """Its TOML."""
+    """The run's experiment, as TOML."""
     directory: Path
     data: Path
     """The partition that the runs of a setting and a seed share."""

@@ -8,12 +8,14 @@ from typing import Any, Self
 
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import RawFrame, Receiver, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer
 from fedsrv.transport.gate import Gate
-from fedsrv.transport.open_trip import GroupSum, OpenTrip
+from fedsrv.transport.open_trip import OpenTrip
+from fedsrv.transport.open_trips import GroupSum
 from fedsrv.transport.relayed import check_sum, sum_spec
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import NotReady, Superseded

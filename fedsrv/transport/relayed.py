@@ -14,7 +14,8 @@ from dataclasses import replace
 import torch
 
 from fedmodels.tensors.announced import check_numbers
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.weighted_mean import mean_of_sums
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Trip

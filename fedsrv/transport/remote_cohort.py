@@ -20,9 +20,9 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Answers, Flush, HoldsState, Trip
 from fedsrv.events import EventLog
 from fedsrv.transport.holdings import Holdings
-from fedsrv.transport.open_trip import GroupSum, OpenTrip, OpenTrips, check_enough, what_for
+from fedsrv.transport.open_trip import OpenTrip, check_enough, what_for
+from fedsrv.transport.open_trips import GroupSum, OpenTrips
 from fedsrv.transport.sessions import (
-    MOST_AT_ONCE,
     AlreadyConnected,
     Caller,
     ClientSession,
@@ -49,6 +49,8 @@ class RemoteCohort:
     MOST_AHEAD = 3
     """Orders a process may have: one its client trains for, one it holds, one on its way; and
     twice as many as train together, if that is more."""
+    MOST_AT_ONCE = 1000
+    """Orders in one message."""
 
     def __init__(
         self,
@@ -81,8 +83,7 @@ class RemoteCohort:
         self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
         self._holdings = Holdings(self._sessions)
-        waits = self._is_there, self._may_come, deadline_s, clock
-        self._patience = Patience(self._changed, *waits)
+        self._patience = Patience(self._changed, self._is_there, self._may_come, deadline_s, clock)
         self._gathering = Notice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
 
@@ -99,21 +100,19 @@ class RemoteCohort:
             return self._holdings.starting_over()
 
     def gather(self) -> Mapping[int, str]:
-        with self._changed:
-            self._wait_to_join()
-            while self._turn_away(self.admission.settle()):
-                self._wait_to_join()
-            return self._descriptions()
-
-    def _wait_to_join(self) -> None:
         joined, needed = self._sessions, self._min_clients
-        self._patience.wait_to_join(self._gathering, self._expected, joined, needed)
+        with self._changed:
+            while True:
+                self._patience.wait_to_join(self._gathering, self._expected, joined, needed)
+                if not self._turn_away(self.admission.settle()):
+                    return self._descriptions()
 
     def meet(self, clients: Sequence[int], needed: int) -> Mapping[int, str]:
         notice = Notice("gathering a round's clients", self.events, self._clock)
         with self._changed:
-            joined = self._sessions
-            self._patience.wait_to_join(notice, clients, joined, needed, enough_will_do=True)
+            self._patience.wait_to_join(
+                notice, clients, self._sessions, needed, enough_will_do=True
+            )
             return self._descriptions()
 
     def _descriptions(self) -> Mapping[int, str]:
@@ -303,21 +302,21 @@ class RemoteCohort:
         return caller
 
     def next_orders(
-        self, caller: Caller, is_active: Callable[[], bool], most: int = MOST_AT_ONCE
+        self, caller: Caller, is_active: Callable[[], bool]
     ) -> tuple[list[rpc.Order], OpenTrip] | None:
         """Wait for orders of one payload for a caller; None when it is gone, or replaced."""
         with self._lock:
             self._callers.add(caller)
             try:
-                return caller.wait(partial(self._orders_for, caller, most), is_active, self._clock)
+                return caller.wait(partial(self._orders_for, caller), is_active, self._clock)
             finally:
                 self._callers.discard(caller)
 
-    def _orders_for(self, caller: Caller, most: int) -> tuple[list[rpc.Order], OpenTrip] | None:
+    def _orders_for(self, caller: Caller) -> tuple[list[rpc.Order], OpenTrip] | None:
         caller.check(self._sessions, self._replaced)
         if self._over:
             raise self._over
-        found = self._trips.next_for(caller, self._most_ahead, most)
+        found = self._trips.next_for(caller, self._most_ahead, self.MOST_AT_ONCE)
         if found is None:
             return None
         clients, trip, behind = found

@@ -43,8 +43,6 @@ class NotReady(Exception):
     """The server cannot answer yet; the caller should try again in a moment."""
 
 
-MOST_AT_ONCE = 1000
-"""Orders in one message."""
 MOST_VERSIONS = 10_000
 """Private states of a client that a session remembers, the newest ones."""
 
@@ -220,9 +218,9 @@ class Left:
     """The clients of a caller that have not answered their orders of a trip."""
 
     fresh: dict[ClientId, None]
-    """Those that were not sent theirs, in the order of the trip."""
+    """Clients whose orders were not sent yet, in the order of the trip."""
     ahead: set[ClientId]
-    """Those that have it."""
+    """Clients whose orders were sent."""
 
 
 def client_id_of(text: str, num_clients: int) -> ClientId:

@@ -39,6 +39,16 @@ def run_command(app: Callable[..., object], arguments: Sequence[str] | None = No
         raise
 
 
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the process with its own exit status, 143; a second one changes nothing."""
+    signal.signal(signal.SIGTERM, _end_by_signal)
+
+
+def _end_by_signal(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
 def _has_directory() -> bool:
     try:
         os.getcwd()

@@ -19,13 +19,8 @@ from zlib_ng import zlib_ng
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.tensors.block_layout import ALIGNMENT, aligned
-from fedmodels.tensors.bundle import (
-    Bundle,
-    BundleSpec,
-    check_counts,
-    check_finite,
-    tensor_bytes,
-)
+from fedmodels.tensors.bundle import Bundle, check_counts, check_finite, tensor_bytes
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 from fedpb.frames import FRAME_BYTES, WHOLE_BYTES, Frame, RawFrame, messages, read_chunk

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.tensors.block_layout import ALIGNMENT, BlockLayout, aligned, layout_of
-from fedmodels.tensors.bundle import DTYPE_NAMES, DTYPES, Bundle, BundleSpec
+from fedmodels.tensors.bundle import DTYPE_NAMES, DTYPES, Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.packed_weights import names_and_layout
 from fedpb.v1 import bundle_pb2 as pb
 

@@ -10,7 +10,7 @@ import hashlib
 from collections import OrderedDict
 from threading import Lock
 
-from fedmodels.tensors.bundle import BundleSpec
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.headers import Plan
 from fedpb.v1 import bundle_pb2 as pb
 

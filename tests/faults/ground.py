@@ -19,7 +19,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import make, method_class
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from fedsrv.engine.buffered_rounds import check_asynchronous
 from tests.faults.plans import Draw, Plan
 from tests.faults.playing import PATIENCE_S, Played, Player

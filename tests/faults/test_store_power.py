@@ -12,7 +12,7 @@ from fedcli.runtime.sessions import Session, SessionFile
 from fedcli.runtime.state import PERSONAL, StateDirectory
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.method import ServerState
+from fedmodels.training.contexts import ServerState
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 from tests.faults.inside import fault_disk

@@ -14,17 +14,18 @@ from typing import cast
 import pytest
 import torch
 
-from fedcli import cli
 from fedcli.runtime import order_queue
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
+from fedmodels.commands import end_on_sigterm
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
 @pytest.fixture
 def ends_at_sigterm() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, cli._end)
+    before = signal.getsignal(signal.SIGTERM)
+    end_on_sigterm()
     yield
     signal.signal(signal.SIGTERM, before)
 

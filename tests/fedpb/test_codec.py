@@ -13,14 +13,12 @@ from fedmodels.tensors.block_layout import ALIGNMENT
 from fedmodels.tensors.bundle import (
     DTYPES,
     Bundle,
-    BundleSpec,
     GeneratorState,
     Histogram,
     Prototypes,
-    prototype_spec,
-    scalar_spec,
     tensor_bytes,
 )
+from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
 from fedpb.codec import (
     RawFrame,
     Receiver,

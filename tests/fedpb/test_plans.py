@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.bundle import Bundle, BundleSpec, TensorSpec, scalar_spec
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, scalar_spec
 from fedpb.codec import Receiver, encode
 from fedpb.plans import Plans, plan_of
 from fedpb.v1 import bundle_pb2 as pb

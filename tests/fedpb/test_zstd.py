@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fedmodels.errors import ConfigError, PayloadError, PayloadTooLarge
-from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb import zstd
 from fedpb.codec import Encoded, RawFrame, Receiver, encode, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc

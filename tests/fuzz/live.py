@@ -14,7 +14,7 @@ from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from fedsrv.coordinator import Listen, serve
 from fedsrv.events import EventLog
 from tests.fuzz.liar import Liar

@@ -25,15 +25,8 @@ from fedcli.data.store.client_data import ClientData
 from fedmodels.errors import ArchiveError, ConfigError, DataError, PayloadError
 from fedmodels.resolution import experiment_of, parse_experiment
 from fedmodels.tensors.archive import load_named
-from fedmodels.tensors.bundle import (
-    Bundle,
-    BundleSpec,
-    GeneratorState,
-    Histogram,
-    Prototypes,
-    TensorSpec,
-    prototype_spec,
-)
+from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
+from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec
 from fedpb.codec import Receiver, read_chunk
 from fedpb.descriptions import client_json_of
 from fedpb.headers import checked_places

@@ -96,7 +96,7 @@ def plain() -> Iterator[Callable[..., PlainClient]]:
 def upload_of(run: Loopback) -> Bundle:
     """Return an upload as the method wants it."""
     from fedmodels.tensors.bundle import Problem
-    from fedmodels.training.method import RunFacts
+    from fedmodels.training.run import RunFacts
 
     weights = RunFacts(run.experiment, Problem((1, 8, 8), 10)).initial_weights
     return Bundle(weights=dict(weights), scalars={"num_examples": 5.0})

@@ -18,7 +18,8 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
-from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb import PROTOCOL
 from fedpb.codec import encode
 from fedpb.descriptions import description_of

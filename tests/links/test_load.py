@@ -17,7 +17,7 @@ from benchmarks import light
 from benchmarks.light import Light
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from tests.integration.conftest import Loopback, Sites, tables
 
 pytestmark = pytest.mark.loopback

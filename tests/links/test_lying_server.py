@@ -17,7 +17,7 @@ from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedmodels.errors import FedtideError
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Problem
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from fedpb.codec import encode
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc

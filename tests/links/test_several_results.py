@@ -17,7 +17,8 @@ from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.worker import Result
 from fedmodels.errors import LinkError, PayloadError
-from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import read_chunk
 from fedpb.frames import unpacked
 from fedpb.orders import read_order

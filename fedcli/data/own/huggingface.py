@@ -18,7 +18,7 @@ from fedcli.data.own.examples import Examples, coded, dataset_of
 from fedcli.data.own.functions import as_array
 from fedcli.data.own.tables import PARTS, joined, made, windowed
 from fedcli.data.sets.dataset import Dataset, Inputs, Source
-from fedmodels.config.scenario import Columns
+from fedmodels.config.data import Columns
 from fedmodels.errors import DataError, suggestion
 
 EXTRA = "install the extra: pip install 'fedtide[huggingface]'"

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from fedmodels.config.scenario import Columns
+from fedmodels.config.data import Columns
 from fedmodels.errors import DataError
 from fedmodels.printable import printable
 

@@ -24,7 +24,7 @@ from fedcli.data.own.examples import Examples, coded, dataset_of, last_of_each
 from fedcli.data.own.table_files import files_of, read_frame
 from fedcli.data.sets.dataset import Dataset, Source
 from fedcli.data.sets.windows import window_starts
-from fedmodels.config.scenario import Columns
+from fedmodels.config.data import Columns
 from fedmodels.errors import DataError, suggestion
 
 PARTS = ("train", "test")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedcli.data.arrays import IntArray, check_examples
-from fedmodels.config.scenario import Data
+from fedmodels.config.data import Data
 from fedmodels.data_description import MOST_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
 

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from fedcli.data.sets.dataset import Dataset, Source
-from fedmodels.config.scenario import Data
+from fedmodels.config.data import Data
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.own_code import is_own, loaded, own, renew
 

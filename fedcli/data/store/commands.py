@@ -22,8 +22,9 @@ from fedcli.data.sets.registry import DATASETS, load, names, source_of
 from fedcli.data.store.partition_writer import TABLE, Layout, write_partition
 from fedcli.data.store.reserve import Reserve, set_apart
 from fedcli.data.store.union import gathered
+from fedmodels.config.data import Data
 from fedmodels.config.origin import placeless
-from fedmodels.config.scenario import Data, Natural, ScenarioTable
+from fedmodels.config.scenario import Natural, ScenarioTable
 from fedmodels.errors import ConfigError
 from fedmodels.printable import printable
 

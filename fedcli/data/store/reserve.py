@@ -10,7 +10,7 @@ from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.long_tail import keep_per_class
 from fedcli.data.cuts.seeds import rng_of
 from fedcli.data.sets.dataset import Dataset, Inputs
-from fedmodels.config.scenario import Data
+from fedmodels.config.data import Data
 from fedmodels.errors import ConfigError
 
 

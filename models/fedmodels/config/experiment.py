@@ -13,7 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.bounds import Count, PositiveCount
-from fedmodels.config.scenario import Data, Scenario, StrictTable
+from fedmodels.config.data import Data
+from fedmodels.config.scenario import Scenario
+from fedmodels.config.strict_table import StrictTable
 from fedmodels.errors import ConfigError
 from fedmodels.own_code import short_name
 
@@ -28,12 +30,14 @@ class NetTable(BaseModel):
     """A net's name, or ``file.py:Name``."""
     weights: str | None = None
     """A file of weights that all start from, such as ``fedcli pretrain`` writes; every process
-    of the run reads it. What it lacks is initialised as ever; so are FedEM's learners but one."""
+    of the run reads it. Weights that the file lacks are drawn from the seed, and so are all of
+    FedEM's learners but the first."""
     weights_sha256: str | None = None
-    """Of that file; the coordinator fills it in, and every process checks what it reads."""
+    """SHA-256 of the file ``weights``; the coordinator fills it in, and every process checks what
+    it reads."""
 
     code_sha256: str | None = None
-    """Of the file that ``name`` gives, if it is ``file.py:Name``; filled in when it is read."""
+    """SHA-256 of the file in ``name``, if it is ``file.py:Name``; filled in when it is read."""
 
     def options(self) -> dict[str, Any]:
         """Return what is passed to ``make_net`` beside the name."""
@@ -47,7 +51,7 @@ class MethodTable(BaseModel):
     name: str
     """One of ``fedsrv methods``, or ``file.py:Name``."""
     code_sha256: str | None = None
-    """Of the file that ``name`` gives, if it is ``file.py:Name``; filled in when it is read."""
+    """SHA-256 of the file in ``name``, if it is ``file.py:Name``; filled in when it is read."""
 
     @property
     def pools_data(self) -> bool:
@@ -77,7 +81,7 @@ class Schedule(StrictTable):
     availability: str | None = None
     """File that says which clients are there in which rounds: docs/populations.md."""
     availability_sha256: str | None = None
-    """SHA-256 of that file; filled in when it is read."""
+    """SHA-256 of the file ``availability``; filled in when it is read."""
     order: Literal["rounds_outer", "tasks_outer", "asynchronous"] = "rounds_outer"
     """Every round visits every task, or all rounds of a task come before the next task.
     ``asynchronous`` does the latter, and a round ends with the first ``buffer`` uploads (FedBuff):
@@ -141,11 +145,11 @@ class Training(StrictTable):
     batch_size: PositiveCount = 32
     """Examples of a training step."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Its state lives for one phase of local training."""
+    """The optimiser; its state lives for one phase of local training."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Learning rate."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Of SGD."""
+    """Momentum of SGD."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of the optimiser."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -210,16 +214,18 @@ class Server(StrictTable):
     """``[server]``: how the coordinator waits, keeps and computes."""
 
     min_clients: PositiveCount | None = None
-    """Clients that will do when others fail or, with ``deadline_s``, are late or dead: at the
+    """How many clients suffice when others fail or, with ``deadline_s``, are late or dead: at the
     start, in an interaction, in an evaluation and at the end; all unless given."""
     deadline_s: Annotated[float, Field(gt=0)] | None = None
-    """Seconds after which ``min_clients`` will do, and that nobody waits for clients known to be
-    dead once all others have answered; without it everybody who has not failed is waited for."""
+    """Seconds after which the answers of ``min_clients`` suffice. With a deadline, nobody waits for
+    a client known to be dead once all others have answered. Without one, the run waits for
+    everybody who has not failed."""
     durability: Literal["watermark", "strict"] = "watermark"
     """``strict`` syncs every commit to the disk before it counts."""
     max_rollback: Count = 2
-    """Interactions that are done again at most for private states a client lost, beyond what a
-    power failure explains; states of so many are kept in any case. ``--resume`` may change it."""
+    """How many interactions are computed again at most for a client that lost its private states,
+    beyond what a power failure explains. States of this many interactions are always kept.
+    ``--resume`` may change it."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Torch threads of the coordinator; the count changes floats."""
     upload_memory_mb: Count = 256
@@ -264,9 +270,9 @@ class Tracking(StrictTable):
     tensorboard: bool = False
     """Write metrics to OUT/tensorboard as they come; needs the extra ``tensorboard``."""
     mlflow: bool = False
-    """Log them to ``$MLFLOW_TRACKING_URI``, or OUT/mlflow.db; needs the extra ``mlflow``."""
+    """Log metrics to ``$MLFLOW_TRACKING_URI``, or OUT/mlflow.db; needs the extra ``mlflow``."""
     wandb: bool = False
-    """Log them to Weights & Biases, as its environment says; needs the extra ``wandb``."""
+    """Log metrics to Weights & Biases, as its environment says; needs the extra ``wandb``."""
 
 
 class Experiment(StrictTable):

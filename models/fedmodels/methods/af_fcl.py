@@ -40,18 +40,14 @@ from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import ClassMasks, mask_of, masks_spec, remembered
 from fedmodels.techniques.moments import load_moments, moments_of
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights, scalar_spec
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import Course, begin_phase, optimizer_of
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Output,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 
 TEMPERATURE = 2.0
 BEFORE = "before"

@@ -32,9 +32,11 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import load_weights
 from fedmodels.numerics.randomness import derive_seed, generator, seeded
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights, prototype_spec
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 HEAD = ("head/weight", "head/bias")
 RETRAINED = ("retrained/weight", "retrained/bias")

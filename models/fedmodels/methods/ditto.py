@@ -25,7 +25,9 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.techniques.twins import Twin, begin_twin, restored, stored
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.training.method import Batch, ClientContext, RunFacts
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Batch
+from fedmodels.training.run import RunFacts
 
 
 @dataclass

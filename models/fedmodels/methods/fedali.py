@@ -33,10 +33,12 @@ from fedmodels.nets.alp import ALP, alp_layers
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.clustering import cluster
 from fedmodels.numerics.neighbour_clustering import cluster_near
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Prototypes, Weights, scalar_spec
+from fedmodels.tensors.bundle import Bundle, ClientId, Prototypes, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.tensors.weighted_mean import weighted_mean
-from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 LOCAL, GLOBAL = ".local_prototypes", ".global_prototypes"
 INFLUENCE = ("prototype_share", "prototype_angle")

@@ -24,20 +24,13 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.tensors.announced import Announced, check_upload
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights, scalar_spec
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.loop import run_phases
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Method,
-    Metrics,
-    Output,
-    Phase,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.method import Batch, Method, Output, Phase
+from fedmodels.training.run import RunFacts
 
 
 @register("fedavg")

@@ -41,17 +41,13 @@ from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.acgan import Acgan, Maker, Pool, labels_from
 from fedmodels.techniques.continual import ClassMasks, mask_of, masks_spec, remembered
 from fedmodels.techniques.moments import load_moments, moments_of
-from fedmodels.tensors.bundle import (
-    Bundle,
-    BundleSpec,
-    GeneratorState,
-    Histogram,
-    Weights,
-)
+from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.loop import augmented, batches
-from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 NOW, LAST = "now", "last"
 """A client's generator after its last upload, and at the end of its previous task."""

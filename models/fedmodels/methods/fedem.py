@@ -24,9 +24,12 @@ from fedmodels.config.bounds import PositiveCount
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights, scalar_spec
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
+from fedmodels.training.contexts import ClientContext, ServerState
 from fedmodels.training.loop import run_phases
-from fedmodels.training.method import Batch, ClientContext, Output, RunFacts, ServerState
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 
 
 @dataclass

@@ -36,7 +36,8 @@ from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerData, ServerState
+from fedmodels.training.contexts import Metrics, ServerContext, ServerData, ServerState
+from fedmodels.training.run import RunFacts
 
 BATCH = 256
 """Examples asked of a model at a time."""

@@ -36,17 +36,12 @@ from fedmodels.numerics.distances import divergence, smooth_l1
 from fedmodels.numerics.prototypes import ByClass, moved, nearest_scores, uncounted
 from fedmodels.techniques import levels
 from fedmodels.techniques.shallow import travelling_names
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Metrics,
-    Output,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.method import Batch, ClientContext, Output
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Batch, Output
 
 
 def not_true(logits: Tensor, labels: Tensor) -> Tensor:

@@ -32,25 +32,12 @@ from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.algebra import class_means, nnls_simplex, weighted_mean
 from fedmodels.numerics.prototypes import mean_prototypes
 from fedmodels.tensors.announced import Announced
-from fedmodels.tensors.bundle import (
-    Bundle,
-    BundleSpec,
-    ClientId,
-    Prototypes,
-    prototype_spec,
-    scalar_spec,
-)
+from fedmodels.tensors.bundle import Bundle, ClientId, Prototypes
+from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Metrics,
-    Output,
-    Phase,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output, Phase
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True)

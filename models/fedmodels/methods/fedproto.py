@@ -33,16 +33,12 @@ from fedmodels.numerics.prototypes import (
     moved,
     nearest_scores,
 )
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes
+from fedmodels.tensors.bundle import Bundle, Prototypes
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Output,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 
 
 @dataclass

@@ -21,7 +21,8 @@ from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.method import Batch, ClientContext, Output
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Batch, Output
 
 
 @register("fedprox")

@@ -21,7 +21,8 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.bases.private_parts import PrivatePrefixes
 from fedmodels.methods.bases.round_heads import RoundHeads
-from fedmodels.training.method import ClientContext, Phase
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Phase
 
 
 @register("fedrep")

@@ -34,17 +34,12 @@ from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.latest_embeddings import LatestEmbeddings
 from fedmodels.numerics.prototypes import ByClass, distance_per_example, moved, nearest_scores, only
 from fedmodels.tensors.announced import STATISTICS
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, Weights, scalar_spec
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Output,
-    Phase,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output, Phase
+from fedmodels.training.run import RunFacts
 
 
 @dataclass

@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import ClientContext, RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 
 @register("local")

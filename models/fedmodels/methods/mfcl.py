@@ -38,10 +38,13 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.techniques.continual import masked_cross_entropy
 from fedmodels.techniques.datafree import LayerMoments, descend, is_reported, watched
-from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, TensorSpec
+from fedmodels.tensors.bundle import Bundle, GeneratorState
+from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.roles import tensors_of
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext
 from fedmodels.training.loop import run_phases
-from fedmodels.training.method import Batch, ClientContext, Metrics, Output, RunFacts, ServerContext
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 
 ANY = "any"
 """The generator's key: it draws any class."""

@@ -27,7 +27,9 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.embedding import embeddings
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.training.method import Batch, ClientContext, Output, RunFacts
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 
 PREVIOUS = "previous/"
 

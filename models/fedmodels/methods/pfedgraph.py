@@ -20,7 +20,8 @@ from fedmodels.methods import register
 from fedmodels.methods.bases.collaborating import Collaborating
 from fedmodels.techniques.collaboration import reference_in
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.training.method import Batch, ClientContext, Output
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Batch, Output
 
 
 @register("pfedgraph")

@@ -22,7 +22,8 @@ from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.techniques.class_replay import Rehearsal
 from fedmodels.techniques.collaboration import reference_in
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.training.method import Batch, ClientContext, Output
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Batch, Output
 
 
 @dataclass(frozen=True)

@@ -30,19 +30,14 @@ from fedmodels.techniques import collaboration, server_replay
 from fedmodels.techniques.class_replay import ClassReplay, Rehearsal, published
 from fedmodels.techniques.mixing import Mixer, find_all
 from fedmodels.tensors.announced import Announced
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Histogram, Weights
+from fedmodels.tensors.bundle import Bundle, ClientId, Histogram, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.loop import run_phases
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Metrics,
-    Output,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 
 PERSONAL = "personal"
 PARTS = 10**6

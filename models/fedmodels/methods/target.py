@@ -55,10 +55,13 @@ from fedmodels.techniques.datafree import (
     shuffled,
     watched,
 )
-from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, TensorSpec
+from fedmodels.tensors.bundle import Bundle, GeneratorState
+from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.roles import tensors_of
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext
 from fedmodels.training.loop import augmented
-from fedmodels.training.method import Batch, ClientContext, Metrics, Output, RunFacts, ServerContext
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 
 ANY, IMAGES = "any", f"{MEMORY}/images"
 BETAS = (0.5, 0.999)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from fedmodels.errors import PayloadError, suggestion
 from fedmodels.nets.precision import in_bfloat16
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 
 
@@ -160,14 +161,6 @@ class SplitNet(nn.Module):
         """Return the logits (B, K) of a batch (B, *input_shape)."""
         logits: Tensor = self.head(self.features(x))
         return logits
-
-    def shared_keys(self) -> frozenset[str]:
-        """Return the keys of the representation: every ``base/…``, buffers included."""
-        return frozenset(key for key in self.tensors() if key.startswith("base/"))
-
-    def personal_keys(self) -> frozenset[str]:
-        """Return the keys of the classifier: every key that is not shared."""
-        return frozenset(self.tensors()) - self.shared_keys()
 
 
 def weights_of(net: SplitNet, wanted: Callable[[str], bool] | None = None) -> Weights:

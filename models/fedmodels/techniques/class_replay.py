@@ -22,7 +22,7 @@ from fedmodels.numerics.algebra import replay_volumes
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.techniques.generators import Family, Painter, public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
-from fedmodels.training.method import ClientContext, Metrics
+from fedmodels.training.contexts import ClientContext, Metrics
 from fedmodels.training.pictures import Gallery, Picture
 
 Seeds = Callable[[str], int]
@@ -77,11 +77,11 @@ class Replayed:
     """Share of a class's images that the judge took for it. A class that the judge hardly knows is
     drawn more often, and so weighs more in ``accepted / drawn``."""
 
-    def metrics(self, prefix: str = "replay") -> Metrics:
+    def metrics(self) -> Metrics:
         """Return the counts as metrics; a ratio only where something was drawn."""
-        ratio = {f"{prefix}_acceptance": self.accepted / self.drawn} if self.drawn else {}
-        counts = {f"{prefix}_examples": float(len(self.y)), f"{prefix}_shortage": self.shortage}
-        shares = {f"{prefix}_acceptance_{label}": a for label, a in self.by_class.items()}
+        ratio = {"replay_acceptance": self.accepted / self.drawn} if self.drawn else {}
+        counts = {"replay_examples": float(len(self.y)), "replay_shortage": self.shortage}
+        shares = {f"replay_acceptance_{label}": a for label, a in self.by_class.items()}
         return {**ratio, **counts, **shares}
 
 

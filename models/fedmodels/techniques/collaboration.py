@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from fedmodels.numerics.algebra import simplex_projection, weighted_mean
 from fedmodels.techniques.mixing import entropy
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
-from fedmodels.training.method import Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.contexts import Metrics, ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 NEIGHBOURS = "neighbours/"
 """Prefix of u_i, the normed mean of a client's neighbours."""

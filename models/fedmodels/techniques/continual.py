@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Histogram
-from fedmodels.training.method import ServerContext
+from fedmodels.tensors.bundle import Bundle, Histogram
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.contexts import ServerContext
 
 
 @dataclass(frozen=True)

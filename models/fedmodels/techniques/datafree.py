@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.tensors.bundle import Weights
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 
 REPORTS = 10
 """Progress events of one training."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, BundleSpec, ClientId, Weights
-from fedmodels.training.method import RunFacts
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.run import RunFacts
 
 PREFIX = "eval/"
 

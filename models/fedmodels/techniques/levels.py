@@ -17,15 +17,9 @@ from fedmodels.numerics.algebra import cluster
 from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import moved
-from fedmodels.tensors.bundle import (
-    Bundle,
-    BundleSpec,
-    Prototypes,
-    TensorSpec,
-    Weights,
-    prototype_spec,
-)
-from fedmodels.training.method import RunFacts
+from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec
+from fedmodels.training.run import RunFacts
 
 CLUSTER, MINORITY = "levels/cluster", "levels/minority"
 

@@ -16,9 +16,10 @@ from fedmodels.numerics.randomness import derive_seed
 from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, Replayed
 from fedmodels.techniques.mixing import Examples, WeightSearch
 from fedmodels.tensors.announced import Announced, check_versions
-from fedmodels.tensors.bundle import Bundle, BundleSpec, GeneratorState, Histogram, Weights
+from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import Metrics, ServerContext, ServerState
+from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 
 _DRAWING = Lock()
 """Held while examples are drawn: building a generator's net touches torch's global generator."""

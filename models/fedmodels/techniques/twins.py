@@ -15,8 +15,8 @@ from torch import Tensor
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Weights
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import optimizer_of
-from fedmodels.training.method import ClientContext
 
 PREFIX = "twin/"
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.announced import MOST
-from fedmodels.tensors.bundle import DTYPE_NAMES, TensorSpec, Weights
+from fedmodels.tensors.bundle import DTYPE_NAMES, Weights
+from fedmodels.tensors.bundle_spec import TensorSpec
 from fedmodels.tensors.joined import joined, separated
 
 Shapes = Mapping[str, tuple[int, ...]]

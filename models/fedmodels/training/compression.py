@@ -27,7 +27,8 @@ from torch import Tensor
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.tensors.announced import MOST
 from fedmodels.tensors.block_layout import layout_of
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Weights
+from fedmodels.tensors.bundle import Bundle, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.compact_forms import Floats, Form, Shapes, form_of
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.tensors.packed_weights import PackedWeights
@@ -52,7 +53,8 @@ class Compression:
     fetched: Shapes = field(default_factory=dict)
     """The parameters of the common part, whose form changes."""
     returned: Shapes = field(default_factory=dict)
-    """Those among them that an upload holds too. If there are none, uploads travel as they are."""
+    """Parameters of ``fetched`` that an upload holds too. Where there are none, uploads
+    travel as they are."""
     zstd: bool = False
     """Whether frames are compressed as well, without loss."""
 

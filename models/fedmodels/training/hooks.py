@@ -17,8 +17,10 @@ from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.randomness import derive_seed, started
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import Method, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import Metrics, ServerContext, ServerState
+from fedmodels.training.method import Method
 from fedmodels.training.returned import check_finished, check_sent
+from fedmodels.training.run import RunFacts
 
 log = logging.getLogger(__name__)
 Sent = tuple[Bundle, Mapping[ClientId, Bundle]]

@@ -22,7 +22,8 @@ from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.class_masks import masked
-from fedmodels.training.method import Batch, ClientContext, LocalResult, Method, Output, Phase
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
 from fedmodels.training.returned import check_loss, check_scores, check_trained
 
 TestSets = Mapping[str, tuple[Tensor, Tensor]]
@@ -172,7 +173,7 @@ class Course:
         return loss
 
     def left(self) -> float:
-        """Do the same, and return the loss even where it is not finite."""
+        """Do what :meth:`end` does, but return a loss that is not finite in place of raising."""
         for parameter in self.ctx.net.parameters_by_key().values():
             if not parameter.requires_grad:
                 parameter.requires_grad_(True)

@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import ConfigError, PayloadError, TrainingFailed, suggestion
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId
-from fedmodels.training.method import ClientContext, Method, Metrics, RunFacts, ServerState
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.contexts import ClientContext, Metrics, ServerState
+from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
 
 
 def check_loss(method: Method, loss: object, shape: tuple[int, ...] = ()) -> None:

@@ -26,17 +26,11 @@ from fedmodels.errors import ConfigError
 from fedmodels.nets.grouped import Grouped
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import ClientHalf, Course, begin_phase
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    LocalResult,
-    Method,
-    Output,
-    Phase,
-    RunFacts,
-)
+from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
 from fedmodels.training.returned import check_loss
+from fedmodels.training.run import RunFacts
 
 
 def begin_apart(half: ClientHalf) -> None:

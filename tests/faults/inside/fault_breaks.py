@@ -29,9 +29,9 @@ def commit_before_rename() -> None:
 
 def no_deduplication() -> None:
     """Take whatever a client pushes as the answer to the order it has now."""
-    from fedsrv.transport import open_trip
+    from fedsrv.transport import open_trips
 
-    open_trip.answers = lambda *_: True
+    open_trips.answers = lambda *_: True
 
 
 def watermark_too_early() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
-from fedmodels.config.scenario import Data
+from fedmodels.config.data import Data
 from fedmodels.errors import DataError
 
 X, Y = np.zeros((6, 4), np.float32), np.arange(6) % 2

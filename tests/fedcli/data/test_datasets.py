@@ -31,7 +31,8 @@ from fedcli.data.sets.windows import paired, window_starts, windows_of
 from fedcli.data.store import commands
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import list_datasets, run_partition, thinned
-from fedmodels.config.scenario import Data, Iid, Natural
+from fedmodels.config.data import Data
+from fedmodels.config.scenario import Iid, Natural
 from fedmodels.errors import ConfigError, DataError
 
 

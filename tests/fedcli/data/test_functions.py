@@ -14,8 +14,9 @@ from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.partition_writer import digest_of
+from fedmodels.config.data import Data
 from fedmodels.config.experiment import forbidden_changes
-from fedmodels.config.scenario import Data, Iid
+from fedmodels.config.scenario import Iid
 from fedmodels.errors import DataError
 from fedmodels.resolution import experiment_of
 from fedsrv.launch.given_data import check_given_data

@@ -13,7 +13,7 @@ import pytest
 from fedcli.data.own.huggingface import EXTRA
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
-from fedmodels.config.scenario import Columns, Data
+from fedmodels.config.data import Columns, Data
 from fedmodels.errors import DataError
 
 

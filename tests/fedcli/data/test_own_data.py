@@ -18,7 +18,7 @@ from fedcli.data.sets.directory import IMAGES, read_image
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.inspection import inspect
-from fedmodels.config.scenario import Columns, Data
+from fedmodels.config.data import Columns, Data
 from fedmodels.errors import ConfigError, DataError, PayloadError, RunFailed, TrainingFailed
 from fedmodels.resolution import experiment_of
 from fedsrv.engine.admission import Admission

@@ -39,7 +39,8 @@ from fedcli.data.cuts.replay_streams import (
 )
 from fedcli.data.cuts.seeds import rng_of
 from fedcli.data.cuts.shards import shard_sizes
-from fedmodels.config.scenario import Data, Scenario, ScenarioTable
+from fedmodels.config.data import Data
+from fedmodels.config.scenario import Scenario, ScenarioTable
 from fedmodels.errors import ConfigError
 
 SCENARIOS: TypeAdapter[Scenario] = TypeAdapter(Scenario)

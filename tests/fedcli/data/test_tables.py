@@ -19,7 +19,8 @@ from fedcli.data.own.tables import Rows, _shares_rows
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
-from fedmodels.config.scenario import Columns, Data, DirichletPooled, Natural, ScenarioTable
+from fedmodels.config.data import Columns, Data
+from fedmodels.config.scenario import DirichletPooled, Natural, ScenarioTable
 from fedmodels.errors import ConfigError, DataError
 
 pandas = pytest.importorskip("pandas")

@@ -16,7 +16,7 @@ from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.initial_weights import pinned
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from tests.conftest import method_of, tiny_experiment
 
 CPU = torch.device("cpu")

@@ -23,15 +23,9 @@ from fedmodels.methods.bases.round_heads import RoundHeads
 from fedmodels.methods.bases.round_memory import RoundMemory
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    LocalResult,
-    Method,
-    Output,
-    RunFacts,
-    ServerState,
-)
+from fedmodels.training.contexts import ClientContext, ServerState
+from fedmodels.training.method import Batch, LocalResult, Method, Output
+from fedmodels.training.run import RunFacts
 from fedtide.testing import CHECKS, Case, check_method
 from fedtide.trial import tiny_experiment
 

@@ -7,7 +7,7 @@ from fedmodels.techniques.twins import restored, stored
 from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import Bundle, Problem, tensor_bytes
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, payload_of, tiny_experiment
 

@@ -20,9 +20,10 @@ from fedmodels.nets.alp import ALP, alp_layers
 from fedmodels.nets.split import weights_of
 from fedmodels.numerics.neighbour_clustering import cluster_near
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
+from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import RunFacts, ServerContext, ServerState
 from fedmodels.training.position import START, Position
+from fedmodels.training.run import RunFacts
 from fedsrv.engine.summary import run_metrics
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment

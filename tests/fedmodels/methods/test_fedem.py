@@ -14,7 +14,7 @@ from fedmodels.methods.fedem import losses_of, responsibilities
 from fedmodels.nets.split import load_weights
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from fedtide.trial import write_server_data
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment

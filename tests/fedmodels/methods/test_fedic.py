@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import fedtide
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
-from fedmodels.config.scenario import Data
+from fedmodels.config.data import Data
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.methods import make
 from fedmodels.methods.fedic import (
@@ -27,7 +27,7 @@ from fedmodels.methods.fedic import (
 )
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from fedsrv.engine.server_data import check_fits, read_server_data, server_data_for
 from fedtide.inprocess import run_in_process
 from tests.conftest import server_context, tiny_experiment, write_server_data

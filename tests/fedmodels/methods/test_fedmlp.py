@@ -26,9 +26,10 @@ from fedmodels.numerics.prototypes import ByClass
 from fedmodels.techniques.levels import CLUSTER, MINORITY
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
+from fedmodels.training.contexts import ServerContext
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import RunFacts, ServerContext
 from fedmodels.training.position import START, Position
+from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process, transported
 from tests.conftest import context_of, digest_of, method_of, payload_of, tiny_experiment

@@ -12,9 +12,11 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.methods.fedpac import FedPAC, statistics_of
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
+from fedmodels.training.contexts import ServerContext
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output, RunFacts, ServerContext
+from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START
+from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import (
     context_of,

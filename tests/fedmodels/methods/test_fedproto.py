@@ -7,9 +7,11 @@ from fedmodels.nets.embedding import embeddings
 from fedmodels.numerics.prototypes import ByClass, class_prototypes, uncounted
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes, tensor_bytes
+from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output, RunFacts, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START
+from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, payload_of, tiny_experiment
 

@@ -4,9 +4,11 @@ import torch
 from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output, RunFacts, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START
+from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
 

@@ -12,16 +12,11 @@ from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.prototypes import ByClass, uncounted
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem, Prototypes, tensor_bytes
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import (
-    Batch,
-    ClientContext,
-    Output,
-    RunFacts,
-    ServerContext,
-    ServerState,
-)
+from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START, Position
+from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import (
     OneTask,

@@ -21,7 +21,8 @@ from fedmodels.techniques.datafree import LayerMoments, frozen, shuffled, watche
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.roles import part_of
 from fedmodels.training.loop import run_phases
-from fedmodels.training.method import Batch, Output, RunFacts
+from fedmodels.training.method import Batch, Output
+from fedmodels.training.run import RunFacts
 from tests.conftest import context_of, linear_context, method_of, tiny_experiment
 from tests.interactions import Course, same
 

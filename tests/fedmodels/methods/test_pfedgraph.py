@@ -16,8 +16,9 @@ from fedmodels.techniques.collaboration import (
     square,
 )
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.training.method import RunFacts, ServerContext
+from fedmodels.training.contexts import ServerContext
 from fedmodels.training.position import START
+from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 

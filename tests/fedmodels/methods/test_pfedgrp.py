@@ -17,9 +17,11 @@ from fedmodels.numerics.metric_names import metric
 from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
 from fedmodels.techniques.generators import public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
+from fedmodels.training.contexts import ServerContext
 from fedmodels.training.loop import train_locally
-from fedmodels.training.method import Batch, Output, RunFacts, ServerContext
+from fedmodels.training.method import Batch, Output
 from fedmodels.training.position import START, Position
+from fedmodels.training.run import RunFacts
 from fedtide.inprocess import InProcessCohort, run_in_process, transported
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedmodels.tensors.bundle import Problem
 from fedmodels.tensors.packed_weights import num_bytes
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import Event
 from fedsrv.launch.progress import Display

@@ -326,6 +326,6 @@ def test_initial_state_is_that_of_a_client_that_met_nothing():
 
 def context_free_run():
     from fedmodels.tensors.bundle import Problem
-    from fedmodels.training.method import RunFacts
+    from fedmodels.training.run import RunFacts
 
     return RunFacts(tiny_experiment(method={"name": "fedavg-replay"}), Problem(SHAPE, 10))

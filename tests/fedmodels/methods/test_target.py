@@ -22,7 +22,8 @@ from fedmodels.methods.target import (
 from fedmodels.nets.split import weights_of
 from fedmodels.techniques import datafree
 from fedmodels.techniques.datafree import LayerMoments, Watch, as_inputs, frozen, quantised, watched
-from fedmodels.tensors.bundle import Bundle, BundleSpec, tensor_bytes
+from fedmodels.tensors.bundle import Bundle, tensor_bytes
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.method import Batch, Output
 from fedtide.inprocess import transported
 from tests.conftest import context_of, linear_context, method_of, tiny_experiment

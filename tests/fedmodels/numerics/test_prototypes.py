@@ -18,7 +18,8 @@ from fedmodels.techniques.evaluation_heads import (
     trained_part,
     travelling,
 )
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Prototypes, prototype_spec
+from fedmodels.tensors.bundle import Bundle, Prototypes
+from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
 from fedtide.inprocess import transported
 
 

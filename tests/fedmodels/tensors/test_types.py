@@ -8,17 +8,14 @@ from fedmodels.tensors.bundle import (
     DTYPE_NAMES,
     DTYPES,
     Bundle,
-    BundleSpec,
     GeneratorState,
     Histogram,
     Prototypes,
-    TensorSpec,
     check_finite,
-    prototype_spec,
-    scalar_spec,
     state_digest,
     tensor_bytes,
 )
+from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec, scalar_spec
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

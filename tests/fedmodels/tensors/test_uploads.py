@@ -12,8 +12,9 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.position import START
+from fedmodels.training.run import RunFacts
 from fedsrv.engine.reduction import reduced
 from tests.conftest import tiny_experiment
 

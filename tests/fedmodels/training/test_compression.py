@@ -13,7 +13,8 @@ import torch
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Problem
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.compact_forms import INDICES, SCALES, Floats, Int8, TopK
 from fedmodels.training.compression import RESIDUAL, Compression
 from fedmodels.training.run import RunFacts

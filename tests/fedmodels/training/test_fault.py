@@ -20,9 +20,10 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction
+from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.fault import fault_in, faults_told
-from fedmodels.training.method import RunFacts, ServerContext, ServerState
 from fedmodels.training.position import Position
+from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
 from fedsrv.launch.given_data import check_net

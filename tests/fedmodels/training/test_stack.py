@@ -18,9 +18,11 @@ from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import ClientHalf, train_locally
-from fedmodels.training.method import ClientContext, Phase, RunFacts
+from fedmodels.training.method import Phase
 from fedmodels.training.position import START
+from fedmodels.training.run import RunFacts
 from fedmodels.training.stack import begin_apart, check_stacks, end_apart, fit_together
 from tests.conftest import TABLES, OneTask, context_of, method_of, payload_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for

@@ -13,6 +13,7 @@ from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import (
     augmented,
     batches,
@@ -23,8 +24,9 @@ from fedmodels.training.loop import (
     score,
     train_locally,
 )
-from fedmodels.training.method import ClientContext, Phase, RunFacts
+from fedmodels.training.method import Phase
 from fedmodels.training.position import Position
+from fedmodels.training.run import RunFacts
 from tests.conftest import OneTask, linear_context, tiny_experiment
 
 

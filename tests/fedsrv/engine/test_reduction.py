@@ -14,8 +14,9 @@ from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.uploads import Reduction
-from fedmodels.training.method import RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.position import START, Position
+from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
 from tests.conftest import tiny_experiment

@@ -16,7 +16,7 @@ from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import scorers
 from fedsrv.events import EventLog

@@ -10,7 +10,7 @@ import pytest
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import EVALUATOR, Problem
-from fedmodels.training.method import RunFacts
+from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.schedule import steps

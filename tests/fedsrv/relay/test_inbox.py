@@ -8,13 +8,14 @@ import torch
 
 from fedmodels.errors import ConfigError, PayloadTooLarge
 from fedmodels.methods import make
-from fedmodels.tensors.bundle import Bundle, BundleSpec, Problem, scalar_spec
-from fedmodels.training.method import RunFacts
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
+from fedmodels.training.run import RunFacts
 from fedpb import AGAIN_AFTER, CROWDED
 from fedpb.codec import encode
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
-from fedsrv.relay.cohort import SUMS_BY, Batch, RelayCohort
+from fedsrv.relay.cohort import SUMS_BY, Delivery, RelayCohort
 from fedsrv.relay.relayed_run import RelayedRun
 from fedsrv.relay.relaying import Relaying
 from fedsrv.relay.service import RelayService
@@ -89,7 +90,7 @@ class World:
             )
             for c in clients
         }
-        self.cohort.begin(Batch(issue, orders, group=group))
+        self.cohort.begin(Delivery(issue, orders, group=group))
         return self
 
     def push(self, client, weights=None, interaction=2, **more):

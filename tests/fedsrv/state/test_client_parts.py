@@ -7,7 +7,7 @@ import torch
 
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.bundle import Bundle, GeneratorState, state_digest
-from fedmodels.training.method import ServerState
+from fedmodels.training.contexts import ServerState
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.method import ServerState
+from fedmodels.training.contexts import ServerState
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 

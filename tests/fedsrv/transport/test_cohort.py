@@ -39,6 +39,7 @@ class World:
         self.cohort = RemoteCohort(
             num_clients, Spool(directory, 1 << 20), self.events, admission=Admission({}), **options
         )
+        self.cohort.MOST_AT_ONCE = 1
         self.engine = ThreadPoolExecutor(1)
         self.issues = {}
 
@@ -64,7 +65,7 @@ class World:
         timer.start()
         issues = {c: self.issues.get(c, 0) for c in clients}
         caller = self.cohort.caller(waiting, issues)
-        found = self.cohort.next_orders(caller, lambda: time.monotonic() < end, 1)
+        found = self.cohort.next_orders(caller, lambda: time.monotonic() < end)
         timer.cancel()
         if found is None:
             return None
@@ -149,7 +150,7 @@ def test_a_process_gets_a_few_orders_ahead(tmp_path):
     world.exchange(trip_to(*clients))
     members = {c: world.cohort.session(c, world.tokens[c]) for c in clients}
     caller = world.cohort.caller(members, dict.fromkeys(clients, 0))
-    orders = [world.cohort.next_orders(caller, lambda: True, 1)[0][0] for _ in range(3)]
+    orders = [world.cohort.next_orders(caller, lambda: True)[0][0] for _ in range(3)]
     assert [order.client_id for order in orders] == ["0", "1", "2"]
     with ThreadPoolExecutor(1) as pool:
         fourth = pool.submit(world.cohort.next_orders, caller, lambda: True)
@@ -168,7 +169,7 @@ def test_an_order_tells_how_many_follow_it_to_the_same_process(tmp_path):
     world.exchange(trip_to(*range(6)))
     members = {c: world.cohort.session(c, world.tokens[c]) for c in range(5)}
     caller = world.cohort.caller(members, dict.fromkeys(range(5), 0))
-    orders = [world.cohort.next_orders(caller, lambda: True, 1)[0][0] for _ in range(5)]
+    orders = [world.cohort.next_orders(caller, lambda: True)[0][0] for _ in range(5)]
     assert [order.following for order in orders] == [4, 3, 2, 1, 0]
     assert world.pull(5).following == 0
     world.cohort.stop("the test is over")
@@ -208,9 +209,7 @@ def test_a_result_wakes_no_client_that_waits(world, monkeypatch):
     order, other = world.pull(0), world.pull(1)
     looks = []
     looked = world.cohort._orders_for
-    monkeypatch.setattr(
-        world.cohort, "_orders_for", lambda c, most: looks.append(c) or looked(c, most)
-    )
+    monkeypatch.setattr(world.cohort, "_orders_for", lambda c: looks.append(c) or looked(c))
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(world.pull, 2)
         until(lambda: looks)
@@ -549,10 +548,10 @@ def test_a_late_answer_takes_no_order_of_the_next_trip(tmp_path):
     world.exchange(trip_to(0, 1, interaction=1))
     members = {c: world.cohort.session(c, world.tokens[c]) for c in (0, 1)}
     caller = world.cohort.caller(members, world.issues)
-    assert world.cohort.next_orders(caller, lambda: True, 1)[0][0].client_id == "0"
+    assert world.cohort.next_orders(caller, lambda: True)[0][0].client_id == "0"
     result = Answer(Bundle(weights=as_received(1.0)), rpc.Report())
     assert not world.cohort.end_result(1, late, result)
-    assert world.cohort.next_orders(caller, lambda: True, 1)[0][0].client_id == "1"
+    assert world.cohort.next_orders(caller, lambda: True)[0][0].client_id == "1"
     world.cohort.stop("the test is over")
     world.engine.shutdown()
 

@@ -7,7 +7,8 @@ import grpc
 import pytest
 import torch
 
-from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb import AGAIN_AFTER
 from fedpb.codec import encode
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.bundle import Bundle, BundleSpec
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import encode
 from fedpb.frames import packed, unpacked
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -14,7 +14,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.techniques.continual import announced
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.roles import without
-from fedmodels.training.method import ClientContext, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,11 @@ from fedmodels.techniques.collaboration import (
     own_model,
     personal_models,
 )
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Reduction, Uploads
-from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights
 from fedmodels.techniques import evaluation_heads as heads
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
-from fedmodels.training.method import ClientContext, RunFacts, ServerContext, ServerState
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 PRIVATE_VIEWS = ("after_local", "after_downlink")
 """The models of a method without a global one."""

@@ -23,8 +23,10 @@ from fedmodels.numerics.prototypes import (
     released,
     uncounted,
 )
-from fedmodels.tensors.bundle import BundleSpec, Prototypes, prototype_spec
-from fedmodels.training.method import ClientContext, RunFacts
+from fedmodels.tensors.bundle import Prototypes
+from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True, kw_only=True)

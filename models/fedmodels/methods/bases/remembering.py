@@ -30,11 +30,13 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import ClassMasks, announced, mask_of, masks_spec, remembered
 from fedmodels.techniques.datafree import frozen
-from fedmodels.tensors.bundle import Bundle, BundleSpec, TensorSpec
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.roles import part_of, under, without
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.method import ClientContext, Metrics, RunFacts, ServerContext, ServerState
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.pictures import Gallery, Picture
+from fedmodels.training.run import RunFacts
 
 OLD, MEMORY, KNOWN = "old", "memory", "memory/known"
 RENEWED = "renewed"

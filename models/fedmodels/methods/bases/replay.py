@@ -18,8 +18,9 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.techniques.class_replay import METRICS, ClassReplay, Rehearsal
 from fedmodels.techniques.generators import Arch, Family
 from fedmodels.tensors.bundle import Bundle, Histogram
-from fedmodels.training.method import ClientContext, RunFacts
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.pictures import Picture
+from fedmodels.training.run import RunFacts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from fedmodels.methods.readings.heads import HeadsReading
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.techniques import evaluation_heads
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.training.method import ClientContext, RunFacts
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.run import RunFacts
 
 ROUND = "round"
 

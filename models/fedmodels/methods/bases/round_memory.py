@@ -13,8 +13,10 @@ from fedmodels.methods.bases.round_heads import RoundHeads
 from fedmodels.methods.readings.gldp import GldpReading
 from fedmodels.numerics.algebra import weighted_mean
 from fedmodels.techniques import evaluation_heads
-from fedmodels.tensors.bundle import Bundle, BundleSpec, ClientId, Weights
-from fedmodels.training.method import RunFacts, ServerContext, ServerState
+from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.training.contexts import ServerContext, ServerState
+from fedmodels.training.run import RunFacts
 
 ROUND, COUNT = "round", "stages"
 """In the server's own state: the round that goes on, and how many of its interactions ended."""

@@ -96,11 +96,6 @@ def latents(y: Tensor, num_classes: int, latent: int, noise: torch.Generator) ->
     return z
 
 
-def labels_of(z: Tensor, num_classes: int) -> Tensor:
-    """Return the labels (B,) that z (B, latent) were made of."""
-    return z[:, :num_classes].argmax(1)
-
-
 def critic_loss(
     net: SplitNet, source: Source, real: Tensor, y: Tensor, fake: Tensor, fake_y: Tensor
 ) -> Tensor:

@@ -1,0 +1,183 @@
+"""All trips under way, and the callers that wait for their orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fedmodels.tensors.bundle import ClientId, Weights
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Answer, Answers, Flush
+from fedsrv.transport.open_trip import OpenTrip, by_id
+from fedsrv.transport.order_numbers import answers
+from fedsrv.transport.sessions import Caller
+
+
+@dataclass(frozen=True)
+class GroupSum:
+    """The sum of some clients' weights, as their relay brought it."""
+
+    clients: tuple[int, ...]
+    weights: Weights
+    """In float64, by name; none where nothing counts."""
+    num_bytes: int
+    wire_up: int
+
+
+class OpenTrips:
+    """All trips under way: one that the engine waits for as a whole, and lasting ones.
+
+    Used while the cohort holds its lock.
+    """
+
+    def __init__(self) -> None:
+        self.current: OpenTrip | None = None
+        self._lasting: list[OpenTrip] = []
+        self._arrived: list[tuple[int, OpenTrip]] = []
+        """Clients with a result in a lasting trip, in the order in which the results came."""
+        self.has_opened = False
+        """Whether this process has opened a trip yet."""
+
+    def open(self, trip: OpenTrip) -> None:
+        """Begin the trip that the engine waits for."""
+        self.current, self.has_opened = trip, True
+
+    def add_lasting(self, trips: Sequence[OpenTrip]) -> None:
+        """Begin lasting trips beside those under way."""
+        self._lasting += trips
+        self.has_opened = True
+
+    def recall(self) -> None:
+        """End all lasting trips."""
+        self._lasting, self._arrived = [], []
+
+    def _all(self) -> list[OpenTrip]:
+        return self._lasting if self.current is None else [*self._lasting, self.current]
+
+    def has_any(self) -> bool:
+        """Tell whether any trip is under way."""
+        return bool(self._all())
+
+    def are_done_with(self, interaction: int) -> bool:
+        """Tell whether no lasting trip of this interaction is under way; false before the first."""
+        found = any(trip.trip.sample.interaction == interaction for trip in self._lasting)
+        return self.has_opened and not found
+
+    def next_for(
+        self, caller: Caller, most_ahead: int, most: int
+    ) -> tuple[list[ClientId], OpenTrip, int] | None:
+        """Return whose orders a caller gets next, and how many of the same trip follow them.
+
+        The orders have one payload, and there are ``most`` at most. None if there are none, or if
+        the caller has ``most_ahead`` orders that it did not answer. A relay may have any number: it
+        answers them together.
+        """
+        trips = {trip.issue: trip for trip in self._all()}
+        left = caller.left_of({issue: trip.missing for issue, trip in trips.items()})
+        ahead = sum(len(one.ahead) for one in left.values())
+        caller.is_full = ahead >= most_ahead and not caller.is_relay
+        issue = next((issue for issue, one in left.items() if one.fresh), None)
+        if caller.is_full or issue is None:
+            return None
+        trip = trips[issue]
+        most = 1 if trip.personal else most
+        clients = caller.take(issue, most if caller.is_relay else min(most, most_ahead - ahead))
+        return clients, trip, len(left[issue].fresh)
+
+    def answered_by(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
+        """Return the trip whose order a result answers; None if there is none."""
+        for trip in self._all():
+            orders = trip.trip.orders
+            if client in orders and answers(header, orders[client], orders.values()):
+                return trip
+        return None
+
+    def keep(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:
+        """Add the first result of an order, or the reason of its failure; False for a later one."""
+        if trip.answered(client) or trip not in self._all() or trip.is_full():
+            return False
+        if isinstance(result, str):
+            trip.failed[client] = result
+            return True
+        if result.is_promise:
+            trip.promised[client] = result
+            return True
+        trip.keep(client, result)
+        if trip is not self.current:
+            assert isinstance(client, int), "the evaluator gets no lasting orders"
+            self._arrived.append((client, trip))
+        return True
+
+    def regroup(self, client: ClientId, relay: str) -> None:
+        """Take a client that joins elsewhere out of its group: it brings its upload whole."""
+        trip = self.current
+        if trip is not None and client in trip.groups and relay != trip.relays[client]:
+            left = {c: g for c, g in trip.groups.items() if c != client}
+            trip.groups = {c: tuple(m for m in g if m != client) for c, g in left.items()}
+            trip.moved.add(client)
+
+    def keep_sum(self, trip: OpenTrip, found: GroupSum) -> Mapping[ClientId, Answer]:
+        """Add a relay's sum; return its clients' results, now whole; none if it came too late."""
+        late = trip not in self._all() or any(map(trip.answered, found.clients))
+        if late or not trip.promised.keys() >= {*found.clients}:
+            return {}
+        whole: dict[ClientId, Answer] = {
+            c: replace(trip.promised.pop(c), is_promise=False) for c in found.clients
+        }
+        first = whole[found.clients[0]]
+        first.logical_up, first.wire_up = (
+            first.logical_up + found.num_bytes,
+            first.wire_up + found.wire_up,
+        )
+        trip.sums[found.clients] = found.weights
+        return whole
+
+    # --- lasting trips ----------------------------------------------------------------------------
+
+    def at_work(self) -> list[ClientId]:
+        """Return the clients with unanswered orders of lasting trips."""
+        return [client for trip in self._lasting for client in trip.missing()]
+
+    def ready(self, flush: Flush) -> list[tuple[int, OpenTrip]]:
+        """Return the results that a flush would take now, by client and trip."""
+        if flush.wanted:
+            return [each for each in self._arrived if _is_wanted(flush, *each)]
+        return self._arrived[: flush.size]
+
+    def is_decided(self, flush: Flush) -> bool:
+        """Tell whether more time brings a flush nothing: it is full, or nobody is left for it."""
+        left = [(client, trip) for trip in self._lasting for client in trip.missing()]
+        if flush.wanted:
+            left = [each for each in left if _is_wanted(flush, *each)]
+        ready = len(self.ready(flush))
+        return ready == flush.size or not left or ready + len(left) < flush.needed
+
+    def take(self, flush: Flush) -> Answers:
+        """Take the results that are ready for a flush, and all failures, out of their trips."""
+        found, ready = Answers({}, {}), self.ready(flush)
+        for client, trip in ready:
+            found.by_client[client] = trip.results.pop(client)
+            found.arrivals[client] = trip.trip.sample.interaction
+            trip.taken.add(client)
+        self._arrived = [each for each in self._arrived if each not in ready]
+        for trip in self._lasting:
+            found.failed |= trip.failed
+            trip.taken |= trip.failed.keys()
+            trip.failed.clear()
+            found.wire_down, trip.wire_down = found.wire_down + trip.wire_down, 0
+        self._lasting = [trip for trip in self._lasting if len(trip.taken) < len(trip.trip.orders)]
+        found.by_client, found.failed = by_id(found.by_client), by_id(found.failed)
+        found.wire_up = sum(result.wire_up for result in found.by_client.values())
+        found.under_way = {
+            client: trip.trip.sample.interaction
+            for trip in self._lasting
+            for client in trip.trip.orders
+            if client not in trip.taken and isinstance(client, int)
+        }
+        return found
+
+
+def _is_wanted(flush: Flush, client: ClientId, trip: OpenTrip) -> bool:
+    """Tell whether a flush wants a client's result of this trip."""
+    interaction = trip.trip.sample.interaction
+    return isinstance(client, int) and flush.wanted.get(client) == interaction

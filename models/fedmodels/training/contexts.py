@@ -1,0 +1,131 @@
+"""What the functions of a method are given: the server's state, and the position in the run.
+
+Shapes: n and m examples, C channels, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.randomness import derive_seed
+from fedmodels.numerics.secrecy import Secret
+from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.training.position import Located, Position
+from fedmodels.training.run import RunFacts
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything the server half remembers from one interaction to the next."""
+
+    common: Bundle
+    """What every client may be sent."""
+    own: Bundle = field(default_factory=Bundle)
+    """What only the server needs, such as features that the server optimises."""
+    clients: Mapping[int, Bundle] = field(default_factory=dict)
+    """What the paper keeps on the server for each client; empty for most methods."""
+
+    def named(self) -> list[tuple[str, Bundle]]:
+        """Return its bundles by name, for the archive and the digest."""
+        return [
+            ("common", self.common),
+            ("own", self.own),
+            *((f"clients/{c}", self.clients[c]) for c in sorted(self.clients)),
+        ]
+
+
+@dataclass(frozen=True)
+class ServerData:
+    """The server's own examples, normalised; for methods that declare ``needs_server_data``."""
+
+    x: Tensor  # (n, *input_shape)
+    y: Tensor  # (n,) int64
+    unlabelled: Tensor  # (m, *input_shape)
+
+
+@dataclass(frozen=True)
+class ServerContext(Located):
+    """Where the server half is in the run."""
+
+    run: RunFacts
+    at: Position
+    cohort: tuple[int, ...]
+    """The clients of this interaction, ascending."""
+    series: dict[str, Any] = field(default_factory=dict)
+    """Nested lists for the report, such as ``aggregation_weights`` (n, n); put in by ``finish``."""
+    server_data: ServerData | None = None
+    """Present for every method that ``needs_server_data``."""
+    minority: tuple[int, ...] = ()
+    """The rarer half of the classes, by all announcements; only an oracle may use them."""
+    labels: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """The classes each client of the cohort trains on now, by its announcement."""
+    limits: tuple[Tensor, Tensor] | None = None
+    """Black and white of each channel after normalisation, (C,) or (1,) each, as announced."""
+    ends_task: bool = False
+    """Whether the next interaction is on another task; false for the last interaction."""
+    before: ServerState = field(default_factory=lambda: ServerState(Bundle()))
+    """The state before ``aggregate``, for ``finish``; empty outside of the two."""
+    tell: Callable[[str, int, int, float], None] = lambda what, step, of, loss: None
+    """Reports the progress of long work on the server: what, step, number of steps, loss."""
+
+    def generator(self, purpose: str = "method") -> torch.Generator:
+        """Return a fresh generator of this interaction for one purpose."""
+        seed = derive_seed(self.run.experiment.seed, "server", self.interaction, purpose)
+        return torch.Generator().manual_seed(seed)
+
+
+class Stream(Protocol):
+    """A client's data, one task at a time."""
+
+    def train(self, task: int) -> tuple[Tensor, Tensor]:
+        """Return inputs (n, …) and labels (n,) of the current task; any other task raises."""
+        ...
+
+    def train_up_to(self, task: int) -> tuple[Tensor, Tensor]:
+        """Return the data of all tasks up to ``task``; needs ``keeps_history``."""
+        ...
+
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """Return the lowest and highest value of each channel after normalisation, (C,) each."""
+        ...
+
+
+@dataclass
+class ClientContext(Located):
+    """Where the client half is in the run, and the net it works on."""
+
+    run: RunFacts
+    client: ClientId
+    at: Position
+    net: SplitNet
+    stream: Stream
+    device: torch.device
+    tick: Callable[[int, int, Tensor], None] = lambda epoch, batch, loss: None
+    """Called after every step with epoch, batch and loss of the batch."""
+    metrics: Metrics = field(default_factory=dict)
+    """The method's own numbers for the run's records; any function may add some."""
+    view: str = ""
+    """Which of the method's views is being loaded and scored; empty while it trains."""
+    secret: Callable[[], Secret] = field(default_factory=lambda: cache(Secret.fresh))
+    """Returns the client's secret; a worker keeps it in its state directory."""
+
+    def seed(self, purpose: str) -> int:
+        """Return the seed of (run, client, interaction, purpose)."""
+        return derive_seed(self.run.experiment.seed, self.client, self.interaction, purpose)
+
+    def generator(self, purpose: str = "method") -> torch.Generator:
+        """Return a fresh CPU generator for one purpose."""
+        return torch.Generator().manual_seed(self.seed(purpose))
+
+    def secret_normal(self, content: Tensor, purpose: str) -> Tensor:
+        """Return N(0, 1) numbers to blur ``content``; nobody else can draw them again."""
+        return self.secret().normal(content, f"{self.interaction}/{purpose}")
