@@ -85,6 +85,7 @@ class PFedGRP(GenerativeReplay):
             plain,
             family=replace(plain.family, width=width),
             decoupled=self.generator_decouple,
+            renewed=self.reading.images == "epoch" or not self.generator_decouple,
             soft=self.replay_labels == "soft",
         )
 
@@ -196,7 +197,7 @@ class PFedGRP(GenerativeReplay):
         if redraw is None:
             return run_phases(self, ctx, x, y, refs)
 
-        def renewed(epoch: int) -> tuple[Tensor, Tensor]:  # AS3
+        def renewed(epoch: int) -> tuple[Tensor, Tensor]:
             if epoch:
                 refs.replayed = redraw(epoch)
                 refs.teacher = refs.judge(refs.replayed.x) if self.lam else None

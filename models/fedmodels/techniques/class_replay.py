@@ -129,6 +129,8 @@ class ClassReplay:
     """Train from scratch instead of going on."""
     decoupled: bool = True
     """One generator for each class, or one for all."""
+    renewed: bool = False
+    """Draw other images for each epoch: of pFedGRP's local training, and of its search for weights."""
     soft: bool = False
     """Label generated examples by the judge's probabilities."""
     cap: Literal["total", "generated"] = "total"
@@ -150,7 +152,7 @@ class ClassReplay:
 
         first = draw(0)
         ctx.metrics.update(first.metrics())
-        again = not self.decoupled and len(first.y) > 0
+        again = self.renewed and len(first.y) > 0
         return Rehearsal(judge, label_counts, (x, y), first, draw if again else None)
 
     def kept(self, ctx: ClientContext, state: Bundle, refs: Rehearsal) -> Bundle:

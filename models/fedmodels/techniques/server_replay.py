@@ -78,7 +78,7 @@ def searches(
 
     Args:
         ctx: where in the run.
-        replay: how to draw; one generator for all classes draws D_i anew in each epoch.
+        replay: how to draw, and whether D_i is drawn anew in each epoch.
         state: holds the generators and label counts of each client.
         uploads: the models of the cohort.
         most: V, the examples of a client's most frequent class.
@@ -91,7 +91,7 @@ def searches(
     for own, (client, upload) in enumerate(uploads.items()):
         draw = drawn_by(ctx, replay, state.clients[client], client, upload.weights, most)
         drawn.append(first := draw(0))
-        data = as_examples(first, draw, device, renewed=not replay.decoupled)
+        data = as_examples(first, draw, device, renewed=replay.renewed)
         run_seed = ctx.run.experiment.seed
         seed = derive_seed(run_seed, f"server/{client}", ctx.interaction, "method")
         found.append(WeightSearch(data, own, seed))
@@ -140,7 +140,7 @@ def as_examples(
         first: D_i of epoch 0.
         draw: draws D_i of any epoch.
         device: where the search computes.
-        renewed: draw D_i anew in each epoch, as pFedGRP's ablation AS3 does.
+        renewed: draw D_i anew in each epoch.
     """
 
     def of(epoch: int) -> Examples:

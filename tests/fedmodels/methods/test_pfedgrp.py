@@ -14,6 +14,7 @@ from fedmodels.methods import make
 from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.pfedgrp import PERSONAL
 from fedmodels.numerics.metric_names import metric
+from fedmodels.techniques import server_replay
 from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
 from fedmodels.techniques.generators import public
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
@@ -410,7 +411,46 @@ def test_one_generator_for_all_classes(digits):
     assert after.generators["all"].version == 2
 
 
+@pytest.mark.parametrize(("images", "kinds"), [("round", 1), ("epoch", 3)])
+def test_images_serve_a_round_or_an_epoch(images, kinds, digits, monkeypatch):
+    """Three epochs of local training, and three of eq. 8, see one set of images or three."""
+    switches = {"images": images, "replay_filter": False, "training": {"local_epochs": 3}}
+    _, _, first = trained(digits, (0,), **switches)
+    experiment = experiment_of(**switches)
+    method, ctx = method_of(experiment), context_of(experiment, digits, 0, 1, 1)
+    payload, _ = payload_of(experiment, ctx)
+    state = first[0].state
+    method.load(ctx, payload, state)
+    refs = method.prepare(ctx, payload, state)
+    seen, plain_loss = [], type(method).loss
+
+    def watched(self, ctx, batch, out, refs):
+        replayed = refs.replayed.x
+        torch.testing.assert_close(refs.teacher, refs.judge(replayed))
+        held = batch.index[batch.index >= len(refs.real[1])] - len(refs.real[1])
+        assert torch.equal(batch.x[batch.index >= len(refs.real[1])], replayed[held])
+        if not any(torch.equal(replayed, before) for before in seen):
+            seen.append(replayed)
+        return plain_loss(self, ctx, batch, out, refs)
+
+    monkeypatch.setattr(type(method), "loss", watched)
+    method.fit(ctx, *method.training_data(ctx, refs), refs)
+    assert len(seen) == kinds
+    assert [len(x) for x in seen] == [len(refs.replayed.y)] * kinds
+
+    server = ServerContext(ctx.run, Position(1, 1, 1), (0,))
+    upload = method.received({0: first[0].upload})
+    after = method.aggregate(server, method.init_server(ctx.run), upload)
+    (search,), _ = server_replay.searches(
+        server, method.class_replay(ctx.run), after, upload, 12, "cpu"
+    )
+    epochs = [search.examples(e) if kinds > 1 else search.examples for e in range(3)]
+    assert len({bytes(tensor_bytes(x)) for x, _ in epochs}) == kinds
+    assert all(torch.equal(y, epochs[0][1]) for _, y in epochs)
+
+
 SWITCHES = [
+    {"images": "epoch", "shortage": "fill_top"},
     {"generator_decouple": False, "generator_width_mult": 2, "replay_labels": "soft"},
     {"replay_labels": "soft", "shortage": "fill_top", "align": "probs", "cap": "generated"},
     {"replay_filter": False, "generator_update": "always", "generator_moments": True},

@@ -17,6 +17,9 @@ class PFedGRPReading:
     """Normalisation of eq. 6: both sums over b, means over each set, or plain sums."""
     align: Literal["logits", "probs"] = "logits"
     """Outputs that eq. 6 compares."""
+    images: Literal["round", "epoch"] = "round"
+    """How long generated images serve: all epochs of a round, or one, after which others are drawn
+    for local training and for eq. 8."""
     label_dist: Literal["counts", "freq"] = "counts"
     """What clients send of S: the counts, or shares in parts per million."""
     w_param: Literal["softmax", "quad", "pgd", "affine"] = "softmax"
