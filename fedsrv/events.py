@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedmodels.log_lines import json_text
+
 HAS_FAILED = "the run has failed: "
 """How the line begins that clients are told of a failed run, and end with."""
 DONE = "finished"
@@ -28,8 +30,8 @@ class Event:
     unix_time: float = 0.0
 
     def to_json(self) -> str:
-        """Return the event as one line."""
-        return json.dumps(self.__dict__)
+        """Return the event as one line of JSON; a number that is not finite is null there."""
+        return json_text(self.__dict__)
 
     @classmethod
     def from_json(cls, line: str) -> Event:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -44,10 +43,11 @@ def status(
     key: Key = None,
 ) -> None:
     """Say where a run stands: what is committed, its scores, who is there, why nothing moves."""
+    from fedmodels.log_lines import json_text
     from fedsrv.narration import Standing
 
     found = Standing.of(_events(server, ca, cert, key, seconds))
-    for line in [json.dumps(found.to_dict())] if as_json else found.lines():
+    for line in [json_text(found.to_dict())] if as_json else found.lines():
         typer.echo(line)
 
 

@@ -105,7 +105,7 @@ class Narrator:
         ]
         left = self.pace.seconds_left(int(facts.get("of") or 0))
         spent += [] if left is None else [f"about {duration(left)} left"]
-        what = [f"{_place(event)} committed", f"loss {_number(facts.get('loss'))}", *spent]
+        what = [f"{_place(event)} committed", f"loss {number_text(facts.get('loss'))}", *spent]
         return ", ".join(what)
 
     def _say_scores(self, event: Event) -> str:
@@ -180,11 +180,12 @@ def duration(seconds: float) -> str:
 def figures_text(metrics: object) -> str:
     """Return the metrics that lines show."""
     known = metrics if isinstance(metrics, Mapping) else {}
-    found = [f"{key} {_number(known[key])}" for key in FIGURES if key in known]
+    found = [f"{key} {number_text(known[key])}" for key in FIGURES if key in known]
     return ", ".join(found) or "nothing to show"
 
 
-def _number(value: object) -> str:
+def number_text(value: object) -> str:
+    """Return a number for a line; ``unknown`` where there is none."""
     return f"{value:.4g}" if isinstance(value, int | float) else "unknown"
 
 
@@ -242,7 +243,7 @@ class Standing:
     def lines(self) -> list[str]:
         """Return it as plain lines."""
         done = f"interaction {self.interaction + 1} of {self.interactions or '?'}"
-        where = f"{done}: round {self.round}, task {self.task}, loss {_number(self.loss)}"
+        where = f"{done}: round {self.round}, task {self.task}, loss {number_text(self.loss)}"
         state = "finished" if self.finished else "waiting" if self.waiting else "going on"
         found = [
             f"state: {state}",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmodels.log_lines import json_text
 from fedmodels.numerics.metric_names import metric
 from fedsrv.dashboard.clients import ClientNow, few_of, phases_of, rows_of
 from fedsrv.events import Event
@@ -64,7 +64,7 @@ class State:
                     self._committed["per_client"], [*(row["id"] for row in rows), *self._clients]
                 ),
             }
-        return json.dumps(found)
+        return json_text(found)
 
     def _read(self) -> None:
         """Read the records again where they have changed."""

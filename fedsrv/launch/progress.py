@@ -15,7 +15,7 @@ from rich.text import Text
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.events import DONE, Event
-from fedsrv.narration import DOING, Narrator, figures_text, level_of
+from fedsrv.narration import DOING, Narrator, figures_text, level_of, number_text
 from fedsrv.report.run_record import RunRecord
 from fedsrv.report.tables import final_table
 
@@ -138,7 +138,7 @@ class Display(Lines):
         client, detail = event.client, event.detail
         if event.kind == "beat":
             where = f"epoch {detail['epoch']}, batch {detail['batch']}"
-            self.clients[client] = f"{where}, loss {detail['loss']:.3f}"
+            self.clients[client] = f"{where}, loss {number_text(detail['loss'])}"
         elif event.kind in ("joined", "upload", "left"):
             self.clients[client] = {"upload": "waits"}.get(event.kind, event.kind)
         elif event.kind == "order":

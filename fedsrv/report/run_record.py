@@ -1,5 +1,8 @@
 """What a run directory says of its run: read leniently, since a run may be in progress or killed.
 
+The directory may be somebody else's. So texts of its records are escaped when they are read, and
+those of its config where a line shows them.
+
 Every quantity of a report is a mapping from keys to numbers (``{round: accuracy}``, ``{client:
 accuracy}``, ``{(learnt task, task): accuracy}``), so that runs which differ only in their seed
 merge in one way, :func:`merged`.
@@ -20,6 +23,7 @@ from typing import Any, TypeVar, cast
 from fedmodels.errors import ArchiveError
 from fedmodels.numerics.metric_names import current
 from fedmodels.own_code import short_name
+from fedmodels.printable import printable
 from fedsrv.state.record import Record
 
 K = TypeVar("K", bound=Hashable)
@@ -61,7 +65,7 @@ class RunRecord:
     def method(self) -> str:
         """Return the method's name, or the directory's where the run does not say."""
         name = self.summary.get("method") or self.setting("method.name")
-        return short_name(str(name)) if name else self.path.name
+        return printable(short_name(str(name))) if name else self.path.name
 
     @property
     def seed(self) -> object:
@@ -71,7 +75,7 @@ class RunRecord:
     @property
     def kind(self) -> str:
         """Return the kind of the scenario; empty where the run does not say."""
-        return str(self.summary.get("scenario") or self.setting("scenario.kind") or "")
+        return printable(str(self.summary.get("scenario") or self.setting("scenario.kind") or ""))
 
     @property
     def rounds(self) -> int:
@@ -97,7 +101,7 @@ class RunRecord:
     def title(self) -> str:
         """Return one line that says what this run is."""
         data = self.summary.get("data") or short_name(str(self.setting("data.name") or ""))
-        where = f"{self.method} on {data}" if data else self.method
+        where = f"{self.method} on {printable(str(data))}" if data else self.method
         return f"{where}, {self.kind}" if self.kind else where
 
     def metrics(self) -> dict[str, float]:
@@ -187,13 +191,23 @@ def _text(path: Path) -> str | None:
 
 
 def _object(text: str, where: str) -> dict[str, Any]:
+    is_plain = "\\" not in text and text.isprintable()  # as most lines of rounds.jsonl are
     try:
-        value = json.loads(text)
+        value = json.loads(text) if is_plain else _shown(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise ArchiveError(f"{where} is damaged: {error}") from None
     if not isinstance(value, dict):
         raise ArchiveError(f"{where} is damaged: it holds no object")
     return value
+
+
+def _shown(value: object) -> object:
+    """Return a value of JSON in which every text may be printed."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(key): _shown(item) for key, item in value.items()}
+    return [_shown(item) for item in value] if isinstance(value, list) else value
 
 
 def _rows(text: str, path: Path) -> Iterator[Record]:
@@ -290,7 +304,7 @@ def _labels(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
         keys = sorted({key for twin in twins for key in twin.keys() | own.keys()})
         apart = [key for key in keys if len({twin.get(key) for twin in twins}) > 1]
         said = [f"{key.removeprefix('method.')}={own[key]}" for key in apart if key in own]
-        labels.append(method + (f" ({', '.join(said)})" if said else ""))
+        labels.append(printable(method + (f" ({', '.join(said)})" if said else "")))
     repeated = {label for label, count in Counter(labels).items() if count > 1}
     return [
         f"{label} [{group[0].path.name}]" if label in repeated else label

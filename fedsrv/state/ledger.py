@@ -3,7 +3,7 @@
 Every record carries the sha256 of its content and of the record before it. So a check finds a
 record that was changed or left out. Scores are added to the last record only, and its link is
 computed anew with them. Undone records wait in a table of their own until the replay has passed
-them.
+them. The facts of the run as a whole have one sha256 in common, their seal.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import json
 import os
 import sqlite3
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from fedmodels.errors import ArchiveError, RunFailed
 from fedsrv.state.record import Record
 
 FORMAT = 2
+SEAL = "seal"
+"""Key of the hash over all other facts; runs of earlier versions begin without one."""
 _ROW = """interaction INTEGER PRIMARY KEY, scored INTEGER NOT NULL, record TEXT NOT NULL,
     counts TEXT NOT NULL, link TEXT NOT NULL"""
 _TABLES = {
@@ -31,6 +33,7 @@ _TABLES = {
     "interactions": _ROW,
     "undone": f"{_ROW}, before TEXT NOT NULL",
 }
+T = TypeVar("T")
 
 
 class Ledger:
@@ -88,7 +91,7 @@ class Ledger:
         with self.transaction():
             for name, columns in _TABLES.items():
                 self.db.execute(f"CREATE TABLE {name} ({columns})")
-            self.set_facts(run_id=run_id)
+            self._put_facts({"run_id": run_id})
             self.db.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _check_format(self) -> None:
@@ -110,9 +113,12 @@ class Ledger:
         missing = sorted(_TABLES.keys() - self._tables())
         if missing:
             raise self.damaged(f"it has no table {missing[0]!r}")
-        self.run_id = self.facts().get("run_id", "")
+        facts = self.facts()
+        self.run_id = facts.get("run_id", "")
         if not self.run_id:
             raise self.damaged("it names no run")
+        if facts.get(SEAL, _seal_of(facts)) != _seal_of(facts):
+            raise self.damaged("what it says of the run as a whole is not what was written")
         before = self.run_id
         query = "SELECT interaction, scored, record, counts, link FROM interactions ORDER BY 1"
         for number, *content, link in self.db.execute(query):
@@ -129,9 +135,31 @@ class Ledger:
         """Return the facts of the run as a whole, by name."""
         return {str(k): str(v) for k, v in self.db.execute("SELECT key, value FROM meta")}
 
+    def fact(self, name: str, kind: type[T]) -> T | None:
+        """Return a fact that is a JSON value of this kind; None if there is none.
+
+        Raises:
+            ArchiveError: it is no such value.
+        """
+        text = self.facts().get(name)
+        if text is None:
+            return None
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, kind):
+            raise self.damaged(f"its {name!r} is none")
+        return found
+
     def set_facts(self, **values: str) -> None:
-        """Store facts by name."""
-        self.db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+        """Store facts by name, all of them or none."""
+        with self.transaction():
+            self._put_facts(values)
+
+    def _put_facts(self, values: Mapping[str, str]) -> None:
+        sealed = {**values, SEAL: _seal_of({**self.facts(), **values})}
+        self.db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", sealed.items())
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -269,6 +297,12 @@ def _make_private(database: Path) -> None:
     os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     for path in (database, *database.parent.glob(f"{database.name}-*")):
         path.chmod(0o600)
+
+
+def _seal_of(facts: Mapping[str, str]) -> str:
+    """Return the hash over all facts but the seal itself."""
+    text = json.dumps(sorted((key, value) for key, value in facts.items() if key != SEAL))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _link(before: str, number: object, *content: object) -> str:

@@ -89,12 +89,13 @@ class Store:
         """Compare the stored experiment with the present one, and store the present one."""
         from fedmodels.resolution import experiment_of
 
-        stored = self._ledger.facts()
-        self._highest = int(stored.get("highest", -1))
-        self.watermark = int(stored.get("watermark", -1))
+        highest, watermark = (self._ledger.fact(name, int) for name in ("highest", "watermark"))
+        self._highest = -1 if highest is None else highest
+        self.watermark = -1 if watermark is None else watermark
         """The newest interaction that is known to be safe on every disk."""
-        if "experiment" in stored:
-            before = experiment_of(json.loads(stored["experiment"]), str(self.path / "run.db"))
+        stored = self._ledger.fact("experiment", dict)
+        if stored is not None:
+            before = experiment_of(stored, str(self.path / "run.db"))
             if changed := forbidden_changes(before, self.experiment):
                 raise ConfigError(
                     f"{self.path} was begun with another config; it differs in "
@@ -276,7 +277,7 @@ class Store:
 
     def ended(self) -> dict[str, Any] | None:
         """Return the summary of an ended run; None if the run may go on."""
-        end = json.loads(self._ledger.facts().get("end", "{}"))
+        end = self._ledger.fact("end", dict) or {}
         same = (end.get("rounds"), end.get("after")) == (
             self.experiment.schedule.rounds,
             self.committed,
@@ -296,10 +297,11 @@ class Store:
 
     def fixed(self, name: str, numbers: Mapping[int, int]) -> dict[int, int]:
         """Return the stored numbers of the clients, such as their tasks; the first call stores."""
-        if name not in self._ledger.facts():
+        found = self._ledger.fact(name, list)
+        if found is None:
+            found = list(numbers.items())
             with writing(self.path):
-                self._ledger.set_facts(**{name: json.dumps(list(numbers.items()))})
-        found = json.loads(self._ledger.facts()[name])
+                self._ledger.set_facts(**{name: json.dumps(found)})
         return {int(client): int(number) for client, number in found}
 
     # --- files ------------------------------------------------------------------------------------

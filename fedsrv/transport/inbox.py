@@ -164,7 +164,10 @@ class Inbox:
             raise Superseded("some clients of the sum have answered without it")
         if trip is not None:
             size = min(push.header.bundle.payload_bytes, 2 * trip.trip.spec.max_bytes)
-            with self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S):
+            with (
+                self.gate.alone([("Sum", client) for client in clients], context),
+                self.gate.within(context, PUSH_S + size / PUSH_BYTES_PER_S),
+            ):
                 self._take_sum(clients, trip, push)
         return rpc.PushResponse(repeated_upload=trip is None)
 

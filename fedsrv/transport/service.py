@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,8 +53,6 @@ BEAT_EVERY_S = 2.0
 AGAIN_AFTER_MS = 500
 MOST_DESCRIBED = 256 << 20
 """Characters of the descriptions of all clients that join with one message."""
-MOST_RELAY = 100
-"""Characters of a relay's name."""
 MOST_WATCHERS = 16
 """Limit of monitors at a time; each holds a thread that clients could use."""
 SERVICE = rpc.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
@@ -161,7 +160,7 @@ class Service:
         description = client_json_of(request.description)
         token = self.cohort.join(
             client, description, request.token, request.versions, request.start_over,
-            self._relay(request),
+            self._relay(request, [client], context),
         )  # fmt: skip
         return self._welcome(token)
 
@@ -172,11 +171,11 @@ class Service:
         """Admit several clients of one process; if one is refused, those before it are admitted."""
         clients = [self._client(one.client_id, context) for one in request.clients]
         self._check_run(request, "these clients' state directories belong")
-        start_over, relay = request.start_over, self._relay(request)
         if not clients:
             raise PayloadError("a JoinSeveral must name at least one client")
         if len({*clients}) < len(clients):
             raise PayloadError("a JoinSeveral must name each client once")
+        start_over, relay = request.start_over, self._relay(request, clients, context)
         room = MOST_DESCRIBED
         for client, one in zip(clients, request.clients, strict=True):
             if not one.token:
@@ -206,11 +205,27 @@ class Service:
                 "another --state-dir"
             )
 
-    def _relay(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest) -> str:
-        """Return the relay that passes a request on; empty without one."""
-        if len(request.relay) > MOST_RELAY:
-            raise PayloadError(f"the name of a relay has {MOST_RELAY} characters at most")
-        return printable(request.relay)
+    def _relay(
+        self,
+        request: rpc.JoinRequest | rpc.JoinSeveralRequest,
+        clients: Sequence[ClientId],
+        context: grpc.ServicerContext,
+    ) -> str:
+        """Return the relay that passes a request on; empty without one.
+
+        A client that is behind no relay could name one whose clients then wait for it.
+        """
+        if not request.relay:
+            return ""
+        found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", request.relay)
+        ids = range(int(found[1]), int(found[2]) + 1) if found else range(0)
+        for client in clients:
+            if client not in ids:
+                said = printable(request.relay, 60)
+                raise PayloadError(f"client {client} is none of those of the relay {said!r}")
+        for end in (ids[0], min(ids[-1], self.cohort.num_clients - 1)):
+            self._client(str(end), context)  # a certificate covers all between two of its own
+        return request.relay
 
     def _welcome(self, token: bytes) -> rpc.JoinResponse:
         return rpc.JoinResponse(

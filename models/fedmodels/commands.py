@@ -10,6 +10,10 @@ from typing import NoReturn
 
 from fedmodels.errors import FedtideError, RunStopped
 from fedmodels.files import why_file_is_no_good
+from fedmodels.printable import printable
+
+MOST_LETTERS = 10_000
+"""Of the line that a command ends with."""
 
 
 def run_command(app: Callable[..., object], arguments: Sequence[str] | None = None) -> None:
@@ -65,7 +69,7 @@ def _interrupted() -> NoReturn:
 
 def _end(line: str, exit_code: int) -> NoReturn:
     if sys.stderr is not None:  # it may have been closed before the command began
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{printable(line, MOST_LETTERS)}\n")  # it may quote a peer or a file
     _drop_unwritten_output()
     sys.exit(exit_code)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import os
 import sys
 from contextlib import suppress
@@ -53,12 +54,32 @@ class JsonLines(logging.Formatter):
         """Return the object of a record."""
         event = getattr(record, "event", None)
         if event is not None:
-            return json.dumps(event)
+            return json_text(event)
         line = record.getMessage()
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         detail = {"level": record.levelname.lower(), "logger": record.name, "line": line}
-        return json.dumps(event_of("log", record.created, detail=detail))
+        return json_text(event_of("log", record.created, detail=detail))
+
+
+def json_text(value: object) -> str:
+    """Return a value as one line of JSON, in which null stands for NaN and infinities.
+
+    JSON has no such numbers, and a loss may be one.
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    """Return a value without numbers that are not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def event_of(

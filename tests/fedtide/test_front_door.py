@@ -118,6 +118,7 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     with sqlite3.connect(one.path / "run.db") as ledger:
         values = (json.dumps(as_it_was), "experiment")
         assert ledger.execute("UPDATE meta SET value = ? WHERE key = ?", values).rowcount == 1
+        assert ledger.execute("DELETE FROM meta WHERE key = 'seal'").rowcount == 1
     ledger.close()
     old = fedtide.open(one.path)
     assert old.experiment == one.experiment

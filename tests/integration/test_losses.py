@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedsrv.state.ledger import Ledger
 from fedtide.inprocess import run_in_process
 from tests.integration.conftest import Loopback, Sites, tables
 from tests.integration.harness import Client, Coordinator, reached
@@ -33,9 +33,8 @@ def broken_off(run: Loopback, steer: Path) -> None:
     for client in clients:
         client.kill()
     shutil.rmtree(run.out / "clients" / "1")
-    with closing(sqlite3.connect(run.out / "run.db")) as db:
-        db.execute("INSERT OR REPLACE INTO meta VALUES ('watermark', '3')")
-        db.commit()
+    with closing(Ledger(run.out / "run.db", strict=False, new=False)) as ledger:
+        ledger.set_facts(watermark="3")
 
 
 def refused(run: Loopback) -> tuple[Coordinator, list[Client]]:

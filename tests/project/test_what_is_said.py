@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 import fedcli.cli
 import fedsrv.cli
 from fedcli.runtime.diary import tell_scored
+from fedmodels.commands import MOST_LETTERS, run_command
+from fedmodels.errors import ConfigError, FedtideError, RunFailed
 from fedmodels.log_lines import JsonLines
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event, EventLog
@@ -132,6 +134,22 @@ def test_output_that_nobody_reads_ends_nothing() -> None:
     ]
 
 
+@pytest.mark.parametrize("error", [RunFailed, ConfigError])
+def test_the_last_line_of_a_command_is_one_line_whoever_it_quotes(
+    capsys: pytest.CaptureFixture[str], error: type[FedtideError]
+) -> None:
+    def fails(arguments: object) -> None:
+        raise error("classes \x1b[2J\x9b31m\nerror: forged" + "x" * 20_000)
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(fails)
+    assert ended.value.code == error.exit_code
+    said = capsys.readouterr().err
+    assert said.startswith("error: classes \\x1b[2J\\x9b31m\\nerror: forgedxx")
+    assert said[:-1].isprintable()
+    assert len(said) == MOST_LETTERS + 1
+
+
 def test_grpcs_core_adds_nothing_to_a_line_of_ours() -> None:
     program = (
         "from fedmodels.log_lines import LogLevel, set_up_logging\n"
@@ -169,6 +187,9 @@ def test_json_lines_are_events_or_records() -> None:
 
     event = Event("joined", "3").__dict__
     assert written(event=event) == event
+    diverged = {**event, "detail": {"loss": math.nan, "metrics": {"a": math.inf, "b": [1.0]}}}
+    written_so = {"loss": None, "metrics": {"a": None, "b": [1.0]}}
+    assert written(event=diverged)["detail"] == written_so
     found = written()
     assert found.keys() == event.keys()
     assert found["detail"] == {"level": "warning", "logger": "a", "line": "x\ny"}

@@ -130,7 +130,7 @@ class ClassReplay:
     decoupled: bool = True
     """One generator for each class, or one for all."""
     renewed: bool = False
-    """Draw other images for each epoch: of pFedGRP's local training, and of its search for weights."""
+    """Draw other images for each epoch of local training, and of pFedGRP's search for weights."""
     soft: bool = False
     """Label generated examples by the judge's probabilities."""
     cap: Literal["total", "generated"] = "total"

@@ -38,6 +38,13 @@ def test_what_a_client_says_is_neither_markup_nor_control(kind):
     assert "\x1b]0;" not in text
 
 
+@pytest.mark.parametrize(("loss", "said"), [(1e300, "1e+300"), (None, "unknown"), (0.25, "0.25")])
+def test_a_loss_of_any_size_takes_little_room(loss, said):
+    display = Display("a run", Console(file=io.StringIO(), force_terminal=True, width=500))
+    display.take(Event("beat", "0", 0, 0, {"epoch": 0, "batch": 1, "loss": loss}))
+    assert display.clients["0"] == f"epoch 0, batch 1, loss {said}"
+
+
 def test_lines_without_a_terminal():
     lines = shown(Lines).splitlines()
     assert lines[0] == "waiting for 2 clients to join at 127.0.0.1:5"

@@ -695,6 +695,32 @@ def test_names_in_a_page_are_text(tmp_path: Path) -> None:
     assert "&lt;script&gt;$a_b$" in page
 
 
+FORGED = "\x1b[2J\x9b31mfine\nerror: forged \u202e"
+
+
+@pytest.mark.parametrize("summary", [True, False])
+def test_nothing_in_a_run_of_others_writes_to_the_terminal_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, summary: bool
+) -> None:
+    config = {"method": {"name": FORGED, FORGED: FORGED}, "data": {"name": FORGED}}
+    one = write_run(
+        tmp_path / "a", config=config, kind=FORGED, summary=summary, metrics={FORGED: 0.5}
+    )
+    two = write_run(tmp_path / "b", config={"method": {"name": FORGED}}, kind=FORGED)
+    for run in (one, two):
+        record = json.loads((run / "rounds.jsonl").read_text().splitlines()[-1])
+        record["metrics"][FORGED] = 1.0
+        record["clients"]["0"]["views"][FORGED] = {"accuracy": 0.5, "tasks": [0.5]}
+        with (run / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+    for runs in ([one], [one, two]):
+        report.report_command(runs, None, everything=True)
+        shown = "".join(capsys.readouterr())
+        assert "forged" in shown
+        assert "\nerror: forged" not in shown
+        assert all(c.isprintable() or c == "\n" for c in shown)
+
+
 def test_many_clients_and_rounds_stay_light(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", clients=60, rounds=30, tasks=1)
     assert len(page_of(tmp_path, path)) < 1_200_000

@@ -93,6 +93,38 @@ def test_an_edited_record_is_noticed(run, statement):
     refused(run, r"run\.db is damaged \(the record of interaction 2 is not")
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE meta SET value = '2' WHERE key = 'watermark'",
+        "UPDATE meta SET value = 'x' WHERE key = 'watermark'",
+        "UPDATE meta SET value = replace(value, '\"seed\": 0', '\"seed\": 1') "
+        "WHERE key = 'experiment'",
+        "INSERT INTO meta VALUES ('tasks', '[[0, 1]]')",
+        "UPDATE meta SET value = '0' WHERE key = 'seal'",
+    ],
+)
+def test_an_edited_fact_of_the_run_is_noticed(run, statement):
+    edit(run, statement)
+    assert "fedsrv recover" in refused(run, "what it says of the run as a whole")
+
+
+@pytest.mark.parametrize("name", ["watermark", "highest", "experiment"])
+@pytest.mark.parametrize("value", ["x", "{", "null", "[" * 100_000])
+def test_a_fact_that_is_none_is_refused(run, name, value):
+    """Runs of earlier versions have no seal."""
+    edit(run, "DELETE FROM meta WHERE key = 'seal'")
+    edit(run, f"INSERT OR REPLACE INTO meta VALUES ('{name}', '{value}')")
+    refused(run, rf"run\.db is damaged \(its '{name}' is none")
+
+
+def test_a_run_without_a_seal_gets_one(run):
+    edit(run, "DELETE FROM meta WHERE key = 'seal'")
+    assert opened(run)[1] == 3
+    edit(run, "UPDATE meta SET value = '2' WHERE key = 'watermark'")
+    refused(run, "what it says of the run as a whole")
+
+
 def test_scores_that_came_later_are_part_of_the_chain(tmp_path):
     store = Store(tmp_path / "run", EXPERIMENT, False)
     store.commit(record(0), state(0), '[["counts"]]')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,15 @@ def test_an_event_is_the_same_at_the_monitor(kind: str) -> None:
     found = event_of(rpc.Event.FromString(message_of(event).SerializeToString()))
     assert found == event
     assert json.loads(found.to_json()) == json.loads(event.to_json())
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_an_event_is_json_whatever_a_client_says(loss: float) -> None:
+    beat = message_of(Event("beat", "2", 3, 1, {"epoch": 1, "batch": 2, "loss": loss}, 1e9))
+    found = event_of(rpc.Event.FromString(beat.SerializeToString()))
+    said = json.loads(found.to_json(), parse_constant=pytest.fail)
+    assert said["detail"] == {"epoch": 1, "batch": 2, "loss": None}
+    assert Event.from_json(found.to_json()).detail["loss"] is None
 
 
 def test_a_commit_is_told_with_what_its_message_has() -> None:

@@ -1,5 +1,6 @@
 """What a relay brings: all but the weights of each client, and one sum; lies about either."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -11,11 +12,13 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedpb import PROTOCOL
 from fedpb.codec import encode, read_chunk
+from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Trip
 from fedsrv.engine.folding import mean_with_sums
 from fedsrv.events import EventLog
+from fedsrv.transport import service
 from fedsrv.transport.open_trips import GroupSum
 from fedsrv.transport.relayed import groups_of
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -414,8 +417,63 @@ def test_a_relay_may_have_more_orders_under_way_than_a_process(tmp_path):
         cohort.recall()
 
 
-def test_the_name_of_a_relay_is_short(world):
-    request = rpc.JoinRequest(client_id="0", protocol=PROTOCOL, relay="x" * 101)
-    with pytest.raises(Refused, match="100 characters") as refused:
+@pytest.mark.parametrize("relay", ["1-2", "x" * 200, "0", "1-0", "-0", "0-\u0660", "\x1b[2J"])
+def test_a_client_names_a_relay_that_stands_for_it(world, relay):
+    """Or the clients of another relay would wait for it in each round."""
+    request = rpc.JoinRequest(client_id="0", protocol=PROTOCOL, relay=relay)
+    with pytest.raises(Refused, match="client 0 is none of those of the relay") as refused:
         world.service.join(request, Context())
     assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("certificate", "relay", "may"),
+    [("clients:0-1", "0-1", True), ("clients:0-2", "0-9", True), ("client:0", "0-0", True),
+     ("client:0", "0-1", False), ("clients:0-1", "0-2", False)],
+)  # fmt: skip
+def test_the_certificate_of_a_relay_covers_its_clients(world, monkeypatch, certificate, relay, may):
+    """A client could name its own relay, and stay away from it."""
+    world.service.requires_identity = True
+    monkeypatch.setattr(service, "peer_identity", lambda context: f"fedtide:{certificate}")
+    who = {"client_id": "0", "token": world.tokens[0], "protocol": PROTOCOL}
+    request = rpc.JoinRequest(**who, relay=relay, description=description_of(PROFILE))
+    if may:
+        assert world.service.join(request, Context()).run_id == "run"
+        return
+    with pytest.raises(Refused, match="does not cover") as refused:
+        world.service.join(request, Context())
+    assert refused.value.code == grpc.StatusCode.PERMISSION_DENIED
+
+
+class Ending(Context):
+    """The context of a sum whose frames never come; it tells when they are waited for."""
+
+    def __init__(self):
+        self.waited_for, self.ended = threading.Event(), threading.Event()
+
+    def cancel(self):
+        self.ended.set()
+
+    def stream(self, head):
+        yield head
+        self.waited_for.set()
+        self.ended.wait(30)
+
+
+def test_a_relay_has_two_sums_under_way_at_most(world):
+    """Each holds a thread, and room for as many bytes as its header claims."""
+    world.open()
+    for client in (0, 1):
+        world.promise(client)
+    header = world.sum_header(0, 1)
+    header.bundle.CopyFrom(encode(Bundle({"w": torch.zeros(3, dtype=torch.float64)})).header)
+    head = rpc.PushRequest(header=header).SerializeToString()
+    calls = [Ending() for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        for call in calls:
+            pool.submit(world.service.push, call.stream(head), call)
+            assert call.waited_for.wait(10)
+        ended = [call.ended.is_set() for call in calls]
+        for call in calls:
+            call.cancel()
+    assert ended == [True, False, False]
