@@ -22,7 +22,6 @@ from torch.nn.functional import cross_entropy
 from benchmarks.measure import tell
 from fedcli.data.store.partition_store import open_client
 from fedcli.data.store.stream import TaskStream
-from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
 from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.nets import SplitNet, make_net
@@ -51,9 +50,8 @@ def main() -> None:
 def _row(path: Path, count: int) -> dict[str, Any]:
     experiment = experiment_of(tomllib.loads((path / "config.toml").read_text()))
     real = {c: _data(path, c) for c in range(experiment.schedule.clients or 0)}
-    net = _feature_net(
-        experiment, *(torch.cat(parts) for parts in zip(*real.values(), strict=True))
-    )
+    every_x, every_y = (torch.cat(parts) for parts in zip(*real.values(), strict=True))
+    net = feature_net(experiment.seed, every_x, every_y)
     found: list[float] = []
     for client, (x, y) in real.items():
         newest = max((path / "clients" / str(client)).glob("state-*.safetensors"))
@@ -78,9 +76,9 @@ def _data(path: Path, client: int) -> tuple[Tensor, Tensor]:
     return stream.train_up_to(data.num_tasks - 1)
 
 
-def _feature_net(experiment: Experiment, x: Tensor, y: Tensor) -> SplitNet:
-    """Train the net whose embeddings are compared."""
-    with seeded(experiment.seed):
+def feature_net(seed: int, x: Tensor, y: Tensor) -> SplitNet:
+    """Train the small CNN that judges images, on inputs (n, C, H, W) and labels (n,)."""
+    with seeded(seed):
         net = make_net("digits-cnn", num_classes=int(y.max()) + 1, input_shape=tuple(x.shape[1:]))
         optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
         for _ in range(EPOCHS):

@@ -22,6 +22,15 @@ import numpy as np
 RECORDS = Path(__file__).parent / "records" / "measured"
 Row = Mapping[str, Any]
 LABELS = {
+    "size": "generators",
+    "images": "images",
+    "width": "width",
+    "epochs": "epochs",
+    "batch": "batch",
+    "lr": "learning rate",
+    "least": "worst class",
+    "mean": "mean",
+    "most": "best class",
     "method": "method",
     "trained": "clients that trained",
     "clients": "clients",
