@@ -9,7 +9,6 @@ A check raises an ``AssertionError`` that says what a method does not do.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 import tempfile
@@ -38,13 +37,16 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.case import Case, bytes_of, newest_states, states_of
 from fedtide.classifier import the_classifier_is_the_net
 from fedtide.inprocess import run_in_process, transported
+from fedtide.little_data import (
+    clients_with_little_data_take_part,
+    one_example_makes_no_batch_statistics,
+)
 from fedtide.spelling import its_functions_are_spelt_as_known
 from fedtide.stacked import training_together_comes_to_the_same
 from fedtide.trial import (
     TABLES,
     context_of,
     digits_in,
-    few_in,
     method_of,
     payload_of,
     registered,
@@ -365,36 +367,5 @@ def _check_scores(
 check(its_functions_are_spelt_as_known)
 check(the_classifier_is_the_net)
 check(training_together_comes_to_the_same)
-
-
-# --- clients with little --------------------------------------------------------------------------
-
-
-@check
-def clients_with_little_data_take_part(case: Case) -> None:
-    """One class, one example, nothing at all: everybody still takes part and is scored."""
-    little(case, case.tables.get("net", "mlp"))
-
-
-@check
-def one_example_makes_no_batch_statistics(case: Case) -> None:
-    """Clients with so little train a net with batch normalisation, unless the net is given."""
-    if "net" not in case.tables:
-        little(case, "resnet20")
-
-
-def little(case: Case, net: Any) -> None:
-    """Run with three clients that hold next to nothing."""
-    training = {**TABLES["training"], "batch_size": 8}
-    schedule = {"rounds": 1, "clients": 3}
-    experiment = case.experiment(
-        training=training, schedule=schedule, scenario={"tasks": 1}, net=net
-    )
-    made = case.run(experiment, data=few_in(case.fresh(), case.data))
-    assert all(map(math.isfinite, made.summary["metrics"].values()))
-    for line in (made.out / "rounds.jsonl").read_text("utf-8").splitlines():
-        json.loads(line, parse_constant=_no_json)
-
-
-def _no_json(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
+check(clients_with_little_data_take_part)
+check(one_example_makes_no_batch_statistics)
