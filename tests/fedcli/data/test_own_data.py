@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,33 @@ def test_an_image_of_16_bits_keeps_its_shades(tmp_path):
     deep = np.array([[0, 257, 25700, 65535]], dtype=np.uint16)
     Image.fromarray(deep).save(tmp_path / "deep.png")
     assert read_image(tmp_path / "deep.png").tolist() == [[[0, 1, 100, 255]]]
+
+
+@pytest.mark.parametrize(
+    ("shades", "line"),
+    [
+        (np.array([[0.1, 0.9]], dtype=np.float32), "its shades are fractions: save it with 8 or"),
+        (np.array([[0, 65536]], dtype=np.int32), "its shades go from 0 to 65536, beyond 0 to"),
+        (np.array([[-1, 5]], dtype=np.int32), "its shades go from -1 to 5, beyond 0 to 65535"),
+    ],
+)
+def test_shades_beyond_16_bits_are_refused(tmp_path, shades, line):
+    """Fractions became black, and whole numbers wrapped around."""
+    Image.fromarray(shades).save(tmp_path / "a.tif")
+    for channels in (None, 1, 3):
+        with pytest.raises(DataError, match=f"a.tif cannot be read: {line}"):
+            read_image(tmp_path / "a.tif", channels)
+
+
+def test_a_class_whose_name_is_no_text_gets_one_line(tmp_path):
+    """It ended with a traceback, where the first client.json was written."""
+    for part in ("train", "test"):
+        place = os.fsencode(tmp_path / part) + b"/\xff"
+        os.makedirs(place)
+        Image.new("L", (4, 4)).save(Path(os.fsdecode(place)) / "0.png")
+    line = r"train has a directory '\\udcff', which is no name in UTF-8: rename it"
+    with pytest.raises(DataError, match=line):
+        load(Data(name="directory", root=str(tmp_path)))
 
 
 def test_a_task_that_is_missing_is_named(tmp_path):
