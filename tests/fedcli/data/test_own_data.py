@@ -331,12 +331,14 @@ def test_classes_have_names_of_their_own(tmp_path):
 
 
 def test_check_names_parts_without_examples(tmp_path, capsys):
-    for client, name in enumerate(("train", "test")):
+    for client, empty in enumerate((["train"], ["test"], ["train", "test"])):
         place = own(tmp_path, client)
-        for array in ("x", "y"):
-            rewrite(place, f"{name}_{array}.npy", lambda held: held[:0])
+        for name in (f"{part}_{array}.npy" for part in empty for array in "xy"):
+            rewrite(place, name, lambda held: held[:0])
     with pytest.raises(SystemExit):
         main(["check", str(tmp_path)])
     said = capsys.readouterr().out
     assert "wrong: client 0: there is no example to train on" in said
     assert "note: client 1: there is no test example" in said
+    assert "wrong: client 2: there is no example: fill task-0" in said
+    assert "inf" not in said, "the range of no inputs"
