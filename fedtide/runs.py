@@ -10,6 +10,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -248,11 +249,18 @@ def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, what: str) -> Any:
-    """Return a value as a TOML file would give it; a path is its text."""
+    """Return a value as a TOML file would give it; a path is its text, numpy's number a number."""
     try:
-        return json.loads(json.dumps(value, default=os.fspath))
+        return json.loads(json.dumps(value, default=_plain_one))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{what} holds what no TOML file can: {error}") from None
+
+
+def _plain_one(value: Any) -> int | float | str | bytes:
+    """Return what ``json`` itself has no form of: numpy's numbers and paths."""
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else os.fspath(value)
 
 
 def _file_of(config: str | os.PathLike[str]) -> Path:

@@ -7,12 +7,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.faults import fault_of
+from fedmodels.config.scenario import Scenario
 from fedmodels.errors import ConfigError, reason_of, suggestion
 from fedmodels.own_code import digest_of, is_own, of_a_file, own_name, renew, with_place
 
@@ -249,14 +250,18 @@ def _one_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
     if first["type"] == "missing":
         return f"key {path[-1]!r} is missing in {where}"
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        context = first.get("ctx", {})
-        tag, tags = str(context.get("tag", "")), str(context.get("expected_tags", ""))
-        known = [name.strip("' ") for name in tags.split(",")] if tags else []
+        tag, known = str(first.get("ctx", {}).get("tag", "")), _kinds()
         given = f"unknown kind {tag!r}" if tag else "key 'kind' is missing"
         return f"{given} in [scenario]; known: {', '.join(known)}.{suggestion(tag, known)}"
     fault = fault_of(error, tables)
     given = "" if isinstance(fault.given, dict) else f" (given: {fault.given!r})"
     return f"{'.'.join(fault.path) or 'config'}: {fault.message}{given}"
+
+
+def _kinds() -> list[str]:
+    """Return the kinds of scenarios."""
+    tables = get_args(get_args(Scenario)[0])
+    return [get_args(table.model_fields["kind"].annotation)[0] for table in tables]
 
 
 def _known_keys(path: list[str], kind: str | None) -> list[str]:

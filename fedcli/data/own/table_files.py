@@ -18,6 +18,8 @@ MISSING = (
     "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 )  # fmt: skip
 """What says in a column of numbers that one is missing, as pandas has it."""
+UNNAMED = "Unnamed: "
+"""How pandas begins the name of a column without one, such as the row numbers that it writes."""
 EXTRA = "install the extra: pip install 'fedtide[tables]'"
 
 
@@ -46,7 +48,8 @@ def read_frame(path: Path, columns: Columns) -> Any:
     name.
 
     Raises:
-        DataError: pandas or pyarrow is missing, the file is damaged, or two columns have one name.
+        DataError: pandas or pyarrow is missing, the file is damaged, two columns have one name, or
+            a text stands among numbers in a column that may be a feature.
     """
     try:
         pandas = importlib.import_module("pandas")
@@ -54,10 +57,11 @@ def read_frame(path: Path, columns: Columns) -> Any:
             importlib.import_module("pyarrow")
     except ImportError as error:
         raise DataError(f"{path} needs {error.name}; {EXTRA}") from None
+    texts = {columns.label, columns.client, columns.split}
     try:
         if path.suffix.lower() == ".parquet":
             return pandas.read_parquet(path, engine="pyarrow")
-        return _read_csv(pandas, path, {columns.label, columns.client, columns.split})
+        frame = _read_csv(pandas, path, texts)
     except pandas.errors.ParserWarning:
         raise DataError(
             f"{path}: rows have more fields than the first line has names; maybe a comma ends them"
@@ -67,6 +71,9 @@ def read_frame(path: Path, columns: Columns) -> Any:
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own are of these
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be read: {reason}") from None
+    if not columns.features:
+        _check_others(pandas, frame, texts, path)
+    return frame
 
 
 def _read_csv(pandas: Any, path: Path, texts: set[str | None]) -> Any:
@@ -113,3 +120,26 @@ def _check_names(names: list[str], path: Path) -> None:
             f"{path} has {names.count(twice[0])} columns called {twice[0]!r}: rename or remove all "
             "but one"
         )
+
+
+def _check_others(pandas: Any, frame: Any, texts: set[str | None], path: Path) -> None:
+    """Check that no text stands in another column whose values are numbers for the most part.
+
+    A single text makes pandas take all of a column for texts, and it would be no feature.
+
+    Raises:
+        DataError: names the column and the row, counted from 1.
+    """
+    for name in frame.columns:
+        if name in texts or name.startswith(UNNAMED) or frame[name].dtype.kind in "iufb":
+            continue
+        filled = frame[name].notna()
+        wrong = filled & pandas.to_numeric(frame[name], errors="coerce").isna()
+        if 0 < 2 * wrong.sum() < filled.sum():
+            row = int(wrong.to_numpy().argmax())
+            more = f" and other texts in {wrong.sum() - 1} more" if wrong.sum() > 1 else ""
+            raise DataError(
+                f"{path}: column {name!r} holds '{printable(frame[name].iloc[row], 60)}' in row "
+                f"{row + 1}{more}, and numbers elsewhere: mend or drop these rows, or name the "
+                "columns of numbers in [data.columns] features"
+            )

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.own.examples import Examples, coded, dataset_of, last_of_each
-from fedcli.data.own.table_files import files_of, read_frame
+from fedcli.data.own.table_files import UNNAMED, files_of, read_frame
 from fedcli.data.sets.dataset import Dataset, Source
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.data import Columns
@@ -192,11 +192,14 @@ def joined(frames: Iterable[tuple[Any, object]], columns: Columns) -> tuple[Rows
 def features_of(frame: Any, columns: Columns, where: object) -> tuple[str, ...]:
     """Return a frame's columns of numbers but the label, the client and the split.
 
+    A column without a name is none: it holds the numbers of rows, which often tell the class.
+
     Raises:
         DataError: there is none.
     """
     named = (columns.label, columns.client, columns.split)
     others = [str(column) for column in frame.columns if str(column) not in named]
+    others = [name for name in others if not name.startswith(UNNAMED)]
     found = tuple(name for name in others if frame[name].dtype.kind in "iufb")
     if not found:
         raise DataError(f"{where} has no column of numbers beside the label: set features")

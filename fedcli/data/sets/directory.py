@@ -147,10 +147,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_arrays(root: Path, part: str) -> Labelled:
     """Read ``PART_x.npy`` and ``PART_y.npy``."""
     x, y = read_array(root / f"{part}_x.npy"), read_array(root / f"{part}_y.npy")
-    if x.dtype not in (np.uint8, np.float32) or not x.ndim:
+    if x.dtype not in (np.uint8, np.float32) or x.ndim < 2:
         raise DataError(
             f"{root / f'{part}_x.npy'} is {x.dtype} {list(x.shape)}; expected uint8 or float32 "
-            "inputs, one after the other"
+            "inputs, one after the other: (n, C, H, W) for images, (n, 1) for single numbers"
         )
     check_finite(root / f"{part}_x.npy", x)
     if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) != len(x):
@@ -187,21 +187,37 @@ def read_class_folders(folder: Path, class_names: list[str]) -> Labelled:
         raise DataError(f"{folder} is missing")
     images: list[NDArray[np.uint8]] = []
     labels: list[int] = []
+    first: Path | None = None
     for place in class_folders(folder):
         label = _label_of(place, class_names)
         for path in images_in(place):
             images.append(read_image(path))
             labels.append(label)
+            first = first or path
             if images[-1].shape != images[0].shape:
-                raise DataError(f"{path} is {images[-1].shape}; others are {images[0].shape}")
+                raise DataError(
+                    f"{path} is {images[-1].shape}, and {first} is {images[0].shape}: all images "
+                    "must have one size, and be all grey or all in colour"
+                )
     x = np.stack(images) if images else np.empty((0, 1, 1, 1), dtype=np.uint8)
     return x, np.array(labels, dtype=np.int64)
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """Return the directories of classes by name; hidden ones are none."""
+    """Return the directories of classes by name; hidden ones are none.
+
+    Raises:
+        DataError: a name holds bytes that are no UTF-8, which no ``client.json`` can give.
+    """
     found = (path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    return sorted(found)
+    for path in (folders := sorted(found)):
+        try:
+            path.name.encode("utf-8")
+        except UnicodeEncodeError:
+            raise DataError(
+                f"{folder} has a directory {path.name!a}, which is no name in UTF-8: rename it"
+            ) from None
+    return folders
 
 
 def images_in(place: Path) -> list[Path]:
@@ -234,16 +250,32 @@ def read_image(path: Path, channels: int | None = None) -> NDArray[np.uint8]:
     """Read one image as (C, H, W) uint8: with so many channels, or as many as the file has.
 
     Raises:
-        DataError: it is missing or damaged.
+        DataError: it is missing or damaged, or its shades do not fit into 16 bits.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as image:
-            deep = image.mode.startswith("I")  # 16 bits of grey, which convert() would cut at 255
+            deep = image.mode[0] in "IF"  # over 8 bits of grey, which convert() would cut at 255
             grey = deep or image.mode in ("L", "1") if channels is None else channels == 1
-            flat = Image.fromarray((np.asarray(image) // 257).astype(np.uint8)) if deep else image
+            flat = Image.fromarray(_of_8_bits(np.asarray(image))) if deep else image
             array = np.asarray(flat.convert("L" if grey else "RGB"), dtype=np.uint8)
     except (*DAMAGED, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     return array[None] if grey else np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def _of_8_bits(shades: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return shades of 16 bits (H, W) as ones of 8.
+
+    Raises:
+        ValueError: they are fractions, or whole numbers beyond 16 bits.
+    """
+    if shades.dtype.kind == "f":
+        raise ValueError("its shades are fractions: save it with 8 or 16 bits")
+    if shades.size and (shades.min() < 0 or shades.max() > 65535):
+        raise ValueError(
+            f"its shades go from {shades.min()} to {shades.max()}, beyond 0 to 65535: save it with "
+            "8 or 16 bits"
+        )
+    return (shades // 257).astype(np.uint8)

@@ -256,7 +256,7 @@ def _table(inspected: list[Inspected]) -> Table:
         table.add_row(
             one.name, str(one.data.num_tasks), str(train.sum()), str(one.counts["test"].sum()),
             f"{np.count_nonzero(train)} of {file.num_classes}", shape,
-            f"{one.low:.3g} to {one.high:.3g}",
+            "" if one.low > one.high else f"{one.low:.3g} to {one.high:.3g}",
         )  # fmt: skip
     return table
 

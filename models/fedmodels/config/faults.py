@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 SHOULD_BE = "Input should be "
+_TABLES = ("model_type", "model_attributes_type", "dict_type", "mapping_type", "dataclass_type")
 _WORDS = {
-    **dict.fromkeys(("model_type", "dict_type", "mapping_type", "dataclass_type"), "a table"),
+    **dict.fromkeys(_TABLES, "a table"),
     **dict.fromkeys(("list_type", "tuple_type"), "a list"),
 }
 """Kind of a pydantic error -> what the value should be."""

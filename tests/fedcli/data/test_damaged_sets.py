@@ -112,6 +112,7 @@ def test_a_damaged_subset_of_images(tmp_path: Path, change, line):
         ({"test_x": X[:, :3]}, r"directory \(test\): inputs have shape \[3\]; expected \[4\]"),
         ({"test_x": X.astype(np.uint8)}, "training inputs are float32, test inputs uint8"),
         ({"train_x": np.float32(1)}, r"train_x.npy is float32 \[\]; expected"),
+        ({"train_x": X[:, 0]}, r"train_x.npy is float32 \[6\]; expected .* \(n, 1\) for single"),
         ({"train_y": Y + 10**12}, "label 1000000000001 is beyond 100000 classes"),
         ({"names": "ab"}, "class_names must be a list of names"),
         ({"names": {"a": 0, "b": 1}}, "class_names must be a list of names"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,33 @@ def test_an_image_of_16_bits_keeps_its_shades(tmp_path):
     assert read_image(tmp_path / "deep.png").tolist() == [[[0, 1, 100, 255]]]
 
 
+@pytest.mark.parametrize(
+    ("shades", "line"),
+    [
+        (np.array([[0.1, 0.9]], dtype=np.float32), "its shades are fractions: save it with 8 or"),
+        (np.array([[0, 65536]], dtype=np.int32), "its shades go from 0 to 65536, beyond 0 to"),
+        (np.array([[-1, 5]], dtype=np.int32), "its shades go from -1 to 5, beyond 0 to 65535"),
+    ],
+)
+def test_shades_beyond_16_bits_are_refused(tmp_path, shades, line):
+    """Fractions became black, and whole numbers wrapped around."""
+    Image.fromarray(shades).save(tmp_path / "a.tif")
+    for channels in (None, 1, 3):
+        with pytest.raises(DataError, match=f"a.tif cannot be read: {line}"):
+            read_image(tmp_path / "a.tif", channels)
+
+
+def test_a_class_whose_name_is_no_text_gets_one_line(tmp_path):
+    """It ended with a traceback, where the first client.json was written."""
+    for part in ("train", "test"):
+        place = os.fsencode(tmp_path / part) + b"/\xff"
+        os.makedirs(place)
+        Image.new("L", (4, 4)).save(Path(os.fsdecode(place)) / "0.png")
+    line = r"train has a directory '\\udcff', which is no name in UTF-8: rename it"
+    with pytest.raises(DataError, match=line):
+        load(Data(name="directory", root=str(tmp_path)))
+
+
 def test_a_task_that_is_missing_is_named(tmp_path):
     place = own(tmp_path, 0)
     shutil.copytree(place / "task-0", place / "task-2")
@@ -303,12 +331,14 @@ def test_classes_have_names_of_their_own(tmp_path):
 
 
 def test_check_names_parts_without_examples(tmp_path, capsys):
-    for client, name in enumerate(("train", "test")):
+    for client, empty in enumerate((["train"], ["test"], ["train", "test"])):
         place = own(tmp_path, client)
-        for array in ("x", "y"):
-            rewrite(place, f"{name}_{array}.npy", lambda held: held[:0])
+        for name in (f"{part}_{array}.npy" for part in empty for array in "xy"):
+            rewrite(place, name, lambda held: held[:0])
     with pytest.raises(SystemExit):
         main(["check", str(tmp_path)])
     said = capsys.readouterr().out
     assert "wrong: client 0: there is no example to train on" in said
     assert "note: client 1: there is no test example" in said
+    assert "wrong: client 2: there is no example: fill task-0" in said
+    assert "inf" not in said, "the range of no inputs"

@@ -51,6 +51,34 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, header: str, line: 
         loaded(tmp_path / "a.csv", label="label")
 
 
+def test_a_column_without_a_name_is_no_feature(tmp_path: Path) -> None:
+    """pandas writes the numbers of rows first, without a name; they tell the class."""
+    rows = "".join(f"{i},{i % 3},{'xy'[i // 5]},\n" for i in range(10))
+    (tmp_path / "a.csv").write_text(",ax,label,\n" + rows)
+    assert loaded(tmp_path / "a.csv", label="label").columns == ("ax",)
+    (tmp_path / "b.csv").write_text("Unnamed: 0,ax,label,\n" + rows)  # read and written again
+    assert loaded(tmp_path / "b.csv", label="label").columns == ("ax",)
+    assert loaded(tmp_path / "b.csv", label="label", features=["Unnamed: 0"]).input_shape == (1,)
+
+
+@pytest.mark.parametrize("text", ["foo", "?", "0x10", "1,000", "\x1b[0m"])
+def test_a_text_among_numbers_is_named(tmp_path: Path, text: str) -> None:
+    """The whole column was left out of the features."""
+    content = "ax,ay,label\n" + "1,1,x\n" * 5 + f'"{text}",1,y\n' + "?,1,y\n" * 3
+    (tmp_path / "a.csv").write_text(content)
+    shown = text.replace("\x1b", "\\x1b")
+    with pytest.raises(DataError, match=re.escape(f"'ax' holds '{shown}' in row 6 and oth")):
+        loaded(tmp_path / "a.csv", label="label")
+    assert loaded(tmp_path / "a.csv", label="label", features=["ay"]).columns == ("ay",)
+
+
+def test_a_column_of_texts_may_hold_numbers(tmp_path: Path) -> None:
+    """Labels, clients and parts are texts; so are notes, most of which are none."""
+    content = "ax,note,who,label\n" + "1,,7,1\n2,fell,7,2\n3,8,7,3\n4,,8,1\n5,,x,2\n6,,7,z\n" * 2
+    (tmp_path / "a.csv").write_text(content)
+    assert loaded(tmp_path / "a.csv", label="label", client="who").columns == ("ax",)
+
+
 def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(",,ax,label\n" + "1,2,3,x\n5,6,7,y\n" * 3)
     assert loaded(tmp_path / "a.csv", label="label", features=["ax"]).input_shape == (1,)

@@ -218,6 +218,7 @@ def test_there_are_examples():
         ),
         (["scenario.tasks=[1, 0]"], "scenario.tasks.1: Input should be greater than or equal to 1"),
         (["scenario.tasks=0"], "scenario.tasks: Input should be greater than or equal to 1 (given"),
+        (["scenario=3"], "scenario: Input should be a table (given: 3)"),
         (["evaluate.views=global"], "evaluate.views: Input should be a list (given: 'global')"),
     ],
 )  # fmt: skip
@@ -233,7 +234,10 @@ def test_error_lines(overrides, line):
         ('[net]\nname = "mlp"\nhidden = [8]', "key 'net' is missing in the top level"),
         ('name = "digits"', "key 'name' is missing in [data]"),
         ("shards = 4", "key 'shards' is missing in [scenario]"),
-        ('kind = "per_class_shards"', "key 'kind' is missing in [scenario]"),
+        (
+            'kind = "per_class_shards"',
+            "key 'kind' is missing in [scenario]; known: iid, dirichlet, ",
+        ),
         ('name = "fedprox"', "key 'name' is missing in [method]"),
     ],
 )

@@ -6,6 +6,7 @@ import io
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -112,8 +113,10 @@ def test_what_builds_a_net_is_callable_and_may_take_any_option(tmp_path: Path) -
         check_net(f"{place}:few", ["depth"])
 
 
-def test_a_mapping_may_hold_paths(tmp_path: Path) -> None:
+def test_a_mapping_may_hold_paths_and_numbers_of_numpy(tmp_path: Path) -> None:
     found = _tables({"data": {"root": tmp_path}}, {"data.name": tmp_path / "a.py"})
     assert found == {"data": {"root": str(tmp_path), "name": str(tmp_path / "a.py")}}
+    found = _tables({}, {"seed": np.int64(3), "training.lr": np.float32(0.5)})
+    assert found == {"seed": 3, "training": {"lr": 0.5}}
     with pytest.raises(ConfigError, match=r"method\.mu holds what no TOML file can: expected str"):
         _tables({}, {"method.mu": object()})
