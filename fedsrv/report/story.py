@@ -45,7 +45,7 @@ def _on_rare_classes(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     rare, every = _of(groups, f"{name}_minority"), _of(groups, name)
     if rare:
         texts = {
-            label: f"{100 * value:.1f} % ({_points(value - every[label])} than on all classes)"
+            label: f"{100 * value:.1f} % ({_beside_all(value - every[label])})"
             for label, value in rare.items()
             if label in every
         }
@@ -65,10 +65,7 @@ def _on_old_tasks(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     lost = {g.label: g.merge(partial(q.lost_by_task, view=view)).values() for g in groups}
     means = {label: fmean(s.mean for s in found) for label, found in lost.items() if found}
     if means:
-        texts = {
-            label: f"{'lost' if value > 0 else 'gained'} {100 * abs(value):.1f} points"
-            for label, value in means.items()
-        }
+        texts = {label: _change(-value) for label, value in means.items()}
         yield f"Since each earlier task was known best ({when}): {_each(texts)}."
 
 
@@ -114,8 +111,20 @@ def _each(texts: Mapping[str, str]) -> str:
     return ", ".join(f"{label} {text}" for label, text in texts.items())
 
 
-def _points(gap: float) -> str:
-    return f"{abs(100 * gap):.1f} points {'more' if gap > 0 else 'less'}"
+def _beside_all(gap: float) -> str:
+    """Return how far an accuracy lies above that on all classes, in points as they are shown."""
+    points = round(100 * gap, 1)
+    if not points:
+        return "as on all classes"
+    return f"{abs(points):.1f} points {'more' if points > 0 else 'less'} than on all classes"
+
+
+def _change(gain: float) -> str:
+    """Return what an accuracy gained or lost, in points as they are shown."""
+    points = round(100 * gain, 1)
+    if not points:
+        return "lost nothing"
+    return f"{'gained' if points > 0 else 'lost'} {abs(points):.1f} points"
 
 
 def _capital(text: str) -> str:

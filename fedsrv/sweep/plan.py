@@ -225,7 +225,7 @@ def plan(
     """
     for row in rows:
         if row not in sweep.methods:
-            known = suggestion(row, sweep.methods)
+            known = suggestion(row, sweep.methods) or f" Its rows are: {', '.join(sweep.methods)}"
             raise ConfigError(f"--only {row!r} is no row of the sweep.{known}")
     for what, given in (("row", rows), ("seed", seeds)):
         for item, count in Counter(given).items():

@@ -667,6 +667,13 @@ def test_sentences_by_hand(tmp_path: Path) -> None:
         "Clients sent: forgets 2 kB in 3.0 s, keeps 2 kB in 3.0 s.",
     ]
     assert story(group_runs([one]))[0] == "Clients' models, as received: 70.0 %."
+    same = run("same", scored(0.5), scored(0.5001, 0.7))
+    summary = json.loads((same.path / "summary.json").read_text())
+    summary["metrics"]["a_loc_received_minority"] = 0.7001
+    (same.path / "summary.json").write_text(json.dumps(summary))
+    said = story(group_runs([read_run(same.path)]))
+    assert "On the rare classes: 70.0 % (as on all classes)." in said
+    assert "Since each earlier task was known best (as received): lost nothing." in said
 
 
 def test_what_is_forgotten_is_compared_at_one_moment(tmp_path: Path) -> None:

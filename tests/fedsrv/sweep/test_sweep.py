@@ -186,6 +186,8 @@ def test_a_sweep_that_is_no_file_gets_the_line_of_other_commands(tmp_path: Path)
 def test_mistakes_in_a_plan(sweep: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no row of the sweep. Did you mean 'FedAvg'\?"):
         plan(sweep(), tmp_path, ["FedAv"], [0])
+    with pytest.raises(ConfigError, match=r"no row of the sweep. Its rows are: FedAvg"):
+        plan(sweep(), tmp_path, ["nope"], [0])
     with pytest.raises(ConfigError, match="unknown key 'mue'"):
         plan(sweep(methods={"x": "fedprox mue=1"}), tmp_path, ["x"], [0])
     with pytest.raises(ConfigError, match="would write data-seed0: name them apart"):
