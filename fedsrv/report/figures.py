@@ -55,6 +55,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedtide",  # ids are hashes of what they name: equal runs, equal pages
     "text.parse_math": False,
+    "font.sans-serif": ["DejaVu Sans", "sans-serif"],  # every text of an SVG names all of them
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -142,11 +143,17 @@ def _svg(figure: Figure, name: str) -> str:
     return _inline(file.getvalue(), name)
 
 
+_COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')
+_TOO_FINE = re.compile(r"(?<=\.\d\d)\d+")
+"""Digits beyond a hundredth of a point, which nobody sees."""
+
+
 def _inline(document: str, name: str) -> str:
     """Strip an SVG document of what a page does not need, and give it a name for screen readers."""
     svg = document[document.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"| transform="rotate\(-0 [^"]*"', "", svg)
+    svg = _COORDINATES.sub(lambda found: _TOO_FINE.sub("", found[0]), svg)
     svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", svg, count=1)
     for colour, variable in IN_CSS.items():
         svg = svg.replace(colour, f"var({variable})")

@@ -45,15 +45,25 @@ class Panel:
 
     @property
     def data(self) -> str:
-        """Return the numbers as the address of a CSV file; empty for a picture."""
+        """Return the numbers as the address of a CSV file; empty for a picture.
+
+        They have six digits, and whole numbers all of theirs.
+        """
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(self.table)
-        return f"data:text/csv;charset=utf-8,{quote(text.getvalue())}" if self.table else ""
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerows([*map(_short, line)] for line in self.table)
+        written = quote(text.getvalue(), safe=",()=:")
+        return f"data:text/csv;charset=utf-8,{written}" if self.table else ""
 
     @property
     def file_name(self) -> str:
         """Return what the file of numbers is called."""
         return "-".join("".join(c if c.isalnum() else " " for c in self.caption).split()) + ".csv"
+
+
+def _short(value: object) -> object:
+    is_short = not isinstance(value, float) or value.is_integer()
+    return value if is_short else float(f"{value:.6g}")
 
 
 def curve_panel(caption: str, lines: Lines, *, x: str, y: str, unit: Unit = "") -> Panel:

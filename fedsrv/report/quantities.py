@@ -7,12 +7,38 @@ entry for a client or a task that was not scored in an interaction.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import wraps
 from itertools import accumulate
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from fedmodels.numerics.metric_names import VIEWS, metric
 from fedsrv.report.run_record import RunRecord, number, numbers, table
+
+Cells = dict[tuple[int, int], float]
+
+
+class OfTasks(Protocol):
+    """A quantity by task, of a run and one of its views."""
+
+    def __call__(self, run: RunRecord, view: str) -> Cells:
+        """Return it by (interaction or task learnt, task)."""
+        ...
+
+
+def _once(quantity: OfTasks) -> OfTasks:
+    """Compute a quantity of a run and a view once, as a page asks for it many times."""
+    known: WeakKeyDictionary[RunRecord, dict[str, Cells]] = WeakKeyDictionary()
+
+    @wraps(quantity)
+    def looked_up(run: RunRecord, view: str) -> Cells:
+        found = known.setdefault(run, {})
+        if view not in found:
+            found[view] = quantity(run, view)
+        return found[view]
+
+    return looked_up
 
 
 def metric_names(run: RunRecord) -> list[str]:
@@ -23,7 +49,7 @@ def metric_names(run: RunRecord) -> list[str]:
 
 def metric_curve(run: RunRecord, name: str) -> dict[int, float]:
     """Return ``{round: metric}``."""
-    return run.curve(lambda row: numbers(row.get("metrics")).get(name))
+    return run.curve(lambda row: number(table(row.get("metrics")).get(name)))
 
 
 def training_loss(run: RunRecord) -> dict[int, float]:
@@ -72,7 +98,8 @@ def confusion(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
     return {}
 
 
-def task_accuracy(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
+@_once
+def task_accuracy(run: RunRecord, view: str) -> Cells:
     """Return ``{(interaction, task): mean accuracy on the task over the clients scored on it}``."""
     out: dict[tuple[int, int], float] = {}
     if view == RECEIVED:
@@ -89,7 +116,8 @@ def task_accuracy(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
     return out
 
 
-def accuracy_matrix(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
+@_once
+def accuracy_matrix(run: RunRecord, view: str) -> Cells:
     """Return ``{(k, task): accuracy on the task after task k was learnt}``.
 
     That is after the last interaction that trained on task k and was scored.

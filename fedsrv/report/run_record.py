@@ -46,7 +46,7 @@ class Spread:
     n: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunRecord:
     """One run directory, as far as it is written."""
 

@@ -633,6 +633,30 @@ def test_the_numbers_of_a_figure_come_with_it(tmp_path: Path) -> None:
     assert rows[1] == ["down", "0", "8000.0", "0.0", "1"]
 
 
+def test_a_page_holds_no_digits_that_nobody_sees(tmp_path: Path) -> None:
+    """Coordinates have hundredths of a point, numbers six digits; labels stay as they are."""
+    rates = {"lr": 0.00012345}, {"lr": 0.5}
+    paths = [
+        write_run(tmp_path / str(i), config={"training": rate}) for i, rate in enumerate(rates)
+    ]
+    page = page_of(tmp_path, *paths)
+    figures = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    coordinates = re.findall(r' (?:d|x|y)="([^"]*)"', figures)
+    assert "." in "".join(coordinates)
+    assert not re.search(r"\.\d{3}", " ".join(coordinates))
+    assert "<!--" not in figures
+    assert "lr=0.00012345" in figures
+    (numbers,) = re.findall(r'download="seconds-of-training-per-client.csv" href="(.*?)"', page)[:1]
+    assert not re.search(r"\.0*[1-9]\d{6}", unquote(numbers))
+
+
+def test_what_a_page_asks_for_often_is_computed_once(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    for quantity in (quantities.task_accuracy, quantities.accuracy_matrix):
+        assert quantity(run, "global") is quantity(run, "global")
+        assert quantity(run, "global") != quantity(run, "after_local")
+
+
 def test_machine_and_config_are_shown(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     assert "no env.json says on which machine it ran" in page_of(tmp_path, path)
