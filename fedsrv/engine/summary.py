@@ -12,6 +12,7 @@ import numpy as np
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import DataError
+from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.metrics import average_forgetting_measure, best_round, forgetting
 from fedmodels.own_code import short_name
 from fedsrv.engine.schedule import Step, is_scored
@@ -84,10 +85,7 @@ def run_metrics(
     """
     scored = [r["metrics"] for r in records if "a_glo" in r["metrics"] or "a_loc" in r["metrics"]]
     scored = scored or [r["metrics"] for r in records if r["metrics"]]
-    out: dict[str, float] = {}
-    for key in sorted({key for metrics in scored for key in metrics}):
-        series = [metrics[key] for metrics in scored if key in metrics]
-        out[key] = float(np.mean(series[-experiment.evaluate.last_rounds :]))
+    out = _last(scored, experiment.evaluate.last_rounds)
     if experiment.schedule.selects:
         out |= _a_sel_by_task(records, experiment.evaluate.last_rounds)
     else:
@@ -110,6 +108,20 @@ def run_metrics(
         if len(lost) > 1:
             out[name] = forgetting(lost)
     return {key: value for key, value in out.items() if np.isfinite(value)}
+
+
+def _last(scored: Sequence[Mapping[str, float]], rounds: int) -> dict[str, float]:
+    """Return the means over the last scored rounds, of those that have a metric.
+
+    A method reports some of its own figures now and then, such as at the end of a task: their last
+    values count. A score that the last rounds lack, since nobody there has such test data, has none.
+    """
+    out: dict[str, float] = {}
+    for key in sorted({key for metrics in scored for key in metrics}):
+        among = scored[-rounds:] if is_written_by_runs(key) else scored
+        if series := [metrics[key] for metrics in among if key in metrics]:
+            out[key] = float(np.mean(series[-rounds:]))
+    return out
 
 
 def _a_sel_by_task(records: Sequence[Record], last_rounds: int) -> dict[str, float]:

@@ -309,6 +309,15 @@ def test_last_rounds(last, a_glo):
     assert found["a_loc"] == pytest.approx(1 - a_glo)
 
 
+def test_a_score_that_the_last_rounds_lack_has_no_value():
+    """The last cohort has no frequent class: that of an earlier one is no score of the end."""
+    early = [record(0, a_loc=0.5, a_loc_trained_many=0.9, generator_ratio_3=0.7)]
+    found = run_of([*early, *SERIES[1:]])
+    assert "a_loc_trained_many" not in found
+    assert found["generator_ratio_3"] == 0.7, "a method's own figure keeps its last value"
+    assert run_of([*early, *SERIES[1:]], last_rounds=4)["a_loc_trained_many"] == 0.9
+
+
 def test_rounds_that_were_not_scored_do_not_count():
     unscored = [record(4, loss=9.0), record(5, loss=9.0)]
     assert run_of([*SERIES, *unscored], last_rounds=2)["a_glo"] == pytest.approx(0.25)
