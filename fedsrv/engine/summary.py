@@ -114,7 +114,7 @@ def _last(scored: Sequence[Mapping[str, float]], rounds: int) -> dict[str, float
     """Return the means over the last scored rounds, of those that have a metric.
 
     A method reports some of its own figures now and then, such as at the end of a task: their last
-    values count. A score that the last rounds lack, since nobody there has such test data, has none.
+    values count. A score that the last rounds lack has none: nobody there has such test data.
     """
     out: dict[str, float] = {}
     for key in sorted({key for metrics in scored for key in metrics}):

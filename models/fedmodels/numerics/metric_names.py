@@ -272,9 +272,12 @@ METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*SCORES, *RE
 
 ENDINGS: Mapping[str, tuple[str, str]] = {
     "balanced": ("on the global test set", "on the global test set, in place of own test data"),
-    "many": ("frequent classes", "over the most frequent 20 % of the classes"),
-    "medium": ("medium classes", "over the next 30 % of the classes"),
-    "minority": ("rare classes", "over the lower half of the classes by training examples"),
+    "many": (
+        "frequent classes",
+        "over the most frequent 20 % of the classes that clients train on",
+    ),
+    "medium": ("medium classes", "over the next 30 % of these classes"),
+    "minority": ("rare classes", "over the lower half of these classes by training examples"),
     "classifier": ("by the classifier", "by the net's classifier"),
     "nearest": ("by the nearest prototype", "by the nearest class prototype"),
     "prototype": ("by prototypes", "by FedMLP's prototypes"),

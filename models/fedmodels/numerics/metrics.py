@@ -278,14 +278,16 @@ def minority_classes(counts: ArrayLike) -> list[int]:
 
 
 def frequency_groups(counts: ArrayLike) -> dict[str, list[int]]:
-    """Return the most frequent 20 % of the classes as ``many`` and the next 30 % as ``medium``.
+    """Return the most frequent 20 % of the known classes as ``many``, the next 30 % as ``medium``.
 
     The rare ones are :func:`minority_classes`.
 
     Args:
-        counts: (K,) global training counts; among equals the lower index comes first.
+        counts: (K,) global training counts; classes with 0 are unknown. Among equals the lower
+            index comes first.
     """
     n = np.asarray(counts, dtype=np.int64)
+    known = int((n > 0).sum())
     falling = np.argsort(-n, kind="stable").tolist()
-    first, second = round(0.2 * len(n)), round(0.5 * len(n))
+    first, second = round(0.2 * known), round(0.5 * known)
     return {"many": sorted(falling[:first]), "medium": sorted(falling[first:second])}

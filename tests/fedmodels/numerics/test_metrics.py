@@ -194,6 +194,9 @@ def test_frequency_groups():
     groups = frequency_groups([1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
     assert groups == {"many": [8, 9], "medium": [5, 6, 7]}
     assert frequency_groups([5] * 10)["many"] == [0, 1]
+    unseen = frequency_groups([0, 9, 8, 7, 6, 5, 4, 3, 2, 1, 1] + [0] * 29)  # ten known classes
+    assert unseen == {"many": [1, 2], "medium": [3, 4, 5]}, "and none of the minority's"
+    assert frequency_groups([0, 0]) == {"many": [], "medium": []}
 
 
 def test_rules_over_rounds():
