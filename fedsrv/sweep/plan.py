@@ -227,6 +227,7 @@ def plan(
         if row not in sweep.methods:
             known = suggestion(row, sweep.methods) or f" Its rows are: {', '.join(sweep.methods)}"
             raise ConfigError(f"--only {row!r} is no row of the sweep.{known}")
+    _refuse_what_rows_and_seeds_say(sweep, more)
     for what, given in (("row", rows), ("seed", seeds)):
         for item, count in Counter(given).items():
             if count > 1:
@@ -238,6 +239,27 @@ def plan(
         if count > 1:
             raise ConfigError(f"two runs of the sweep would write {place.name}: name them apart")
     return found
+
+
+def _refuse_what_rows_and_seeds_say(sweep: Sweep, more: Sequence[str]) -> None:
+    """Refuse settings under which runs of two names would be one and the same.
+
+    Raises:
+        ConfigError: says where the seed and the method belong.
+    """
+    settings = [item for rung in sweep.rungs().values() for item in rung.switches]
+    for item in (*sweep.set, *settings, *more):
+        key = item.partition("=")[0].strip()
+        if key == "seed":
+            raise ConfigError(f"{item!r}: the seeds of a sweep's runs are its seeds, or --seed")
+        if key in ("method", "method.name"):
+            raise ConfigError(f"{item!r}: the methods of a sweep's runs are its rows, in methods")
+    for option in sweep.launch:
+        if option.partition("=")[0] in ("--set", "--out", "--resume"):
+            raise ConfigError(
+                f"launch has {option!r}, which the sweep says itself; what all runs are set goes "
+                "into set"
+            )
 
 
 def _planned(

@@ -396,6 +396,32 @@ def test_a_curve_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches: 
         run(curves={"acc": "a_loc"}, columns={})
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"set": ["seed=5"]},
+        {"settings": {"a": ["seed=5"], "b": ["seed=6"]}},
+        {"set": ["method.name=local"]},
+        {"settings": {"a": ['method={name="local"}']}},
+        {"launch": ["--hosts=1", "--set=seed=5"]},
+        {"launch": ["--set", "training.lr=0.1"]},
+        {"launch": ["--out", "elsewhere"]},
+    ],
+    ids=str,
+)
+def test_no_setting_makes_rows_or_seeds_alike(
+    sweep: Any, tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    made = sweep(**wrong)
+    with pytest.raises(ConfigError, match=r"its seeds, or|its rows, in methods|goes into set"):
+        plan(made, tmp_path, list(made.methods), made.seeds)
+
+
+def test_more_settings_keep_to_the_same(sweep: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="its seeds, or --seed"):
+        plan(sweep(), tmp_path, ["Local"], [0], ["seed=3"])
+
+
 def test_an_out_that_is_a_file_gets_one_line(
     sweep: Any, tmp_path: Path, launches: Launches
 ) -> None:
