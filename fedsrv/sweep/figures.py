@@ -48,8 +48,8 @@ class Figures:
     seed: int
     values: Mapping[str, float | None]
     """By path, as in ``summary.json``; None where the run has no such figure."""
-    curves: Mapping[str, Sequence[float]]
-    """By metric, as in ``rounds.jsonl``: its value after each round that has one."""
+    curves: Mapping[str, Sequence[float | None]]
+    """By metric, as in ``rounds.jsonl``: its value after each round, None after one without."""
     environment: Mapping[str, str | int]
     """Versions and commit the run was made with, as in ``env.json``."""
 
@@ -68,16 +68,25 @@ def read_figures(run: PlannedRun, columns: Iterable[str], curves: Iterable[str])
     environment = run.directory / "env.json"
     try:
         summary, rounds = summary_of(run.directory), list(rounds_of(run.directory))
-        lines = {name: [find(one["metrics"], name) for one in rounds] for name in curves}
         return Figures(
             run.cell,
             run.seed,
             {path: _figure(summary, path) for path in columns},
-            {name: [value for value in line if value is not None] for name, line in lines.items()},
+            {name: _curve(rounds, name) for name in curves},
             json.loads(environment.read_text("utf-8")) if environment.exists() else {},
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ArchiveError(f"a file of {run.directory} is damaged: {error!r}") from None
+
+
+def _curve(rounds: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
+    """Return a metric after each round, up to the last one that has it."""
+    found = {
+        one.get("round", index): value
+        for index, one in enumerate(rounds)
+        if (value := find(one["metrics"], name)) is not None
+    }
+    return [found.get(at) for at in range(1 + max(found, default=-1))]
 
 
 def check_columns(columns: Mapping[str, str], runs: Sequence[Figures], directory: Path) -> None:

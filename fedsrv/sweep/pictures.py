@@ -83,6 +83,6 @@ def _draw_curve(axes: Axes, outcome: Outcome, heading: str) -> None:
     for cell, line in curve_means(outcome, outcome.curves[heading]).items():
         if outcome.lengths.get(cell.setting, 1) == longest:
             colour, dashes = style[cell.row]
-            rounds = range(1, len(line) + 1)
-            axes.plot(rounds, line, color=colour, linestyle=dashes, label=cell.row)
+            rounds, means = list(line), list(line.values())
+            axes.plot(rounds, means, color=colour, linestyle=dashes, label=cell.row)
     axes.set_xlabel("round")

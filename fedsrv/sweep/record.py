@@ -5,6 +5,7 @@
      "runs": [{"setting", "row", "seed", "environment", "values": {…}, "curves": {…}}, …]}
 
 A run names its environment (versions and commit) by its place in the list. Figures have six digits.
+A curve has an entry for each round, null where a round was not scored.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def to_json(outcome: Outcome) -> str:
             "row": run.cell.row,
             "seed": run.seed,
             "environment": environments.index(json.dumps(dict(run.environment))),
-            "values": {k: None if v is None else _short(v) for k, v in run.values.items()},
+            "values": {k: _short(v) for k, v in run.values.items()},
             "curves": {k: list(map(_short, line)) for k, line in run.curves.items()},
         }
         for run in outcome.runs
@@ -105,5 +106,5 @@ def read_record(path: Path) -> Outcome:
         raise ConfigError(f"{path} is no record of a sweep: {error!r}") from None
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")

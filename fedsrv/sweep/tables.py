@@ -135,30 +135,39 @@ def ladders(outcome: Outcome) -> Iterator[str]:
             yield markdown(list(outcome.lengths), iter(lines), heading)
 
 
-def curve_means(outcome: Outcome, name: str) -> dict[Cell, list[float]]:
-    """Return a metric after each round in percent, as means over seeds, of rows that have all."""
+def curve_means(outcome: Outcome, name: str) -> dict[Cell, dict[int, float]]:
+    """Return a metric by round, counted from 1, in the unit of tables: means over all seeds.
+
+    A row is left out where its runs were not scored after the same rounds.
+    """
+    factor, _ = unit_of(f"metrics.{name}")
     series = {
-        cell: [run.curves.get(name, ()) for run in outcome.runs if run.cell == cell]
+        cell: [_by_round(run.curves.get(name, ())) for run in outcome.runs if run.cell == cell]
         for cell in outcome.cells
     }
     return {
-        cell: [100 * fmean(values) for values in zip(*found, strict=True)]
+        cell: {at: factor * fmean(one[at] for one in found) for at in found[0]}
         for cell, found in series.items()
-        if found and all(found) and len(set(map(len, found))) == 1
+        if found and found[0] and all(one.keys() == found[0].keys() for one in found)
     }
 
 
+def _by_round(curve: Sequence[float | None]) -> dict[int, float]:
+    return {at: value for at, value in enumerate(curve, 1) if value is not None}
+
+
 def curves(outcome: Outcome) -> Iterator[str]:
-    """Yield a table per metric: its means over seeds after each round, and over all rounds."""
+    """Yield a table per metric: means over seeds after each scored round, and over all these."""
     for heading, name in outcome.curves.items():
         means = curve_means(outcome, name)
-        for length in sorted(set(map(len, means.values()))):
+        each, whole = ("{:.0f}", "{:.1f}") if metric(name).unit else ("{:.3f}", "{:.3f}")
+        for rounds in sorted({tuple(line) for line in means.values()}):
             rows = [
-                (cell.title, [*(f"{m:.0f}" for m in line), f"{fmean(line):.1f}"])
+                (cell.title, [*map(each.format, line.values()), whole.format(fmean(line.values()))])
                 for cell, line in means.items()
-                if len(line) == length
+                if tuple(line) == rounds
             ]
-            yield markdown([*map(str, range(1, length + 1)), "mean"], iter(rows), heading)
+            yield markdown([*map(str, rounds), "mean"], iter(rows), heading)
 
 
 def page(outcome: Outcome) -> str:

@@ -46,8 +46,8 @@ def _columns(outcome: Outcome) -> Iterator[Values]:
         for part in PARTS.values():
             found: dict[Cell, dict[int, float | None]] = {}
             for (cell, seed), curve in curves.items():
-                if curve:
-                    found.setdefault(cell, {})[seed] = 100 * float(np.mean(curve[part]))
+                if known := [value for value in curve or () if value is not None]:
+                    found.setdefault(cell, {})[seed] = 100 * float(np.mean(known[part]))
             yield found
 
 

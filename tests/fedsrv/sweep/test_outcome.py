@@ -89,6 +89,23 @@ def test_a_ladder_is_a_table_of_scores_against_length() -> None:
     assert "| 2 × rounds: A | +9.97 [+9.82, +10.11] * |" in text
 
 
+def test_a_curve_stands_at_the_rounds_that_were_scored(tmp_path: Path) -> None:
+    """Scores after rounds 2 and 4; what is no share of one is no percentage."""
+    seeds = [[None, 0.1, None, 0.3], [None, 0.2, None, 0.4]]
+    curves = [{"iaa": seed, "loss": [1.5, 0.25], "mine": [1, 2, 3][: 2 + place]}
+              for place, seed in enumerate(seeds)]  # fmt: skip
+    runs = [Figures(Cell("", "A"), seed, {}, found, {}) for seed, found in enumerate(curves)]
+    shown = {"IAA": "iaa", "loss": "loss", "not of one length": "mine"}
+    made = Outcome(runs, [Cell("", "A")], {}, "A", 2, shown)
+    text = page(made)
+    assert "| IAA | 2 | 4 | mean |\n|---|---|---|---|\n| A | 15 | 35 | 25.0 |\n" in text
+    assert "| loss | 1 | 2 | mean |\n|---|---|---|---|\n| A | 1.500 | 0.250 | 0.875 |\n" in text
+    assert "not of one length" not in text
+    file = tmp_path / "record.json"
+    file.write_text(to_json(made))
+    assert page(read_record(file)) == text
+
+
 def test_a_record_gives_the_same_tables_again(tmp_path: Path) -> None:
     file, made = tmp_path / "record.json", outcome()
     file.write_text(to_json(made))

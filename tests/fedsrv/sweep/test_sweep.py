@@ -19,7 +19,7 @@ import fedsrv.cli
 from fedmodels.errors import ConfigError, Interrupted, RunFailed
 from fedmodels.resolution import parse_experiment
 from fedsrv.sweep import execution
-from fedsrv.sweep.figures import difference
+from fedsrv.sweep.figures import difference, read_figures
 from fedsrv.sweep.plan import Cell, Sweep, config_for, plan
 from fedsrv.sweep.sweeping import run_sweep
 from fedsrv.sweep.tables import Outcome, latex
@@ -420,6 +420,19 @@ def test_no_setting_makes_rows_or_seeds_alike(
 def test_more_settings_keep_to_the_same(sweep: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its seeds, or --seed"):
         plan(sweep(), tmp_path, ["Local"], [0], ["seed=3"])
+
+
+def test_a_curve_goes_by_rounds(sweep: Any, tmp_path: Path) -> None:
+    """Two interactions a round, of which the last one counts; the first round is not scored."""
+    (run, *_) = plan(sweep(), tmp_path, ["Local"], [0])
+    finished_run(run.directory, [0.5], 3)
+    lines = [
+        {"round": at // 2, "metrics": {"a_loc": value} if value else {}, "clients": {}}
+        for at, value in enumerate([None, None, 0.1, 0.2, None, 0.4])
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run.directory / "rounds.jsonl").write_text(text)
+    assert read_figures(run, [], ["a_loc", "iaa"]).curves == {"a_loc": [None, 0.2, 0.4], "iaa": []}
 
 
 def test_an_out_that_is_a_file_gets_one_line(
