@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def execute(
-    runs: Sequence[PlannedRun], further: Sequence[str], refers: bool, each: Each, say: Say
+    runs: Sequence[PlannedRun],
+    further: Sequence[str],
+    refers: bool,
+    each: Each,
+    say: Say,
+    ended_one: Callable[[], None],
 ) -> list[PlannedRun]:
     """Run to its end what is not finished; return what failed.
 
@@ -35,6 +40,7 @@ def execute(
         refers: whether runs refer to the first row.
         each: calls a function for each of several runs, wherever that is.
         say: told what is run, and what failed.
+        ended_one: called after each run that ends.
 
     Raises:
         Interrupted: Ctrl-C came.
@@ -51,6 +57,7 @@ def execute(
             for failure in each(partial(to_its_end, further, here), group):
                 if failure:
                     say(failure)
+                ended_one()
     except KeyboardInterrupt:  # Ctrl-C has ended the runs under way, too; no further one begins
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise Interrupted("stopped; the same command goes on with the sweep") from None

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedmodels.errors import ArchiveError, ConfigError, suggestion
-from fedmodels.numerics.metric_names import METRICS, find, is_known, metric
+from fedmodels.errors import ArchiveError
+from fedmodels.numerics.metric_names import find, metric
 from fedsrv.report.comparison import MIN_SEEDS
 from fedsrv.sweep.plan import Cell, PlannedRun
 
@@ -87,40 +87,6 @@ def _curve(rounds: Sequence[Mapping[str, Any]], name: str) -> list[float | None]
         if (value := find(one["metrics"], name)) is not None
     }
     return [found.get(at) for at in range(1 + max(found, default=-1))]
-
-
-def check_columns(columns: Mapping[str, str], runs: Sequence[Figures], directory: Path) -> None:
-    """Refuse a column that no run has and no table of metrics knows.
-
-    Args:
-        columns: heading -> path.
-        runs: the figures of all runs.
-        directory: of one of them, for what it has.
-
-    Raises:
-        ConfigError: names the first such column and the nearest known one.
-    """
-    for heading, path in columns.items():
-        table, _, name = path.partition(".")
-        known = table == "metrics" and is_known(name)
-        if not known and all(run.values[path] is None for run in runs):
-            near = suggestion(path, {*paths_of(directory), *(f"metrics.{m}" for m in METRICS)})
-            raise ConfigError(f"no run has the column {heading!r}, {path!r}.{near}")
-
-
-def check_curves(curves: Mapping[str, str], runs: Sequence[Figures], directory: Path) -> None:
-    """Refuse a curve that no run has and no table of metrics knows.
-
-    The arguments are those of :func:`check_columns`.
-
-    Raises:
-        ConfigError: names the first such curve and the nearest known metric.
-    """
-    for heading, name in curves.items():
-        if not is_known(name) and not any(run.curves[name] for run in runs):
-            known = {key for one in rounds_of(directory) for key in one["metrics"]}
-            near = suggestion(name, {*known, *METRICS})
-            raise ConfigError(f"no run has the curve {heading!r}, {name!r}.{near}")
 
 
 def paths_of(run: Path) -> list[str]:

@@ -11,8 +11,9 @@ from fedmodels.files import write_atomically
 from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command, write_html
 from fedsrv.state.run_directory import make_directory
+from fedsrv.sweep.columns import Watch, check_names, faults
 from fedsrv.sweep.execution import execute
-from fedsrv.sweep.figures import check_columns, check_curves, read_figures
+from fedsrv.sweep.figures import read_figures
 from fedsrv.sweep.pictures import draw
 from fedsrv.sweep.places import Say, place_of
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
@@ -61,10 +62,12 @@ def run_sweep(
     seeds = seeds or sweep.seeds
     out = out.resolve() if on else out
     runs = plan(sweep, out, rows, seeds, sets)
+    check_names(sweep)
     _refuse_other_configs(runs)
     make_directory(out, out)
     with place_of(on, jobs, resources, out, say) as each:
-        failed = execute(runs, sweep.launch, sweep.reference, each, say)
+        ended_one = Watch(sweep, runs, say)
+        failed = execute(runs, sweep.launch, sweep.reference, each, say, ended_one)
     damaged = [run for run in runs if run.is_finished and not _is_sound(run, sweep, say)]
     failed += damaged
     ended = [run for run in runs if run not in failed]
@@ -82,8 +85,8 @@ def run_sweep(
         names = ", ".join(run.directory.name for run in failed)
         raise RunFailed(f"{len(failed)} of {len(runs)} runs failed and are left out: {names}")
     if sweep.columns:
-        check_columns(sweep.columns, outcome.runs, ended[0].directory)
-        check_curves(sweep.curves, outcome.runs, ended[0].directory)
+        for fault in faults(sweep, outcome.runs, ended[0].directory):
+            raise fault
 
 
 def _tabulate(outcome: Outcome, out: Path, say: Say) -> None:

@@ -19,6 +19,7 @@ import fedsrv.cli
 from fedmodels.errors import ConfigError, Interrupted, RunFailed
 from fedmodels.resolution import parse_experiment
 from fedsrv.sweep import execution
+from fedsrv.sweep.columns import check_names
 from fedsrv.sweep.figures import difference, read_figures
 from fedsrv.sweep.plan import Cell, Sweep, config_for, plan
 from fedsrv.sweep.sweeping import run_sweep
@@ -394,6 +395,38 @@ def test_a_curve_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches: 
         run(curves={"acc": "a_lco"})
     with pytest.raises(ConfigError, match=r"curves are shown beside columns: give \[columns\]"):
         run(curves={"acc": "a_loc"}, columns={})
+
+
+def test_what_no_run_can_have_is_told_before_any_run(
+    sweep: Any, tmp_path: Path, launches: Launches
+) -> None:
+    for tables in (
+        {"columns": {"A": "metrics.a_lco"}},
+        {"columns": {"A": "a_loc"}},
+        {"columns": {"A": "bytes.upp"}},
+        {"columns": {"A": "metrics.a_loc"}, "curves": {"A": "metrics.a_loc"}},
+    ):
+        with pytest.raises(ConfigError, match=r"no run has the .* 'A', '.*'\. Did you mean '"):
+            run_sweep(sweep(**tables), tmp_path / "out", say=lambda line: None)
+    assert not launches.commands
+    old = {"A": "metrics.bwt", "B": "metrics.global_acc", "C": "metrics.a_loc_few"}
+    check_names(sweep(columns=old, curves={"A": "a_loc_received_balanced_minority"}))
+
+
+def test_what_no_row_of_ones_own_has_is_told_when_each_has_ended_once(
+    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsrv.sweep.columns._is_from_here", lambda row: False)
+    said: list[str] = []
+    columns = {"A": "metrics.a_loc", "mine": "metrics.veolcity", "c": "clients.traind"}
+    made = sweep(columns=columns, curves={"mine": "veolcity"})
+    with pytest.raises(ConfigError, match=r"column 'mine', 'metrics\.veolcity'"):
+        run_sweep(made, tmp_path / "out", say=said.append)
+    notes = [at for at, line in enumerate(said) if line.startswith("note: so far no run has the ")]
+    before = [line for line in said[: notes[0]] if line.startswith("$ fedsrv launch")]
+    assert len(notes) == 3
+    assert 3 <= len(before) <= 4  # of nine; the next one may have begun
+    assert "'clients.traind'. Did you mean 'clients.trained'? Finished runs are" in said[notes[1]]
 
 
 @pytest.mark.parametrize(
