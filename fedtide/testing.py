@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -35,11 +34,15 @@ from fedmodels.training.run import RunFacts
 from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.case import Case, bytes_of, newest_states, states_of
-from fedtide.classifier import the_classifier_is_the_net
 from fedtide.inprocess import run_in_process, transported
 from fedtide.little_data import (
     clients_with_little_data_take_part,
     one_example_makes_no_batch_statistics,
+)
+from fedtide.mistakes import (
+    arrival_does_not_matter,
+    references_stay_while_the_net_trains,
+    the_classifier_is_the_net,
 )
 from fedtide.spelling import its_functions_are_spelt_as_known
 from fedtide.stacked import training_together_comes_to_the_same
@@ -135,12 +138,7 @@ def its_views_are_known(case: Case) -> None:
 # --- a whole run ----------------------------------------------------------------------------------
 
 
-@check
-def arrival_does_not_matter(case: Case) -> None:
-    """Two runs of one seed agree to the bit, whatever the order in which uploads come."""
-    second = case.run(case.experiment(), arrival=random.Random(3)).summary
-    assert second["state_sha256"] == case.finished.summary["state_sha256"], "another state"
-    assert second["metrics"] == case.finished.summary["metrics"]
+check(arrival_does_not_matter)
 
 
 @check
@@ -205,7 +203,9 @@ def one_upload_is_its_own_mean(case: Case) -> None:
     upload = made.sent[1]
     after = made.method.aggregate(server_context(made.run, 0, (1,)), made.state, made.uploads)
     for name, tensor in after.common.weights.items():
-        assert name not in upload.weights or torch.equal(tensor, upload.weights[name]), name
+        assert name not in upload.weights or torch.equal(tensor, upload.weights[name]), (
+            f"aggregate makes another {name!r} of one upload: what goes beyond a mean is finish's"
+        )
     assert after.common.weights.keys() == made.state.common.weights.keys()
 
 
@@ -261,11 +261,11 @@ def loss_leaves_inputs_alone(case: Case) -> None:
     loss = method.loss(ctx, batch, out, refs)
     assert loss.shape == (), loss.shape
     assert loss.requires_grad
-    assert torch.equal(batch.x, x)
-    assert torch.equal(batch.y, y)
-    assert torch.equal(out.features, kept[0])
-    assert torch.equal(out.logits, kept[1])
-    assert bytes_of(Bundle(weights=_parameters(ctx))) == weights
+    assert torch.equal(batch.x, x), "it changes batch.x"
+    assert torch.equal(batch.y, y), "it changes batch.y"
+    assert torch.equal(out.features, kept[0]), "it changes out.features"
+    assert torch.equal(out.logits, kept[1]), "it changes out.logits"
+    assert bytes_of(Bundle(weights=_parameters(ctx))) == weights, "it changes the net's weights"
 
 
 def _parameters(ctx: ClientContext) -> Weights:
@@ -366,6 +366,7 @@ def _check_scores(
 
 check(its_functions_are_spelt_as_known)
 check(the_classifier_is_the_net)
+check(references_stay_while_the_net_trains)
 check(training_together_comes_to_the_same)
 check(clients_with_little_data_take_part)
 check(one_example_makes_no_batch_statistics)

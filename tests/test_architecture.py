@@ -73,7 +73,7 @@ FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors", "fedmodels
 ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
-        "trial", "case", "classifier", "little_data", "spelling", "stacked", "testing",
+        "trial", "case", "little_data", "mistakes", "spelling", "stacked", "testing",
     ),
     "fedmodels": (
         "errors", "printable", "log_lines", "files", "commands", "own_code", "tensors",

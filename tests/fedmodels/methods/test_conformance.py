@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,8 +23,10 @@ from fedmodels.methods.bases.replay import GenerativeReplay
 from fedmodels.methods.bases.round_heads import RoundHeads
 from fedmodels.methods.bases.round_memory import RoundMemory
 from fedmodels.methods.fedavg import FedAvg
+from fedmodels.tensors.announced import Announced
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.contexts import ClientContext, ServerState
+from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Batch, LocalResult, Method, Output
 from fedmodels.training.run import RunFacts
 from fedtide.testing import CHECKS, Case, check_method
@@ -148,8 +151,51 @@ class Broken(FedAvg):
 
 
 def test_a_method_that_breaks_a_promise_is_named() -> None:
-    with pytest.raises(AssertionError, match="broken fails 'loss_leaves_inputs_alone'"):
+    line = "broken fails 'loss_leaves_inputs_alone': it changes batch.x"
+    with pytest.raises(AssertionError, match=line):
         check_method(Broken, checks=["its_views_are_known", "loss_leaves_inputs_alone"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistaken(FedAvg):
+    """A method with a mistake that no error shows."""
+
+    citation: ClassVar[str] = "nobody"
+    mistake: str = ""
+    drawn: ClassVar[Iterator[int]] = itertools.count()
+    arrived: ClassVar[list[Bundle]] = []
+
+    def check_upload(
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: Announced
+    ) -> None:
+        self.arrived.append(upload)
+
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        if self.mistake == "arrival":
+            return replace(state, common=Bundle(self.arrived[-1].weights))
+        after = super().aggregate(ctx, state, uploads)
+        scale = {"random": 1 + 1e-3 * next(self.drawn), "step": 0.5}.get(self.mistake, 1.0)
+        weights = {key: scale * tensor for key, tensor in after.common.weights.items()}
+        return replace(after, common=Bundle(weights))
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Any:
+        copied = self.mistake != "live"
+        return {"w": [p.detach().clone() if copied else p.data for p in ctx.net.parameters()]}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "check", "line"),
+    [
+        ("arrival", "arrival_does_not_matter", "the order in which uploads come changes a run"),
+        ("random", "arrival_does_not_matter", "two equal runs differ: draw by ctx.generator"),
+        ("step", "one_upload_is_its_own_mean", "another 'base/1.weight' of one upload: what goes"),
+        ("live", "references_stay_while_the_net_trains", "'base/1.*' of ctx.net itself, which mov"),
+    ],
+)
+def test_a_mistake_that_no_error_shows_is_told(mistake: str, check: str, line: str) -> None:
+    with pytest.raises(AssertionError, match=f"mistaken fails '{check}': .*{line}"):
+        check_method(Mistaken, checks=[check], mistake=mistake)
+    check_method(Mistaken, checks=[check])
 
 
 @dataclass(frozen=True, kw_only=True)
