@@ -113,7 +113,9 @@ def _outside(net: nn.Module, child: str) -> bool:
 
 
 def _check_tensors(net: nn.Module, name: str) -> None:
-    """Check that every tensor has a shape and a type that travel."""
+    """Check that there are parameters, and that every tensor has a shape and a type that travel."""
+    if next(net.parameters(), None) is None:
+        raise _wrong(name, "has no parameter: there is nothing to train")
     for key, tensor in [*net.named_parameters(), *net.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
             raise _wrong(name, f"{key} has no shape yet: use no lazy layer")

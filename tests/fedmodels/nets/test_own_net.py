@@ -107,6 +107,12 @@ def changed(old: str, new: str) -> str:
                     "self.head = nn.Linear(width, 3)\n        self.tied = self.head.weight"),
             "share a parameter",
         ),
+        (
+            SUBMODULE.replace("nn.Linear(input_shape[0], 4)", "nn.ReLU()").replace(
+                "nn.Linear(4, num_classes)", "nn.ConstantPad1d((0, 1), 0.0)"
+            ),
+            "has no parameter: there is nothing to train",
+        ),
     ],
 )  # fmt: skip
 def test_a_net_that_does_not_fit_gets_one_line(tmp_path: Path, text: str, line: str) -> None:
