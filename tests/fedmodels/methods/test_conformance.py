@@ -188,7 +188,7 @@ class Mistaken(FedAvg):
     [
         ("arrival", "arrival_does_not_matter", "the order in which uploads come changes a run"),
         ("random", "arrival_does_not_matter", "two equal runs differ: draw by ctx.generator"),
-        ("step", "one_upload_is_its_own_mean", "another 'base/1.weight' of one upload: what goes"),
+        ("step", "one_upload_is_its_own_mean", "another 'base/1.*' of one upload: what goes be"),
         ("live", "references_stay_while_the_net_trains", "'base/1.*' of ctx.net itself, which mov"),
     ],
 )
