@@ -3,7 +3,7 @@
     python -m benchmarks.generators [--keep]
 
 A client's own net cannot say how good a generator is: it may never have known the class. Here the
-small CNN judges, trained on the last 10,000 training images of Fashion-MNIST. Each row trains one
+small CNN judges, trained on the last 30,000 training images of Fashion-MNIST. Each row trains one
 WGAN-GP for each of the ten classes, on the first images of that class, and draws 1,000 of each.
 """
 
@@ -26,7 +26,7 @@ from fedmodels.config.data import Data
 from fedmodels.techniques.class_replay import Judge
 from fedmodels.techniques.generators import Family, Painter
 
-DRAWN, LEARNT_FROM = 1000, 10_000
+DRAWN, LEARNT_FROM = 1000, 30_000
 STUDY: Mapping[str, Any] = {"images": 64, "width": 8, "epochs": 30, "batch": 16}
 """Generators of the small studies: 120 steps of the critic."""
 PAPER: Mapping[str, Any] = {"images": 200, "width": 16, "epochs": 200, "batch": 64}
