@@ -59,7 +59,8 @@ class GenerativeReplay(FedAvg):
     generator_batch: PositiveCount = 64
     """Batch size of training and of drawing."""
     generator_lr: NonNegative = 0.0
-    """Adam's learning rate; 0 stands for 1e-4 for GANs, 2e-4 for diffusion."""
+    """Adam's learning rate; 0 stands for 1e-3 for the WGAN-GP of grey images, 1e-4 for other GANs,
+    2e-4 for diffusion. The paper gives none (docs/results/pfedgrp.md)."""
     generator_restart: bool = False
     """Train from scratch each time, and not from the weights of before."""
     generator_moments: bool = False
