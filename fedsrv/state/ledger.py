@@ -139,7 +139,7 @@ class Ledger:
         """Return a fact that is a JSON value of this kind; None if there is none.
 
         Raises:
-            ArchiveError: it is no such value.
+            ArchiveError: it cannot be read as one.
         """
         text = self.facts().get(name)
         if text is None:
@@ -149,7 +149,7 @@ class Ledger:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, kind):
-            raise self.damaged(f"its {name!r} is none")
+            raise self.damaged(f"its {name!r} cannot be read")
         return found
 
     def set_facts(self, **values: str) -> None:

@@ -296,13 +296,20 @@ class Store:
             self._ledger.add_profile(client, client_json)
 
     def fixed(self, name: str, numbers: Mapping[int, int]) -> dict[int, int]:
-        """Return the stored numbers of the clients, such as their tasks; the first call stores."""
+        """Return the stored numbers of the clients, such as their tasks; the first call stores.
+
+        Raises:
+            ArchiveError: what is stored cannot be read as numbers of clients.
+        """
         found = self._ledger.fact(name, list)
         if found is None:
             found = list(numbers.items())
             with writing(self.path):
                 self._ledger.set_facts(**{name: json.dumps(found)})
-        return {int(client): int(number) for client, number in found}
+        try:
+            return {int(client): int(number) for client, number in found}
+        except (TypeError, ValueError):
+            raise self._ledger.damaged(f"its {name!r} cannot be read") from None
 
     # --- files ------------------------------------------------------------------------------------
 

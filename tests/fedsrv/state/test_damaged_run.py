@@ -111,11 +111,23 @@ def test_an_edited_fact_of_the_run_is_noticed(run, statement):
 
 @pytest.mark.parametrize("name", ["watermark", "highest", "experiment"])
 @pytest.mark.parametrize("value", ["x", "{", "null", "[" * 100_000])
-def test_a_fact_that_is_none_is_refused(run, name, value):
+def test_a_fact_that_cannot_be_read_is_refused(run, name, value):
     """Runs of earlier versions have no seal."""
     edit(run, "DELETE FROM meta WHERE key = 'seal'")
     edit(run, f"INSERT OR REPLACE INTO meta VALUES ('{name}', '{value}')")
-    refused(run, rf"run\.db is damaged \(its '{name}' is none")
+    refused(run, rf"run\.db is damaged \(its '{name}' cannot be read")
+
+
+@pytest.mark.parametrize("value", ["[[0]]", "[0]", '[["x", 1]]', "[[null, 1]]", '"x"'])
+def test_numbers_of_clients_that_cannot_be_read_are_refused(run, value):
+    edit(run, "DELETE FROM meta WHERE key = 'seal'")
+    edit(run, f"INSERT OR REPLACE INTO meta VALUES ('tasks', '{value}')")
+    store = Store(run, EXPERIMENT, True)
+    try:
+        with pytest.raises(ArchiveError, match=r"run\.db is damaged \(its 'tasks' cannot be read"):
+            store.fixed("tasks", {0: 1})
+    finally:
+        store.close()
 
 
 def test_a_run_without_a_seal_gets_one(run):
