@@ -103,6 +103,9 @@ class Sweep(BaseModel):
             where = ".".join(fault.path)
             like = f"; {ROW}" if where.startswith("methods.") else ""
             raise ConfigError(f"{path}: {where}: {fault.message}{like}") from None
+        for table in ("methods", "columns", "settings", "curves"):
+            for name in getattr(found, table):
+                _check_name(f"{path}: [{table}]", name)
         for row, method in found.methods.items():
             _check_row(f"{path}: methods.{row}", method)
         if found.curves and not found.columns:
@@ -110,6 +113,12 @@ class Sweep(BaseModel):
         if found.against and found.against not in found.methods:
             raise ConfigError(f"{path}: against = {found.against!r} is none of its methods")
         return found.model_copy(update={"preset": _preset(found.preset, path.parent)})
+
+
+def _check_name(where: str, name: str) -> None:
+    """Refuse a name that would break the line or the cell of a table that it stands in."""
+    if not name.isprintable() or "|" in name or not name.strip():
+        raise ConfigError(f"{where}: {name!r} is no name for a table: one line of text without |")
 
 
 def _check_row(where: str, method: str) -> None:
