@@ -42,13 +42,19 @@ class Holdings:
             try:
                 self.lacks(client, session.versions, session.start_over)
             except LossTooLarge:  # the client learns the reason when it joins again
-                del self._sessions[client]
+                self.dismiss(client)
 
     def admit(self, client: ClientId, session: ClientSession) -> None:
         """Begin a client's session; what it has synced is unknown until it says so."""
         self._sessions[client] = session
         if isinstance(client, int):
             self._unsafe.add(client)
+
+    def dismiss(self, client: ClientId) -> None:
+        """End a client's session; what it lost does not matter any more."""
+        self._sessions.pop(client, None)
+        if self.lost == client:
+            self.lost = None
 
     def has_trained(self, client: ClientId, interaction: int) -> None:
         """Note a client's upload, and with it a private state that may not be safe yet."""

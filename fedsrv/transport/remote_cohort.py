@@ -267,9 +267,7 @@ class RemoteCohort:
     def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
         """End the sessions of clients with another problem; they cannot join again."""
         for client in clients:
-            self._sessions.pop(client, None)
-            if self._holdings.lost == client:
-                self._holdings.lost = None  # whose states do not matter any more
+            self._holdings.dismiss(client)
             line = "turned away: most clients describe another problem"
             self.events.tell("failed", client, reason=line)
         if clients:

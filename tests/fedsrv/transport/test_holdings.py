@@ -1,5 +1,8 @@
 """What the coordinator believes of the private states that clients hold."""
 
+from collections.abc import Sequence
+
+from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.holdings import Holdings
 from fedsrv.transport.sessions import ClientSession
 
@@ -17,3 +20,17 @@ def test_states_after_a_roll_back_are_not_safe_until_they_are_said_to_be() -> No
     for client in (0, 1):
         sessions[client].durable = 9
     assert holdings.durable(9) is None
+
+
+def test_who_is_dismissed_for_a_loss_is_not_asked_what_it_holds() -> None:
+    """Client 1 comes back without its state while the run goes back further than it may follow."""
+
+    def refuse(client: int, versions: Sequence[int]) -> bool:
+        raise LossTooLarge(f"client {client} must hold state 4")
+
+    sessions = {1: ClientSession(b"t", "{}", (3,), 0.0)}
+    holdings = Holdings(sessions)  # type: ignore[arg-type]
+    holdings.lose(1)
+    holdings.require(refuse, {1: 4}, 4)
+    assert 1 not in sessions
+    holdings.check()
