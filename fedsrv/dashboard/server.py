@@ -68,11 +68,15 @@ class PageServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET of the page and of its state; everything else is refused."""
+    """Answers GET and HEAD of the page and of its state; everything else is refused."""
 
     server: PageServer
     timeout = SILENT_S
     server_version, sys_version = "fedtide", ""
+
+    def do_HEAD(self) -> None:
+        """Answer without a body."""
+        self.do_GET()
 
     def do_GET(self) -> None:
         """Answer."""
@@ -105,7 +109,8 @@ class Handler(BaseHTTPRequestHandler):
         more = "connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
         self.send_header("Content-Security-Policy", policy + more)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log a request where somebody debugs."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ from fedmodels.errors import DataError, suggestion
 log = logging.getLogger(__name__)
 SHOWN = 20
 """Names that an error line lists."""
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?")
+"""A name that is a number."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _check_unlike(names: Sequence[str], what: str) -> None:
     """Check that no two names are one number written in two ways, as 1 and 1.0."""
     seen = dict[float, str]()
     for name in names:
-        if re.fullmatch(r"-?[0-9]+(\.0*)?", name):
+        if _NUMBER.fullmatch(name):
             like = seen.setdefault(float(name), name)
             if like != name and "." in like + name:
                 raise DataError(f"{what} holds {like!r} and {name!r}: write equal numbers alike")
@@ -138,6 +140,6 @@ def last_of_each(keys: NDArray[Any], share: float) -> NDArray[np.bool_]:
     return test
 
 
-def _by_size_or_letter(name: str) -> tuple[int, str]:
+def _by_size_or_letter(name: str) -> tuple[float, str]:
     """Return what names sort by: numbers by size, before texts by letter."""
-    return (int(name), "") if name.isdecimal() else (sys.maxsize, name)
+    return (float(name) if _NUMBER.fullmatch(name) else math.inf, name)

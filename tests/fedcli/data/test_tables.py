@@ -156,6 +156,8 @@ def test_labels_are_what_stands_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("ax,label\n" + "1,01\n2,1\n3,NA\n4,None\n" * 3)
     assert loaded(file, label="label").class_names == ("01", "1", "NA", "None")
+    file.write_text("ax,label\n" + "1,10.0\n2,9.5\n3,-1.0\n4,x\n5,1.5.0\n" * 3)
+    assert loaded(file, label="label").class_names == ("-1.0", "9.5", "10.0", "1.5.0", "x")
     file.write_text("ax,label\n1,a\n2,\n")
     with pytest.raises(DataError, match="column 'label' is empty in row 2"):
         loaded(file, label="label")

@@ -114,6 +114,8 @@ def test_only_this_page_and_its_state_are_served(going_on: Any) -> None:
         f"default-src 'none'; script-src '{page()[1]}';"
     )
     assert headers["X-Content-Type-Options"] == "nosniff"
+    status, alike, body = asked(address, method="HEAD")
+    assert (status, alike["Content-Length"], body) == (200, headers["Content-Length"], "")
     for path in ("/config.toml", "/../run.db", "/state.json?x", "*"):
         assert asked(address, path)[0] == 404
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
