@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedmodels.config.experiment import Experiment, forbidden_changes
+from fedmodels.config.experiment import Experiment, another_config, forbidden_changes
 from fedmodels.config.places import check_device
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import parse_experiment
@@ -44,7 +44,4 @@ def check_resumed(experiment: Experiment, config: Path) -> None:
         return  # the coordinator has the config in its database, and looks again
     changed = [key for key in forbidden_changes(before, experiment) if "sha256" not in key]
     if changed:
-        raise ConfigError(
-            f"{config.parent} was begun with another config; it differs in {', '.join(changed)}. "
-            f"Resume with the config in {config}"
-        )
+        raise another_config(config.parent, changed)

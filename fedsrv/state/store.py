@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmodels.config.experiment import Experiment, forbidden_changes
-from fedmodels.errors import ArchiveError, ArchiveNotRead, ConfigError, RunFailed
+from fedmodels.config.experiment import Experiment, another_config, forbidden_changes
+from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
@@ -97,10 +97,7 @@ class Store:
         if stored is not None:
             before = experiment_of(stored, str(self.path / "run.db"))
             if changed := forbidden_changes(before, self.experiment):
-                raise ConfigError(
-                    f"{self.path} was begun with another config; it differs in "
-                    f"{', '.join(changed)}. Resume with the config in {self.path / 'config.toml'}"
-                )
+                raise another_config(self.path, changed)
         text = json.dumps(self.experiment.to_dict(), sort_keys=True)
         with writing(self.path):
             self._ledger.set_facts(experiment=text)
