@@ -141,7 +141,8 @@ def winner(groups: Sequence[SeedGroup], name: str) -> int | None:
     if not sign or len(having) < 2:
         return None
     first = max(having, key=lambda index: sign * fmean(values[index].values()))
-    return first if all(_beats(values[first], values[i]) for i in having if i != first) else None
+    others = [values[index] for index in having if index != first]
+    return first if all(_beats(values[first], other, sign) for other in others) else None
 
 
 def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -156,11 +157,13 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return float(2 * t.sf(abs(mean) / (spread / size**0.5), size - 1))
 
 
-def _beats(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:
+def _beats(ours: Mapping[str, float], theirs: Mapping[str, float], sign: int) -> bool:
+    """Tell whether ours are better over the seeds in common; ``sign`` is -1 where less is."""
     seeds = sorted(ours.keys() & theirs.keys())
     if len(seeds) < MIN_SEEDS:
         return False
-    return paired_p([ours[s] for s in seeds], [theirs[s] for s in seeds]) < LEVEL
+    mine, other = [ours[s] for s in seeds], [theirs[s] for s in seeds]
+    return sign * (fmean(mine) - fmean(other)) > 0 and paired_p(mine, other) < LEVEL
 
 
 def _costs(groups: Sequence[SeedGroup]) -> Iterator[tuple[str, list[str]]]:

@@ -6,7 +6,7 @@ entry for a client or a task that was not scored in an interaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import accumulate
 from statistics import fmean
@@ -101,18 +101,20 @@ def confusion(run: RunRecord, view: str) -> dict[tuple[int, int], float]:
 @_once
 def task_accuracy(run: RunRecord, view: str) -> Cells:
     """Return ``{(interaction, task): mean accuracy on the task over the clients scored on it}``."""
-    out: dict[tuple[int, int], float] = {}
+    return {place: fmean(found.values()) for place, found in _clients_on_tasks(run, view).items()}
+
+
+def _clients_on_tasks(run: RunRecord, view: str) -> dict[tuple[int, int], dict[int, float]]:
+    """Return ``{(interaction, task): {client: accuracy on the task}}``."""
+    out: dict[tuple[int, int], dict[int, float]] = {}
     if view == RECEIVED:
         view = "after_downlink" if "after_downlink" in views_of(run) else "global"
     for index, row in enumerate(run.rows):
-        per_task: dict[int, list[float]] = {}
-        for _, client in _clients(row):
-            tasks = table(table(client.get("views")).get(view)).get("tasks")
+        for client, facts in _clients(row):
+            tasks = table(table(facts.get("views")).get(view)).get("tasks")
             for task, value in enumerate(tasks if isinstance(tasks, list) else ()):
                 if (accuracy := number(value)) is not None:
-                    per_task.setdefault(task, []).append(accuracy)
-        for task, values in per_task.items():
-            out[interaction_of(row, index), task] = fmean(values)
+                    out.setdefault((interaction_of(row, index), task), {})[client] = accuracy
     return out
 
 
@@ -123,18 +125,22 @@ def accuracy_matrix(run: RunRecord, view: str) -> Cells:
     That is after the last interaction that trained on task k and was scored.
     """
     scored = task_accuracy(run, view)
-    with_scores = {interaction for interaction, _ in scored}
-    learnt: dict[int, int] = {}
-    for index, row in enumerate(run.rows):
-        task, interaction = number(row.get("task")), interaction_of(row, index)
-        if task is not None and interaction in with_scores:
-            learnt[int(task)] = interaction
     return {
         (k, task): value
-        for k, at in learnt.items()
+        for k, at in _learnt(run, {interaction for interaction, _ in scored}).items()
         for (interaction, task), value in scored.items()
         if interaction == at
     }
+
+
+def _learnt(run: RunRecord, scored: Container[int]) -> dict[int, int]:
+    """Return ``{task: the last of these scored interactions that trained on it}``."""
+    learnt: dict[int, int] = {}
+    for index, row in enumerate(run.rows):
+        task, interaction = number(row.get("task")), interaction_of(row, index)
+        if task is not None and interaction in scored:
+            learnt[int(task)] = interaction
+    return learnt
 
 
 RECEIVED = "received"
@@ -159,18 +165,22 @@ def final_task_accuracy(run: RunRecord, view: str) -> dict[int, float]:
 
 
 def lost_by_task(run: RunRecord, view: str) -> dict[int, float]:
-    """Return ``{earlier task: best earlier accuracy minus the last}``."""
-    matrix = accuracy_matrix(run, view)
-    last = max((k for k, _ in matrix), default=-1)
-    best: dict[int, float] = {}
-    for (k, task), value in matrix.items():
-        if task <= k < last:
-            best[task] = max(value, best.get(task, value))
-    return {
-        task: best[task] - now
-        for (k, task), now in sorted(matrix.items())
-        if k == last and task in best
-    }
+    """Return ``{earlier task: best earlier accuracy minus the last}``.
+
+    As ``forgetting`` does, a difference compares clients that are scored at both times, each with
+    itself. A task has no entry where there is none at some time since it was learnt.
+    """
+    scored = _clients_on_tasks(run, view)
+    learnt = _learnt(run, {interaction for interaction, _ in scored})
+    last = max(learnt, default=-1)
+    out: dict[int, float] = {}
+    for task in sorted(learnt.keys() - {last}):
+        now = scored.get((learnt[last], task), {})
+        then = [scored.get((at, task), {}) for k, at in learnt.items() if task <= k < last]
+        lost = [[was[c] - now[c] for c in was.keys() & now.keys()] for was in then]
+        if all(lost):
+            out[task] = max(map(fmean, lost))
+    return out
 
 
 def weight_matrices(run: RunRecord) -> dict[int, dict[tuple[int, int], float]]:

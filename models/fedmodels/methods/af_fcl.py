@@ -200,12 +200,15 @@ class AFFCL(Accompanied):
         return AfFclReferences(flow, seen, last, kept, state.weights, ctx.generator("method"), {})
 
     def _kept(self, ctx: ClientContext, payload: Bundle, state: Bundle, before: Tensor) -> Weights:
-        """Return ``last/…`` and ``before``: the state's within a task, new ones when it is over."""
-        if "task" not in state.scalars:
-            return {}
-        if state.scalars["task"] == ctx.task:
+        """Return ``last/…`` and ``before``: the state's within a task, new ones when it is over.
+
+        Who trains for the first time, on a later task, takes the model that it received as all do.
+        """
+        if state.scalars.get("task") == ctx.task:
             held = state.weights.items()
             return {k: t for k, t in held if k.startswith("last/") or k == BEFORE}
+        if "task" not in state.scalars and (ctx.task == 0 or self.last == "local"):
+            return {}
         found = payload.weights if self.last == "global" else part_of(state.weights, "now")
         return {**under("last", found), BEFORE: before.cpu()}
 

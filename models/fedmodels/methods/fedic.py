@@ -128,13 +128,14 @@ class FEDIC(FedAvg):
         held = ctx.server_data
         if held is None:
             raise ConfigError("fedic needs data of the server's own, and the run has none")
-        if not self.distillation_steps:
+        teachers = uploads.of({c for c, u in uploads.items() if self.count(u)})
+        if not self.distillation_steps or not teachers:
             return state, {}
         seed = derive_seed(ctx.run.experiment.seed, "server", ctx.interaction, "dropout")
         with seeded(seed):  # layers with randomness of their own draw from here
             draw, net = ctx.generator("method"), ctx.run.make_net()
-            labelled = asked(net, uploads, held.x)
-            unlabelled = asked(net, uploads, held.unlabelled)
+            labelled = asked(net, teachers, held.x)
+            unlabelled = asked(net, teachers, held.unlabelled)
             load_weights(net, state.common.weights)
             of_labelled, of_unlabelled = self._fine_tuned(net, held, draw)
             calibrator = self._calibrator(state.own.weights, labelled, of_labelled, held.y, draw)

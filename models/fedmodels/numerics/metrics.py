@@ -280,7 +280,8 @@ def minority_classes(counts: ArrayLike) -> list[int]:
 def frequency_groups(counts: ArrayLike) -> dict[str, list[int]]:
     """Return the most frequent 20 % of the known classes as ``many``, the next 30 % as ``medium``.
 
-    The rare ones are :func:`minority_classes`.
+    The rare ones are :func:`minority_classes`: every known class is in one of the three groups. Of
+    an odd number of classes the middle one is ``medium``.
 
     Args:
         counts: (K,) global training counts; classes with 0 are unknown. Among equals the lower
@@ -289,5 +290,5 @@ def frequency_groups(counts: ArrayLike) -> dict[str, list[int]]:
     n = np.asarray(counts, dtype=np.int64)
     known = int((n > 0).sum())
     falling = np.argsort(-n, kind="stable").tolist()
-    first, second = round(0.2 * known), round(0.5 * known)
+    first, second = round(0.2 * known), known - known // 2
     return {"many": sorted(falling[:first]), "medium": sorted(falling[first:second])}

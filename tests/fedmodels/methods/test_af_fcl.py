@@ -227,6 +227,17 @@ def test_the_predecessor_changes_with_the_task(reading, digits):
     assert bool(part_of(states[0], "now")) == (reading == "local")
 
 
+@pytest.mark.parametrize("reading", ["local", "global"])
+def test_who_first_trains_on_a_later_task_is_held_to_the_model_it_received(reading, digits):
+    """Rounds chose others on task 0. Within task 1 the predecessor stays; nobody has one on 0."""
+    done = trained(experiment_for(last=reading), digits, (1, 1), before=(3,))
+    for _, _, result in done:
+        last = part_of(result.state.weights, "last")
+        expected = done[0][1].weights if reading == "global" else {}
+        assert last.keys() == expected.keys()
+        assert all(torch.equal(last[k], t) for k, t in expected.items())
+
+
 def test_only_announced_labels_are_drawn(digits, monkeypatch):
     """From the flow: those announced up to now, and one's own. From its predecessor: those that
     somebody had trained on before one's task began."""

@@ -206,6 +206,22 @@ def test_features_are_the_mean_over_clients():
     assert torch.equal(both.logits[1], each[1].logits[0])
 
 
+def test_a_client_without_examples_teaches_nothing():
+    """It says what everyone's model said before: that counts neither in the mean nor as a teacher.
+
+    Where nobody has an example, nothing is taught at all.
+    """
+    method, ctx, state, uploads = cohort(**FEW)
+    idle = replace(uploads[1], scalars={"num_examples": 0.0})
+    one, _ = method.reduce(ctx, state, method.received({0: uploads[0]}))
+    both, _ = method.reduce(ctx, state, method.received({0: uploads[0], 1: idle}))
+    assert all(torch.equal(both.common.weights[k], w) for k, w in one.common.weights.items())
+    assert all(torch.equal(both.own.weights[k], w) for k, w in one.own.weights.items())
+    nobody, metrics = method.reduce(ctx, state, method.received({1: idle}))
+    assert nobody is state
+    assert not metrics
+
+
 def test_nothing_unlabelled_is_no_error():
     method, ctx, state, uploads = cohort(**FEW)
     held = replace(ctx.server_data, unlabelled=ctx.server_data.unlabelled[:0])

@@ -197,6 +197,15 @@ def test_frequency_groups():
     unseen = frequency_groups([0, 9, 8, 7, 6, 5, 4, 3, 2, 1, 1] + [0] * 29)  # ten known classes
     assert unseen == {"many": [1, 2], "medium": [3, 4, 5]}, "and none of the minority's"
     assert frequency_groups([0, 0]) == {"many": [], "medium": []}
+    five = frequency_groups([5, 4, 3, 2, 1])  # 20 % are one class, and the lower half are two
+    assert five == {"many": [0], "medium": [1, 2]}
+    assert minority_classes([5, 4, 3, 2, 1]) == [3, 4]
+
+
+@given(st.lists(st.integers(0, 5), max_size=30))
+def test_every_known_class_is_in_one_group(counts: list[int]):
+    groups = [*frequency_groups(counts).values(), minority_classes(counts)]
+    assert sorted(k for group in groups for k in group) == np.flatnonzero(counts).tolist()
 
 
 def test_rules_over_rounds():
