@@ -76,7 +76,7 @@ ROOMS = {
         "trial", "case", "little_data", "mistakes", "spelling", "stacked", "testing",
     ),
     "fedmodels": (
-        "errors", "printable", "log_lines", "files", "commands", "own_code", "tensors",
+        "errors", "printable", "log_lines", "files", "own_code", "commands", "tensors",
         "data_description", "numerics", "config", "nets", "training", "techniques", "methods",
         "resolution",
     ),

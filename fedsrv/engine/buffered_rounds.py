@@ -218,18 +218,71 @@ def recorded_arrivals(experiment: Experiment) -> dict[int, Record]:
     """Return the records of the run that ``schedule.arrivals`` names, by interaction.
 
     Raises:
-        ConfigError: the named directory holds no asynchronous run.
+        ConfigError: the named directory holds no asynchronous run, a record is damaged, or this
+            run's schedule does not allow what it says.
     """
     if experiment.schedule.arrivals is None:
         return {}
     run = Path(experiment.schedule.arrivals)
     try:
         lines = (run / "rounds.jsonl").read_text("utf-8").splitlines()
-        records: list[Record] = [json.loads(line) for line in lines]
-    except (OSError, ValueError) as error:
+        records: list[Any] = [json.loads(line) for line in lines]
+    except OSError as error:
         raise ConfigError(
             f"[schedule] arrivals: {run} is no run directory ({reason_of(error)})"
         ) from None
-    if not records or any("arrivals" not in record for record in records):
+    except ValueError as error:
+        raise ConfigError(f"[schedule] arrivals: {run}/rounds.jsonl is damaged: {error}") from None
+    tables = [record for record in records if isinstance(record, dict)]
+    if not records or any("arrivals" not in record for record in tables):
         raise ConfigError(f"[schedule] arrivals: the run {run} records no arrivals")
-    return {record["interaction"]: record for record in records}
+    under_way = dict[int, int]()
+    for number, record in enumerate(records):
+        if fault := _fault_of(record, number, under_way, experiment):
+            raise ConfigError(f"[schedule] arrivals: interaction {number} of {run} {fault}")
+        under_way = dict(record.get("under_way", ()))
+    return dict(enumerate(records))
+
+
+def _fault_of(
+    record: Any, number: int, under_way: Mapping[int, int], experiment: Experiment
+) -> str:
+    """Return why a run cannot follow a record, as far as its config tells; empty if it can.
+
+    Without this check a run would wait for ever for uploads that its own schedule turns away.
+
+    Args:
+        record: what a line of ``rounds.jsonl`` holds.
+        number: the interaction that it should be of.
+        under_way: the orders under way before it, by client.
+        experiment: of the run that is to follow it.
+    """
+    table: Mapping[str, Any] = record if isinstance(record, dict) else {}
+    arrived, left = table.get("arrivals"), table.get("under_way", [])
+    if table.get("interaction") != number:
+        return "is damaged: it is of another one"
+    if not isinstance(arrived, list) or not isinstance(left, list):
+        return "is damaged: it has no list of orders"
+    orders = [*arrived, *left]
+    if not all(_is_order(one, number) for one in orders):
+        return "is damaged: an order is no pair of a client and an interaction"
+    clients, schedule = sorted(client for client, _ in orders), experiment.schedule
+    if len({*clients}) < len(clients):
+        return "is damaged: a client has two orders"
+    if any(begun != under_way.get(client, number) for client, begun in orders):
+        return "is damaged: an order comes from nowhere"
+    if clients and clients[-1] >= schedule.clients:
+        return f"has client {clients[-1]}; this run's are 0 to {schedule.clients - 1}"
+    if len(clients) > experiment.cohort_size:
+        return f"has {len(clients)} clients that train at once; here {experiment.cohort_size} may"
+    if len(arrived) > (schedule.buffer or 0):
+        return f"ends with {len(arrived)} uploads; here buffer = {schedule.buffer}"
+    return ""
+
+
+def _is_order(pair: Any, number: int) -> bool:
+    """Tell whether a pair is a client, and the interaction of an order up to this one."""
+    if not isinstance(pair, list) or [type(found) for found in pair] != [int, int]:
+        return False
+    client, begun = pair
+    return client >= 0 and begun in range(number + 1)

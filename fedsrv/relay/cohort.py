@@ -122,13 +122,15 @@ class RelayCohort(RemoteCohort):
         with self.changed:
             self._sessions.clear()
             self._replaced += 1
-            self._recall()
+            self.recall()
             self.wake()
 
-    def _recall(self) -> None:
-        self._trips.recall()
-        self.group, self._issue = None, 0
-        self._grouped.clear()
+    def recall(self) -> None:
+        """End all trips and the group; the clients stay, and wait for orders."""
+        with self.changed:
+            super().recall()
+            self.group, self._issue = None, 0
+            self._grouped.clear()
 
     def begin(self, delivery: Delivery) -> None:
         """Give orders to the clients; those of an earlier issue end."""
@@ -137,7 +139,7 @@ class RelayCohort(RemoteCohort):
         sample = open_trip.trip.sample
         with self.changed:
             if delivery.issue != self._issue:
-                self._recall()
+                self.recall()
                 self._issue = delivery.issue
             if delivery.group and self.group is None:
                 self.group = self._group_of(delivery.group, sample, run)

@@ -190,8 +190,10 @@ class Relaying:
                 why = meaning_of(error)
             if not isinstance(why, NotReady | UnknownSession):
                 log.error("interaction %d: the sum was refused: %s", order.interaction, why)
-            if isinstance(why, UnknownSession | Superseded):
-                self._forget()  # those whose results are still wanted get their orders again
+            if isinstance(why, UnknownSession):
+                self._forget()
+            elif isinstance(why, Superseded):
+                self._ask_again()
             elif not isinstance(why, NotReady):
                 return
             with self.cohort.changed:
@@ -203,6 +205,17 @@ class Relaying:
         with self.cohort.changed:
             self.cohort.forget()
             self._issues.clear()
+
+    def _ask_again(self) -> None:
+        """Take all orders back and ask for them again: they say who is left of the group.
+
+        The clients keep their sessions. One of them may have brought its whole upload past the
+        relay, and could otherwise have all of them join again in each interaction.
+        """
+        with self.cohort.changed:
+            self.cohort.recall()
+            self._issues.clear()
+            self._pulled, self._moves = {}, -1  # ends the Pull under way: others are waited for
 
     # --- orders -----------------------------------------------------------------------------------
 

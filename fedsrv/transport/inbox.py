@@ -158,10 +158,12 @@ class Inbox:
         Raises:
             PayloadError, Superseded, NotReady: as of :meth:`take_result`.
         """
-        trips = {self.cohort.begin_result(client, push.header) for client in clients}
-        trip = trips.pop()
-        if trips:
-            raise Superseded("some clients of the sum have answered without it")
+        trips = {client: self.cohort.begin_result(client, push.header) for client in clients}
+        answered = [str(client) for client, found in trips.items() if found is None]
+        if 0 < len(answered) < len(trips):
+            names = ", ".join(answered)
+            raise Superseded(f"the results of clients {names} of the sum came without it")
+        trip = trips[clients[0]]
         if trip is not None:
             size = min(push.header.bundle.payload_bytes, 2 * trip.trip.spec.max_bytes)
             with (

@@ -104,6 +104,8 @@ def loaded(point: EntryPoint) -> Any:
         ) from error
 
 
+_MODULE = "fedtide_own_"
+"""How the names of modules of one's own files begin."""
 _FOUND: dict[str, tuple[str, Any]] = {}
 """Name -> the digest of its file when it was run, and what it stood for."""
 
@@ -131,7 +133,7 @@ def own(name: str) -> Any:
 
 def _loaded(name: str, digest: str) -> Any:
     file, _, inside = name.rpartition(":")
-    module = f"fedtide_own_{digest[:16]}"
+    module = f"{_MODULE}{digest[:16]}"
     if module not in sys.modules:
         spec = importlib.util.spec_from_file_location(module, file)
         assert spec is not None
@@ -147,6 +149,15 @@ def _loaded(name: str, digest: str) -> Any:
         public = [key for key in found if not key.startswith("_")]
         raise ConfigError(f"{file} defines no {inside!r}.{suggestion(inside, public)}")
     return found[inside]
+
+
+def where_it_exits(error: SystemExit) -> str:
+    """Return the file and line of one's own code that ends the process; empty if none does."""
+    found = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).startswith(_MODULE):
+            found = f"{frame.f_code.co_filename} (line {number})"
+    return found
 
 
 def _why(error: BaseException, file: str) -> str:

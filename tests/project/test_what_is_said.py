@@ -20,6 +20,7 @@ from fedcli.runtime.diary import tell_scored
 from fedmodels.commands import MOST_LETTERS, run_command
 from fedmodels.errors import ConfigError, FedtideError, RunFailed
 from fedmodels.log_lines import JsonLines
+from fedmodels.own_code import own
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event, EventLog
 from fedsrv.narration import Pace, duration, tell
@@ -148,6 +149,31 @@ def test_the_last_line_of_a_command_is_one_line_whoever_it_quotes(
     assert said.startswith("error: classes \\x1b[2J\\x9b31m\\nerror: forgedxx")
     assert said[:-1].isprintable()
     assert len(said) == MOST_LETTERS + 1
+
+
+@pytest.mark.parametrize("call", ["sys.exit()", "exit(0)", "sys.exit('bye')"])
+def test_code_of_ones_own_that_ends_the_process_is_a_failure(
+    call: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that ends with 0 has finished, and a client that ends with 0 is not started again."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"import sys\ndef aggregate():\n    {call}\n")
+    with pytest.raises(SystemExit) as ended:
+        run_command(lambda arguments: own(f"{file}:aggregate")())
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith(f"error: {file} (line 3) ends the process; ")
+
+
+def test_sigterm_ends_a_command_in_the_midst_of_ones_own_code(tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text("def train(arrives):\n    arrives()\n")
+
+    def arrives() -> None:
+        raise SystemExit(143)  # as the handler of the signal does
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(lambda arguments: own(f"{file}:train")(arrives))
+    assert ended.value.code == 143
 
 
 def test_grpcs_core_adds_nothing_to_a_line_of_ours() -> None:

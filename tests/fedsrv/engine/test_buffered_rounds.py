@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.errors import ConfigError
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
@@ -332,20 +332,3 @@ def test_methods_that_do_more_than_average_are_refused(method, why, digits, tmp_
 def test_configs_that_make_no_sense_are_refused(schedule, said):
     with pytest.raises(ConfigError, match=said):
         tiny_experiment(schedule=schedule)
-
-
-def test_arrivals_that_cannot_be_followed_are_refused(digits, tmp_path):
-    with pytest.raises(ConfigError, match="nothing is no run directory"):
-        run_in_process(asynchronous(arrivals=str(tmp_path / "nothing")), digits, tmp_path / "a")
-    plain = tiny_experiment(schedule={"order": "tasks_outer"})
-    run_in_process(plain, digits, tmp_path / "plain")
-    with pytest.raises(ConfigError, match="plain records no arrivals"):
-        run_in_process(asynchronous(arrivals=str(tmp_path / "plain")), digits, tmp_path / "b")
-    run_in_process(asynchronous(rounds=2), digits, tmp_path / "short")
-    with pytest.raises(ConfigError, match="records 4 interactions, this run has 6"):
-        run_in_process(asynchronous(arrivals=str(tmp_path / "short")), digits, tmp_path / "c")
-    lines = (tmp_path / "short" / "rounds.jsonl").read_text()
-    (tmp_path / "short" / "rounds.jsonl").write_text(lines.replace("[[1, 0]]", "[[1, 7]]", 1))
-    follows = asynchronous(rounds=2, arrivals=str(tmp_path / "short"))
-    with pytest.raises(RunFailed, match="client 1 has no order of interaction 7"):
-        run_in_process(follows, digits, tmp_path / "d")

@@ -321,14 +321,34 @@ def test_a_sum_is_sent_again_until_the_coordinator_is_back(world, monkeypatch):
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT])
 def test_a_sum_that_is_refused_is_not_sent_again(world, code, caplog):
-    """If nobody wants it as it is, clients join again: the coordinator says who is left."""
     for client in COUNTS:
         world.push(client)
     world.above.fails = [Failed(code, "not like this")]
     world.send()
     assert "the sum was refused: not like this" in caplog.text
     assert len(world.above.told) == 3
-    assert bool(world.cohort.live()) == (code != grpc.StatusCode.ABORTED)
+    assert {*world.cohort.live()} == {*COUNTS}
+
+
+def test_a_client_that_brings_its_weights_past_the_relay_has_nobody_join_again(world):
+    """Orders come once more and say who is left; the clients bring their uploads again."""
+    for client in COUNTS:
+        world.push(client)
+    relaying, cancelled = world.relaying, list[int]()
+    relaying._call = SimpleNamespace(cancel=lambda: cancelled.append(1))
+    relaying._pulled = {c: s.token for c, s in world.cohort.live().items()}
+    relaying._issues = dict.fromkeys(COUNTS, 7)
+    world.above.fails = [Failed(grpc.StatusCode.ABORTED, "client 4 came without it")]
+    world.send()
+    relaying._look_after_the_pull()
+    assert cancelled
+    assert relaying._issues == {}
+    for client in COUNTS:
+        assert world.cohort.session(client, world.tokens[client])
+    world.begin(group=(3, 5), clients=(3, 5))  # the same issue
+    for client in (3, 5):
+        world.push(client)
+    assert members(world.send()[0]) == [3, 5]
 
 
 def test_a_client_brings_no_sum(world):
