@@ -264,6 +264,14 @@ class Compression(StrictTable):
     """Compress all payloads as well, without loss, where that makes them smaller; the coordinator
     and all clients need the extra ``zstd``."""
 
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> Compression:
+        if self.share != type(self).model_fields["share"].default and self.up != "top-k":
+            raise ValueError(f"share does nothing with up = {self.up!r}: leave it out")
+        if not self.feedback and self.up not in ("int8", "top-k"):
+            raise ValueError(f"feedback does nothing with up = {self.up!r}: leave it out")
+        return self
+
 
 class Tracking(StrictTable):
     """``[tracking]``: where else the numbers go."""

@@ -212,6 +212,8 @@ def test_there_are_examples():
             "compression.up: Input should be 'float32', 'float16', 'bfloat16' or 'int8' or 'top-k' "
             "(given: 'int4')",
         ),
+        (["compression.up=int8", "compression.share=0.1"], "share does nothing with up = 'int8'"),
+        (["compression.feedback=false"], "feedback does nothing with up = 'float32': leave it out"),
         (
             ["scenario.tasks=many"],
             "scenario.tasks: Input should be a valid integer or a list (given: 'many')",
