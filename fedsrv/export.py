@@ -81,7 +81,8 @@ def _to_onnx(model: TrainedModel, out: Path) -> None:
         raise RunFailed(f"{model.facts.net} cannot be written as onnx: {_line(error)}") from None
     assert found is not None, "the exporter that knows torch.export returns a program"
     found.model.metadata_props["fedtide"] = json.dumps(asdict(model.facts))
-    found.save(str(out))
+    with replacing(out) as temporary:
+        found.save(str(temporary))
 
 
 def _program(model: TrainedModel) -> torch.export.ExportedProgram:

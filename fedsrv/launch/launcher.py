@@ -273,8 +273,10 @@ class Launch:
             for line in notes_in(log):
                 self.display.say(line)
             if status:
+                if status < 0:
+                    raise DataError(f"fedcli partition was {self._why('partition', status)}")
                 kind = ConfigError if status == ConfigError.exit_code else DataError
-                raise kind(error_in(log) or f"fedcli partition ended with {status}: see {log}")
+                raise kind(error_in(log) or f"fedcli partition ended with {status}, without a word")
 
     def start(self, hosts: int | None) -> None:
         """Start the coordinator; the clients follow when it listens."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.files import write_atomically
 from fedsrv.report.comparison import TEST, Comparison, comparison
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
 from fedsrv.report.story import story
@@ -135,14 +136,22 @@ def _more(cells: Comparison) -> str | None:
 
 
 def write_html(runs: Sequence[RunRecord], path: Path) -> None:
-    """Write one self-contained page about these runs.
+    """Write one self-contained page about these runs, whole or not at all.
+
+    Args:
+        runs: what the page is about.
+        path: a file, or what takes a stream, such as ``/dev/stdout``.
 
     Raises:
         OSError: the file cannot be written.
     """
     from fedsrv.report.page import page  # draws with matplotlib: only when a page is wanted
 
-    path.write_text(page(group_runs(runs)), encoding="utf-8")
+    text = page(group_runs(runs))
+    if path.is_char_device() or path.is_fifo():
+        path.write_text(text, encoding="utf-8")
+    else:
+        write_atomically(path, text)
 
 
 def _styled(values: Sequence[str], best: int | None) -> list[Text]:

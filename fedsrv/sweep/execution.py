@@ -14,6 +14,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from fedmodels.errors import Interrupted, reason_of
+from fedmodels.files import write_atomically
+from fedsrv.state.run_directory import may_hold_a_run
 from fedsrv.sweep.places import Each, Say
 from fedsrv.sweep.plan import PlannedRun
 
@@ -84,7 +86,7 @@ def _deal_out(run: PlannedRun, directory: str, say: Say) -> None:
     try:
         copy = Path(mkdtemp(prefix=f".{data.name}-", dir=data.parent))
         try:
-            config.write_text(run.config, "utf-8")
+            write_atomically(config, run.config)
             if not _run([sys.executable, "-m", "fedcli", *command, str(copy)], log, directory):
                 with suppress(OSError):  # another sweep was first
                     copy.rename(data)
@@ -106,12 +108,12 @@ def to_its_end(further: Sequence[str], directory: str, run: PlannedRun, say: Say
     """
     out, data = run.directory, run.data
     options = ["--out", str(out), "--set", f"seed={run.seed}", *further]
-    options += ["--resume"] if (out / "config.toml").exists() else []
+    options += ["--resume"] if may_hold_a_run(out) else []
     options += ["--data", str(data)] if data.exists() and not run.own_data else []
     say(f"$ fedsrv launch {run.config_file} {' '.join(options)}")
     log = out.with_name(out.name + ".log")
     try:
-        run.config_file.write_text(run.config, "utf-8")
+        write_atomically(run.config_file, run.config)
         command = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
         status = _run(command, log, directory)
     except OSError as error:

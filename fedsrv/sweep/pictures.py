@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from fedmodels.files import replacing
 from fedsrv.sweep.plan import Cell
 from fedsrv.sweep.tables import Outcome, curve_means
 
@@ -46,8 +47,8 @@ def draw(outcome: Outcome, path: Path) -> bool:
     figure.legend(
         list(shown.values()), list(shown), loc="outside lower center", ncols=named, fontsize="small"
     )
-    with matplotlib.rc_context({"svg.hashsalt": "fedtide"}):
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
+    with replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "fedtide"}):
+        figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})
     return True
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from fedmodels.printable import printable
 
-_OF_PATHS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR)
+_OF_PATHS = (
+    errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR,
+)  # fmt: skip
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 LEFTOVER = ".*.tmp"
 """Glob pattern of what a crash in the middle of :func:`replacing` leaves."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from fedmodels.files import LEFTOVER, replacing, write_atomically
+from fedmodels.files import LEFTOVER, replacing, why_file_is_no_good, write_atomically
 
 
 def test_small_files_are_whole(tmp_path: Path) -> None:
@@ -94,3 +95,19 @@ def test_text_files_do_not_depend_on_the_locale() -> None:
                 named = any(keyword.arg == "encoding" for keyword in call.keywords)
                 told = named or len(call.args) > before[name]
                 assert told, f"{path}:{call.lineno}: {name} names no encoding"
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "line"),
+    [
+        (errno.EROFS, "run/.lock", "run/.lock: Read-only file system"),
+        (errno.EACCES, "run/.lock", "run/.lock: Permission denied"),
+        (errno.ENOSPC, None, "cannot write output: No space left on device"),
+        (errno.EROFS, None, ""),
+        (errno.ENOENT, "run/.lock", ""),
+    ],
+)
+def test_an_error_of_a_path_or_a_full_disk_has_a_line(
+    number: int, path: str | None, line: str
+) -> None:
+    assert why_file_is_no_good(OSError(number, os.strerror(number), path)) == line

@@ -361,7 +361,12 @@ def test_a_missing_extra_is_named(
     assert "pip install 'fedtide[onnx]'" in errors[-1]
 
 
-def test_a_disk_that_fills_up_while_a_graph_is_written_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["torch.export", "onnx"])
+def test_a_disk_that_fills_up_while_a_graph_is_written_is_one_line(
+    tmp_path: Path, kind: str
+) -> None:
+    if kind == "onnx":
+        pytest.importorskip("onnxscript")
     script = """
 import resource, sys
 from pathlib import Path
@@ -373,12 +378,13 @@ net = make_net("digits-cnn", num_classes=10, input_shape=(1, 8, 8))
 model = TrainedModel(ModelFacts("digits-cnn", {}, (1, 8, 8), 10), net.tensors())
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:
-    export(model, "torch.export", Path(sys.argv[1]))
+    export(model, sys.argv[1], Path(sys.argv[2]))
 except RunFailed as error:
     print(error)
 """
-    words = [sys.executable, "-c", script, str(tmp_path / "m.pt2")]
+    (tmp_path / "graph").write_text("an earlier one")
+    words = [sys.executable, "-c", script, kind, str(tmp_path / "graph")]
     found = subprocess.run(words, capture_output=True, text=True, timeout=180)
     assert found.returncode == 0, found.stderr
-    assert found.stdout == f"cannot write {tmp_path / 'm.pt2'}: File too large\n"
-    assert not list(tmp_path.iterdir())
+    assert found.stdout == f"cannot write {tmp_path / 'graph'}: File too large\n"
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]

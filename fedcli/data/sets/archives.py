@@ -16,6 +16,7 @@ import shutil
 import socket
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,8 @@ def _unpack(source: Source, kind: str) -> bool:
         if archive is None:
             return False
         _check_md5(archive.read_bytes(), cls.tgz_md5, archive)
-        _unpack_tar(archive, source.cache, cls.base_folder)
+        with _filling(source):
+            _unpack_tar(archive, source.cache, cls.base_folder)
         return True
     files = EMNIST_FILES if kind == "EMNIST" else tuple(cls.resources)
     found = [(source.find(f"{kind}/raw/{name}", name), md5) for name, md5 in files]
@@ -111,8 +113,27 @@ def _unpack(source: Source, kind: str) -> bool:
         return False
     for path, md5 in found:
         if path is not None:
-            _unpack_gzip(path, md5, source.cache / kind / "raw" / path.name.removesuffix(".gz"))
+            content, name = _unpacked(path, md5), path.name.removesuffix(".gz")
+            with _filling(source):
+                _keep(content, source.cache / kind / "raw" / name)
+            log.info("%s unpacked into %s", path, source.cache / kind / "raw")
     return True
+
+
+@contextlib.contextmanager
+def _filling(source: Source) -> Iterator[None]:
+    """Turn an error of writing into the cache into one line.
+
+    Raises:
+        DataError: the cache cannot be written, or its disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{source.data.name} cannot be unpacked into {source.cache}: {reason_of(error)}; make "
+            "room there, or name another directory in XDG_CACHE_HOME"
+        ) from None
 
 
 def _check_md5(content: bytes, md5: str, path: Path) -> None:
@@ -121,23 +142,38 @@ def _check_md5(content: bytes, md5: str, path: Path) -> None:
         raise DataError(f"{path} is damaged: its MD5 is not {md5}; fetch it again")
 
 
-def _unpack_gzip(path: Path, md5: str, target: Path) -> None:
-    """Unpack one file; several processes may do so at once."""
+def _unpacked(path: Path, md5: str) -> bytes:
+    """Return what a compressed file holds.
+
+    Raises:
+        DataError: it is damaged.
+    """
     packed = path.read_bytes()
     _check_md5(packed, md5, path)
+    try:
+        return gzip.decompress(packed)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is damaged: {reason_of(error)}; fetch it again") from None
+
+
+def _keep(content: bytes, target: Path) -> None:
+    """Write one file; several processes may do so at once."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
-        temporary.write_bytes(gzip.decompress(packed))
-    log.info("%s unpacked into %s", path, target.parent)
+        temporary.write_bytes(content)
 
 
 def _unpack_tar(path: Path, cache: Path, folder: str) -> None:
-    """Unpack one folder of an archive; several processes may do so at once."""
+    """Unpack one folder of an archive; several processes may do so at once.
+
+    A folder that is there is no use, and goes first: later it may be another process's, which reads
+    it already.
+    """
     cache.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(cache / folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=cache) as place:
         with tarfile.open(path) as archive:
             archive.extractall(place, filter="data")
-        shutil.rmtree(cache / folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # another process was faster
             os.rename(Path(place) / folder, cache / folder)
     log.info("%s unpacked into %s", path, cache)

@@ -15,6 +15,7 @@ test set.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from fedcli.data.sets.realworld import realworld_arrays
 from fedcli.data.sets.registry import DATASETS
 from fedmodels.errors import DataError
 from fedmodels.files import replacing
+
+log = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
 WINDOW = 128
@@ -97,9 +100,14 @@ def _cut_once(source: Source, name: str, cut: Callable[[Source], Arrays]) -> Arr
     if found is not None:
         return _read(found)
     arrays = cut(source)
-    source.cache.mkdir(parents=True, exist_ok=True)
-    with replacing(source.cache / file) as temporary, temporary.open("wb") as out:
-        np.savez(out, allow_pickle=False, **arrays)
+    try:
+        source.cache.mkdir(parents=True, exist_ok=True)
+        with replacing(source.cache / file) as temporary, temporary.open("wb") as out:
+            np.savez(out, allow_pickle=False, **arrays)
+    except OSError as error:
+        log.warning(
+            "%s cannot be kept, and will be cut again next time: %s", source.cache / file, error
+        )
     return arrays
 
 

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from fedcli.data.arrays import IntArray, check_examples, read_array
 from fedcli.data.cuts.cut_input import Partition
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Inputs
 from fedcli.data.sets.directory import Labelled
 from fedcli.data.store.client_data import PARTS, ClientData, Part
 from fedmodels.data_description import (
@@ -180,15 +180,8 @@ def write_store(
     """
     place.mkdir()
     (place / "problem.json").write_text(problem.model_dump_json(indent=1) + "\n", "utf-8")
+    _write_inputs(place / "x.npy", dataset.train_x, dataset.test_x)
     first = len(dataset.train_y)
-    x = np.lib.format.open_memmap(
-        place / "x.npy",
-        mode="w+",
-        dtype=dataset.train_x.dtype,
-        shape=(first + len(dataset.test_y), *dataset.input_shape),
-    )
-    x[:first], x[first:] = dataset.train_x, dataset.test_x
-    x.flush()
     pieces = [
         indices if partition.pooled or part == "train" else indices + first
         for tasks in partition.clients
@@ -207,6 +200,22 @@ def write_store(
         arrays["moments"] = np.array(moments, dtype=np.float64)
     for name, array in arrays.items():
         np.save(place / f"{name}.npy", array, allow_pickle=False)
+
+
+def _write_inputs(path: Path, train: Inputs, test: Inputs) -> None:
+    """Write training inputs (n, *input_shape), then test inputs (m, *input_shape), as one array.
+
+    The file is not mapped: where the disk is full, writing to a mapped file ends the process.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    header = np.lib.format.header_data_from_array_1_0(train)
+    header |= {"fortran_order": False, "shape": (len(train) + len(test), *train.shape[1:])}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in (train, test):
+            np.ascontiguousarray(part, dtype=train.dtype).tofile(file)
 
 
 def _rises(numbers: IntArray, end: int) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedcli.data.store.partition_writer import TABLE
+from fedmodels.errors import DataError, reason_of
+from fedmodels.files import replacing
 
 MAX_LABELS = 40
 """Ticks an axis can carry legibly."""
@@ -22,6 +24,9 @@ def draw_partition(root: Path) -> Path:
 
     Returns:
         The path of the picture.
+
+    Raises:
+        DataError: the picture cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LogNorm
@@ -53,5 +58,13 @@ def draw_partition(root: Path) -> Path:
     axes.set_xlabel("client (a column for each of its tasks)")
     axes.set_ylabel("class")
     figure.colorbar(image, label="training examples")
-    figure.savefig(root / "partition.png", dpi=100, metadata={"Software": None})
-    return root / "partition.png"
+    path = root / "partition.png"
+    try:
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format="png", dpi=100, metadata={"Software": None})
+    except OSError as error:
+        raise DataError(
+            f"the data are dealt out, but their picture {path} cannot be written: "
+            f"{reason_of(error)}"
+        ) from None
+    return path

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
 import json
 import logging
+import os
+import re
 import socket
 import struct
+import tarfile
 import zipfile
 from dataclasses import fields, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +182,51 @@ def test_a_damaged_archive_is_named(
     (raw / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"other"))
     with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte.gz is damaged: its MD5"):
         load(Data(name="mnist", root=str(tmp_path / "root")))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None, number: int
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    raw = mnist_archives(tmp_path / "root", monkeypatch)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    line = f"mnist cannot be unpacked into {tmp_path}/cache/fedtide: {os.strerror(number)}; make"
+    with pytest.raises(DataError, match=re.escape(line)):
+        load(Data(name="mnist", root=str(raw.parent.parent)))
+    assert not list((tmp_path / "cache").rglob("*ubyte*"))
+
+
+def test_an_archive_without_a_checksum_may_be_damaged(tmp_path: Path, no_network: None) -> None:
+    raw = tmp_path / "EMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, _ in archives.EMNIST_FILES:
+        (raw / name).write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"gz is damaged: Not a gzipped file .*; fetch it again"):
+        load(Data(name="emnist-byclass", root=str(tmp_path)))
+
+
+def test_what_another_process_has_unpacked_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may read it already."""
+    (tmp_path / "images").mkdir()
+    with tarfile.open(tmp_path / "images.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "images", "images")
+    theirs, extract = tmp_path / "cache" / "images", tarfile.TarFile.extractall
+
+    def slowly(self: tarfile.TarFile, place: str, **how: Any) -> None:
+        extract(self, place, **how)
+        theirs.mkdir()
+        (theirs / "batch").touch()
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", slowly)
+    theirs.mkdir(parents=True)
+    (theirs / "half").touch()
+    archives._unpack_tar(tmp_path / "images.tar.gz", tmp_path / "cache", "images")
+    assert [path.name for path in theirs.iterdir()] == ["batch"]
 
 
 @pytest.mark.parametrize(
@@ -356,6 +406,15 @@ def test_hhar_is_cut_from_its_csv_files_once(tmp_path: Path) -> None:
     assert np.array_equal(again.train_x, made.train_x)
     legacy = load(Data(name="hhar", root=str(tmp_path / "root"), legacy_windows=True))
     assert len(legacy.train_x) == 6 * 2
+
+
+def test_windows_that_cannot_be_kept_are_of_use_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_hhar(tmp_path / "root")
+    (tmp_path / "cache").write_text("no directory can be made here")
+    assert len(load(Data(name="hhar", root=str(tmp_path / "root"))).train_x) == 6 * 3
+    assert "hhar.npz cannot be kept, and will be cut again next time: " in caplog.text
 
 
 def write_realworld(root: Path, subjects: int = 2) -> None:

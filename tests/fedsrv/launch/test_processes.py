@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedcli.cli import clients_of
-from fedmodels.errors import RunFailed
+from fedmodels.errors import DataError, RunFailed
 from fedsrv.events import HAS_FAILED
 from fedsrv.launch import launcher
 from fedsrv.launch.hosts import (
@@ -125,6 +126,25 @@ class Started:
 
     def begin_again(self):
         """All hosts of before are gone."""
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "line"),
+    [
+        (1, "error: no room\n", "^no room$"),
+        (120, "", "^fedcli partition ended with 120, without a word$"),
+        (-signal.SIGKILL, "INFO unpacked\n", "^fedcli partition was killed by signal 9$"),
+    ],
+)
+def test_data_that_are_not_dealt_out_are_one_line(tmp_path, status, log, line):
+    """The log goes when the launch ends, as nothing of the run is left."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "partition.log").write_text(log)
+    lines = Lines(Console(file=io.StringIO()))
+    run = Launch(tiny_experiment(), tmp_path, tmp_path, Started(), lines, tmp_path / "none")
+    run.dealing = SimpleNamespace(wait=lambda: status)
+    with pytest.raises(DataError, match=line):
+        run.partition()
 
 
 def told_of_a_failure(tmp_path):

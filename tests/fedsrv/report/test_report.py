@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import errno
 import html
 import io
 import json
 import math
+import os
 import random
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -802,6 +805,32 @@ def test_command_prints_tables_and_writes_the_page(
     assert "fedavg" in out
     assert "±" not in out  # the run given twice counts once
     assert (tmp_path / "out.html").exists()
+
+
+def test_a_page_that_does_not_fit_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str, *_: object, **__: object) -> int:
+        path.write_bytes(text.encode()[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run, page = write_run(tmp_path / "run"), tmp_path / "page.html"
+    page.write_text("an earlier one")
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match=r"page.html cannot be written: No space left"):
+        report.report_command([run], page)
+    assert page.read_text() == "an earlier one"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "run"]
+
+
+def test_a_page_may_go_into_a_pipe(tmp_path: Path) -> None:
+    run, pipe = write_run(tmp_path / "run"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(pipe.read_text)
+        report.report_command([run], pipe)
+        assert text.result().rstrip().endswith("</html>")
+    assert pipe.is_fifo()
 
 
 def test_matplotlib_is_imported_for_a_page_only() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -66,7 +67,7 @@ class Launches:
         self.commands.append(command)
         out = Path(command[command.index("--out") + 1])
         out.mkdir(exist_ok=True)
-        (out / "config.toml").touch()
+        (out / "logs").mkdir(exist_ok=True)
         if out.name in self.broken:
             stdout.write("error: its disk is full\n")
             return SimpleNamespace(returncode=1)
@@ -313,6 +314,42 @@ def test_a_run_that_cannot_be_started_is_left_out_alone(
         run_sweep(sweep(), out, seeds=[0], say=said.append)
     assert any(line.startswith("local-seed0 could not be started: ") for line in said)
     assert "| FedAvg | 50.00 |" in (out / "table.md").read_text()
+
+
+@pytest.mark.parametrize("left", [(), ("logs/.lock", "logs/launch.toml")])
+def test_a_run_that_was_killed_as_it_began_is_resumed(
+    sweep: Any, tmp_path: Path, launches: Launches, left: tuple[str, ...]
+) -> None:
+    """A launch makes its logs first, and refuses a directory with files unless it resumes."""
+    out = tmp_path / "out"
+    (out / "local-seed0" / "logs").mkdir(parents=True)
+    for name in left:
+        (out / "local-seed0" / name).touch()
+    run_sweep(sweep(), out, only=["Local"], seeds=[0], say=print)
+    assert all("--resume" in command for command in launches.commands)
+
+
+def test_a_config_is_never_half_written(
+    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sweep with the same --out writes it, too, while a run of this one reads it."""
+    out, names = tmp_path / "out", ("data-seed0.toml", "local-seed0.toml")
+    run_sweep(sweep(), out, only=["Local"], seeds=[0], say=print)
+    whole = {name: (out / name).read_text() for name in names}
+    for place in (out / "data-seed0", out / "local-seed0"):
+        shutil.rmtree(place)
+    launches.commands.clear()
+    found = list[dict[str, str]]()
+
+    def writes(path: Path, text: str, *_: object, **__: object) -> int:
+        assert path.name not in names, "it is replaced"
+        found.append({name: (out / name).read_text() for name in names})
+        return path.write_bytes(text.encode())
+
+    monkeypatch.setattr(Path, "write_text", writes)
+    run_sweep(sweep(), out, only=["Local"], seeds=[0], say=print)
+    assert found
+    assert all(each == whole for each in found)
 
 
 def test_a_partition_that_cannot_be_shared_stops_nothing(
