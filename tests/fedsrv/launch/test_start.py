@@ -313,7 +313,7 @@ def test_a_wrong_trace_is_said_before_anybody_joins(
         ),
         (
             ["schedule.order=asynchronous", "schedule.buffer=1", "schedule.arrivals=cut"],
-            "[schedule] arrivals: cut is no run directory (Unterminated string",
+            "[schedule] arrivals: cut/rounds.jsonl is damaged: Unterminated string",
         ),
         (
             ["schedule.availability=never.csv"],
