@@ -56,13 +56,17 @@ def recover(run: Path, say: Callable[[str], None]) -> int:
 
 
 def _is_whole(run: Path) -> bool:
-    """Tell whether the database can be read and has a record of every state."""
+    """Tell whether the database can be read and has every record that recovery could give it.
+
+    A state without any record is what a crash in the middle of a commit leaves.
+    """
     try:
         with closing(Ledger(run / "run.db", strict=False, new=False)) as ledger:
             newest = max((ledger.committed, *ledger.undone()))
     except ArchiveError:
         return False
-    return newest >= max(state_numbers(run / "server"), default=-1)
+    states = max(state_numbers(run / "server"), default=-1)
+    return newest >= min(states, len(_records(run / "rounds.jsonl")) - 1)
 
 
 def _recover(run: Path, say: Callable[[str], None]) -> int:

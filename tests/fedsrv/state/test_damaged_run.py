@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import sqlite3
 from contextlib import closing
 
@@ -248,8 +249,12 @@ def test_the_command_that_recovers(half_way):
     assert f"go on with --resume --out {path}" in found.output
 
 
-def test_a_whole_run_is_not_recovered(half_way):
+@pytest.mark.parametrize("crash", ["between commits", "in a commit"])
+def test_a_whole_run_is_not_recovered(half_way, crash):
     path, _ = half_way
+    if crash == "in a commit":  # the state is written before its record
+        states = path / "server"
+        shutil.copy(states / "state-00000003.safetensors", states / "state-00000004.safetensors")
     before = (path / "run.db").read_bytes()
     with pytest.raises(ArchiveError, match="is whole: there is nothing to recover"):
         recover(path, print)
