@@ -39,6 +39,16 @@ def vectors(found):
     return {int(k): v.tolist() for k, v in zip(found.labels, found.vectors, strict=True)}
 
 
+@pytest.mark.parametrize("nothing", [None, Prototypes.of({}, 2)])
+def test_a_class_without_a_prototype_is_laid_out_as_zeros(nothing):
+    found = ByClass.of(nothing, 3, 2, torch.device("cpu"))
+    assert not found.vectors.any()
+    assert not found.known.any()
+    found = ByClass.of(SOME, 5, 2, torch.device("cpu"))
+    assert found.known.tolist() == [False, True, False, False, True]
+    assert [bool(row.any()) for row in found.vectors] == found.known.tolist()
+
+
 def test_release_changes_nothing_unless_asked():
     found = released(SOME, normal())
     assert torch.equal(found.vectors, SOME.vectors)
