@@ -143,6 +143,19 @@ def test_who_is_refused(client, versions, admitted):
             HISTORY.check(client, versions)
 
 
+def test_the_floor_is_the_last_that_a_run_goes_back_to():
+    assert HISTORY.target(9, lambda at: at == 6, {}) == 6
+    with pytest.raises(RunFailed, match="fit together at no interaction since 6"):
+        HISTORY.target(9, lambda at: at == 5, {})
+
+
+def test_the_last_that_counts_does_not_depend_on_the_order_of_what_is_known():
+    """What was undone is listed before what is committed."""
+    found = History(trained={2: {0: 2}, 1: {0: 1, 1: 1}})
+    assert found.last_trained(2) == {0: 2, 1: 1}
+    assert found.last_trained(1) == {0: 1, 1: 1}
+
+
 # --- what is kept ---------------------------------------------------------------------------------
 
 

@@ -70,6 +70,14 @@ HARM = {
 }
 
 
+@pytest.mark.parametrize("harm", ["empty", "gone"])
+def test_no_database_is_made_in_place_of_one(run, harm):
+    HARM[harm](run)
+    refused(run, rf"run\.db is damaged \(it is {harm}\); nothing was changed")
+    made = run / "run.db"
+    assert (made.read_bytes() if made.exists() else None) == {"empty": b"", "gone": None}[harm]
+
+
 @pytest.mark.parametrize("harm", HARM)
 def test_a_damaged_database_is_no_new_run(run, harm):
     for more in ("run.db-wal", "run.db-shm"):
