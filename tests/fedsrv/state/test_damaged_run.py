@@ -229,7 +229,11 @@ def test_a_recovered_run_ends_as_the_whole_one(half_way, digits, harm):
     assert again["metrics"] == whole["metrics"]
 
 
-@pytest.mark.parametrize("damage", ["damaged", "[" * 100_000])
+@pytest.mark.parametrize(
+    "damage",
+    ["damaged", "[" * 100_000, '{"interaction": 3, "cohort": ["x"]}', '{"interaction": 3}'],
+    ids=["text", "deep", "cohort", "no cohort"],
+)
 def test_what_cannot_be_recovered_is_said_and_set_aside(half_way, digits, damage):
     """A line of rounds.jsonl is damaged: the state behind it has no record."""
     path, whole = half_way
@@ -257,12 +261,17 @@ def test_the_command_that_recovers(half_way):
     assert f"go on with --resume --out {path}" in found.output
 
 
-@pytest.mark.parametrize("crash", ["between commits", "in a commit"])
+@pytest.mark.parametrize("crash", ["between commits", "in a commit", "in a roll-back"])
 def test_a_whole_run_is_not_recovered(half_way, crash):
     path, _ = half_way
     if crash == "in a commit":  # the state is written before its record
         states = path / "server"
         shutil.copy(states / "state-00000003.safetensors", states / "state-00000004.safetensors")
+    if crash == "in a roll-back":  # records are undone before they leave rounds.jsonl
+        lines = (path / "rounds.jsonl").read_bytes()
+        with closing(Store(path, LOCAL, True)) as store:
+            store.roll_back(2)
+        (path / "rounds.jsonl").write_bytes(lines)
     before = (path / "run.db").read_bytes()
     with pytest.raises(ArchiveError, match="is whole: there is nothing to recover"):
         recover(path, print)
