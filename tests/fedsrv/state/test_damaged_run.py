@@ -231,8 +231,15 @@ def test_a_recovered_run_ends_as_the_whole_one(half_way, digits, harm):
 
 @pytest.mark.parametrize(
     "damage",
-    ["damaged", "[" * 100_000, '{"interaction": 3, "cohort": ["x"]}', '{"interaction": 3}'],
-    ids=["text", "deep", "cohort", "no cohort"],
+    [
+        "damaged",
+        "[" * 100_000,
+        "3",
+        '{"interaction": 4, "cohort": [0]}',
+        '{"interaction": 3, "cohort": ["x"]}',
+        '{"interaction": 3}',
+    ],
+    ids=["text", "deep", "number", "gap", "cohort", "no cohort"],
 )
 def test_what_cannot_be_recovered_is_said_and_set_aside(half_way, digits, damage):
     """A line of rounds.jsonl is damaged: the state behind it has no record."""
