@@ -2,13 +2,16 @@
 
 import json
 import logging
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import RunFailed
 from fedsrv.engine.roster import Roster
+from fedsrv.engine.schedule import Step
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 
@@ -68,3 +71,12 @@ def test_an_unknown_client_weighs_as_much_as_the_mean(tmp_path: Path) -> None:
     roster.add({2: described(9)})
     assert roster.weights() == {0: 10, 1: 40, 2: 25}, "fixed when the run began"
     store.close()
+
+
+def test_a_step_whose_task_nobody_has_is_one_line(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "run", own_data(), resume=False)) as store:
+        roster = Roster(store)
+        roster.add({0: described(2), 1: described(1)})
+        assert roster.cohort_of(Step(1, 0, 1, (0, 1, 2), True, True)) == (0,)
+        with pytest.raises(RunFailed, match="interaction 5: no known client has task 1"):
+            roster.cohort_of(Step(5, 2, 1, (1, 2), True, True))
