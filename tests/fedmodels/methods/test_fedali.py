@@ -317,6 +317,19 @@ def test_beta_of_the_first_round(digits, given, expected):
     assert betas(ctx.net) == [0.3] * 2
 
 
+def test_the_influence_of_every_block_is_reported(digits):
+    """With beta = 0 prototypes change no token."""
+    experiment = aligned({"round0_beta": 0.0})
+    method, ctx = method_of(experiment), context_of(experiment, digits)
+    train_locally(method, ctx, *payload_of(experiment, ctx))
+    names = [f"prototype_{what}_{block}" for what in ("share", "angle") for block in (0, 1)]
+    assert {*names} == method.reported(ctx.run) <= ctx.metrics.keys()
+    assert [ctx.metrics[name] for name in names[:2]] == [0, 0]
+    ctx.at = Position(1, 1, 0)
+    train_locally(method, ctx, *payload_of(experiment, ctx))
+    assert all(ctx.metrics[name] > 0 for name in names[:2])
+
+
 def test_a_round_without_influence_is_fedavg(digits):
     """beta = 0 and frozen prototypes: the weights move as those of FedAvg on the same net."""
     fedali = aligned(alignment={"gamma": 1.0})
