@@ -41,7 +41,7 @@ class PageServer(ThreadingHTTPServer):
             ConfigError: that is not possible.
         """
         self.host, self.state = host, state
-        self.address_family = _family(host)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), Handler)
         except (OSError, TypeError, UnicodeError) as error:  # some of a name that is none
@@ -171,7 +171,3 @@ def _is_ip(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _family(host: str) -> Any:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
