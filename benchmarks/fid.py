@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import tell
-from fedcli.data.store.partition_store import open_client
+from fedcli.data.store.opening import open_data
 from fedcli.data.store.stream import TaskStream
 from fedmodels.methods import make
 from fedmodels.methods.bases.replay import GenerativeReplay
@@ -56,7 +56,7 @@ def _row(path: Path, count: int) -> dict[str, Any]:
     for client, (x, y) in real.items():
         newest = max((path / "clients" / str(client)).glob("state-*.safetensors"))
         state = load(newest)[0]
-        problem = open_client(path / "data", client).problem
+        problem = open_data(path / "data", client).problem
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
         assert isinstance(method, GenerativeReplay), f"{path}: its clients replay nothing"
         family = method.class_replay(RunFacts(experiment, problem)).family
@@ -70,7 +70,7 @@ def _row(path: Path, count: int) -> dict[str, Any]:
 
 def _data(path: Path, client: int) -> tuple[Tensor, Tensor]:
     """Return all training data of a client."""
-    data = open_client(path / "data", client)
+    data = open_data(path / "data", client)
     stream = TaskStream(data, keep_history=True)
     stream.open(data.num_tasks - 1)
     return stream.train_up_to(data.num_tasks - 1)
