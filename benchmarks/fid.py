@@ -9,7 +9,6 @@ client and class, of its generator's images from its real ones; the table has th
 
 from __future__ import annotations
 
-import argparse
 import tomllib
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.measure import tell
+from benchmarks.measure import parser_of, tell
 from fedcli.data.store.opening import open_data
 from fedcli.data.store.stream import TaskStream
 from fedmodels.methods import make
@@ -38,8 +37,7 @@ EPOCHS, BATCH = 8, 64
 
 def main() -> None:
     """Print the mean distance of every run."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fid", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("fid", __doc__)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--images", type=int, default=200, help="drawn from each generator")
     options = parser.parse_args()
