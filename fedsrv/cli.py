@@ -49,9 +49,8 @@ from fedsrv.relay.commands import relay
 from fedsrv.sweep_commands import sweep_app
 
 if TYPE_CHECKING:
-    from fedsrv.events import EventLog
+    from fedsrv.events import Ending, EventLog
     from fedsrv.narration import Telling
-    from fedsrv.tracking.trackers import Ending
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -19,9 +19,8 @@ from typing import Any
 from fedmodels.errors import ConfigError, FedtideError, reason_of
 from fedmodels.printable import printable
 from fedsrv.dashboard.state import State
-from fedsrv.events import EventLog
+from fedsrv.events import Ending, EventLog
 from fedsrv.report.run_record import read_run
-from fedsrv.tracking.trackers import Ending
 
 PAGE = Path(__file__).with_name("page.html")
 SILENT_S = 10.0
@@ -135,12 +134,8 @@ def show(events: EventLog, run: Path, host: str, port: int) -> Ending:
     server = PageServer(host, port, State(run))
     events.tell("dashboard", url=server.url)
 
-    def follow() -> None:
-        for event in events.listen(from_start=True):
-            server.state.take(event)
-
-    for work in (follow, server.serve_forever):
-        threading.Thread(target=work, name="dashboard", daemon=True).start()
+    events.follow(server.state.take, "dashboard")
+    threading.Thread(target=server.serve_forever, name="dashboard", daemon=True).start()
 
     def end() -> None:
         events.close()
