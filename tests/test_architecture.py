@@ -85,10 +85,10 @@ ROOMS = {
         "headers", "plans", "codec", "orders",
     ),
     "fedsrv": (
-        "presets", "events", "availability", "options", "ray_cluster", "identity", "state",
-        "report", "narration", "sweep", "engine", "transport", "monitor", "tracking", "dashboard",
-        "coordinator", "relay", "catalogue", "trained_models", "export", "certs_commands",
-        "catalogue_commands", "monitor_commands", "sweep_commands", "launch", "cli", "__main__",
+        "presets", "events", "availability", "ray_cluster", "identity", "state", "report",
+        "narration", "sweep", "engine", "transport", "monitor", "tracking", "dashboard",
+        "coordinator", "relay", "catalogue", "trained_models", "export", "commands", "launch",
+        "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "prediction",
