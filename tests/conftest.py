@@ -23,7 +23,7 @@ from fedmodels.tensors.bundle import Problem, state_digest
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
-from fedtide.trial import (
+from fedtide.testing.trial import (
     TABLES,
     context_of,
     digits_in,

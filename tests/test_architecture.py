@@ -73,7 +73,8 @@ FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors", "fedmodels
 ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
-        "trial", "case", "little_data", "mistakes", "spelling", "stacked", "testing",
+        *(f"testing.{name}" for name in ("trial", "case", "little_data", "mistakes", "spelling")),
+        "testing.stacked", "testing.suite", "testing",
     ),
     "fedmodels": (
         "errors", "printable", "log_lines", "files", "own_code", "commands", "tensors",
