@@ -90,6 +90,16 @@ def digest_of(path: Path) -> str:
     return state_digest([("model", load(path)[0])])
 
 
+def records_of(run: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's interactions, as ``rounds.jsonl`` has them."""
+    return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+
+
+def arrivals_of(run: Path) -> list[list[list[int]]]:
+    """Return the arrivals of each interaction of an asynchronous run."""
+    return [record["arrivals"] for record in records_of(run)]
+
+
 class OneTask:
     """A stream of one task, for examples computed by hand."""
 
