@@ -24,6 +24,10 @@ CASES = [
     ({"gp_mode": "per_sample"}, {"per_sample": True}),
     ({"proto_pass": "running"}, {"running": True}),
     ({"own_moves": "epoch"}, {"moves_each_epoch": True}),
+    (
+        {"own_moves": "epoch", "order": "head_first"},
+        {"moves_each_epoch": True, "head_first": True},
+    ),
     ({"uplink_proto": "ema"}, {}),
     ({"gp_refresh": "round"}, {}),
     ({"heads": "round"}, {}),
