@@ -81,7 +81,8 @@ class World:
             server, _ = method.reduce(at, server, method.received(sent))
         held = {f"server/{c}": bundle.weights for c, bundle in server.clients.items()}
         own = {f"state/{c}": with_scalars(state) for c, state in states.items()}
-        return {"common": with_prototypes(server.common), **held, **own}
+        kept = {"common": with_prototypes(server.common), "server": server.own.weights}
+        return {**kept, **held, **own}
 
 
 def with_scalars(bundle: Bundle) -> Weights:

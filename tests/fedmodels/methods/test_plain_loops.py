@@ -34,7 +34,7 @@ from tests.plain_world import (
 )
 
 Expected = Mapping[str, Weights]
-"""Weights by place: ``common``, ``server/0`` of a client, ``state/0`` at a client."""
+"""Weights by place: ``common``, ``server``, ``server/0`` of a client, ``state/0`` at a client."""
 
 
 def part(weights: Weights, prefix: str) -> dict[str, Tensor]:
@@ -313,6 +313,40 @@ def fedpac(world: World) -> Expected:
     return {"common": {**part(base, "base/"), **prototypes}, **own_heads}
 
 
+def creff(world: World) -> Expected:
+    """Shang et al.: ten steps on the features at a head that is not re-trained, by autograd."""
+
+    def gradients(z: Tensor, k: int, *, create_graph: bool = False) -> list[Tensor]:
+        labels = torch.full((len(z),), k)
+        loss = F.cross_entropy(F.linear(z, *head), labels)
+        weight, bias = torch.autograd.grad(loss, head, create_graph=create_graph)
+        return [weight, bias[None]]
+
+    def plain(c: int, received: Weights) -> Callable[[SplitNet, Tensor], Tensor]:
+        x, y = world.data[c]
+        return lambda net, i: F.cross_entropy(net(x[i]), y[i])
+
+    head = [world.first[f"head/{name}"].clone().requires_grad_() for name in ("weight", "bias")]
+    features = method_of(world.experiment).init_server(world.run).own.weights["features"].clone()
+    w = world.first
+    for number in ROUNDS:
+        reported: dict[int, list[list[Tensor]]] = {}
+        for x, y in world.data.values():
+            z = world.net(w).base(x).detach()
+            for k in y.unique().tolist():
+                reported.setdefault(k, []).append(gradients(z[y == k], k))
+        for _ in range(10):
+            for k, found in reported.items():
+                wanted = [sum(each) / len(found) for each in zip(*found, strict=True)]
+                free = features[k].clone().requires_grad_()
+                pairs = zip(gradients(free, k, create_graph=True), wanted, strict=True)
+                apart = sum((1 - F.cosine_similarity(a, b, -1)).sum() for a, b in pairs)
+                features[k] -= 0.1 * torch.autograd.grad(apart, free)[0]
+        nets = [world.trained(w, c, number, plain(c, w)) for c in CLIENTS]
+        w = mean([copied(net) for net in nets], world.sizes)
+    return {"common": w, "server": {"features": features}}
+
+
 LOOPS: Mapping[str, tuple[Callable[[World], Expected], Mapping[str, Any]]] = {
     "fedprox": (fedprox, {"mu": 0.5}),
     "fedntd": (fedntd, {"tau": 2.0}),
@@ -324,6 +358,7 @@ LOOPS: Mapping[str, tuple[Callable[[World], Expected], Mapping[str, Any]]] = {
     "fedem": (fedem, {"learners": 2}),
     "pfedgraph": (pfedgraph, {"lam": 0.05}),
     "fedpac": (fedpac, {}),
+    "creff": (creff, {"match_steps": 10, "crt_epochs": 0, "num_features": 8}),
 }
 
 
