@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from fedmodels.nets.split import SplitNet
 from tests.conftest import method_of
-from tests.plain_world import (
+from tests.independent.plain_world import (
     BATCH,
     CLIENTS,
     DECAY,
