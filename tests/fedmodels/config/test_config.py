@@ -47,7 +47,7 @@ def test_another_scenario_or_net_drops_what_only_the_former_has(caplog):
     found = parse_experiment(text, "run.toml", asked)
     assert (found.scenario.kind, found.scenario.tasks) == ("dirichlet", 2)
     assert found.net.options() == {}
-    assert "scenario.kind is set to dirichlet: shards of per_class_shards in the file" in caplog.text
+    assert "scenario.kind is set to dirichlet: shards of per_class_shards in" in caplog.text
     assert "net.name is set to digits-cnn: hidden of mlp in the file is left out" in caplog.text
     caplog.clear()
     kept = parse_experiment(text, "run.toml", ["scenario.kind=label_shards", "net.weights=w"])

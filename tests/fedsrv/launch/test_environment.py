@@ -40,9 +40,10 @@ def test_a_run_that_goes_on_under_another_version_says_so(tmp_path: Path) -> Non
         told.extend(event for event in events.listen(from_start=True) if event.kind == "note")
         raise KeyboardInterrupt
 
+    experiment = tiny_experiment()
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            serve(tiny_experiment(), tmp_path / "run", Listen("127.0.0.1:0"), resume=True, on_ready=begun)
+            serve(experiment, tmp_path / "run", Listen("127.0.0.1:0"), resume=True, on_ready=begun)
         env = tmp_path / "run" / "env.json"
         env.write_text(json.dumps({**json.loads(env.read_text()), "fedtide": "0.0.9"}))
     (note,) = told
