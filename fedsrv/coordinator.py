@@ -143,9 +143,9 @@ def serve(
         began = stack.enter_context(beginning(out))
         store = Store(out, experiment, resume)
         stack.callback(store.close)
-        with writing(out):
-            write_facts(out, experiment)
         events = EventLog()
+        with writing(out):
+            changed = write_facts(out, experiment, computes=store.ended() is None)
         stack.callback(track(events, experiment, out))
         for watcher in watchers:
             stack.callback(watcher(events))
@@ -164,6 +164,9 @@ def serve(
         all_are_needed = experiment.server.deadline_s is None  # to begin with
         needed = clients if all_are_needed else experiment.min_clients
         events.tell("listening", address=address, clients=clients, needed=needed)
+        if changed:
+            line = f"the run was computed so far with {changed}: others may round otherwise"
+            events.tell("note", line=line)
         if stop is not None:
             begin_drain = partial(_drain, stop, service, out)
             threading.Thread(target=begin_drain, name="drain", daemon=True).start()
@@ -268,10 +271,23 @@ def _telling_failures(cohort: RemoteCohort) -> Iterator[None]:
         raise
 
 
-def write_facts(out: Path, experiment: Experiment) -> None:
-    """Write the resolved config, which a resume and a recovery read, and what made the run."""
+def write_facts(out: Path, experiment: Experiment, *, computes: bool = True) -> str:
+    """Write the resolved config, which a resume and a recovery read, and what made the run.
+
+    Args:
+        out: the run directory.
+        experiment: what is run.
+        computes: False of a run that has ended; what made it stays as it is.
+
+    Returns:
+        Versions and machine of an earlier part of the run where they differ; nothing if they are
+        the same. ``env.json`` keeps them as ``earlier``.
+    """
     write_atomically(out / "config.toml", tomli_w.dumps(experiment.to_dict()), sync=True)
-    facts = {
+    before = _made_by(out)
+    if before and not computes:
+        return ""
+    facts: dict[str, Any] = {
         "fedtide": version("fedtide"),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -280,7 +296,21 @@ def write_facts(out: Path, experiment: Experiment) -> None:
         "cpus": os.cpu_count(),
         "git_commit": _git_commit(),
     }
+    said = {key: before[key] for key in facts if key in before}
+    changed = ", ".join(f"{key} {value}" for key, value in said.items() if value != facts[key])
+    if earlier := "; ".join(filter(None, (str(before.get("earlier") or ""), changed))):
+        facts["earlier"] = earlier
     write_atomically(out / "env.json", json.dumps(facts, indent=2) + "\n")
+    return changed
+
+
+def _made_by(out: Path) -> dict[str, Any]:
+    """Return what ``env.json`` says; nothing where it is not there or damaged."""
+    try:
+        found = json.loads((out / "env.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _git_commit() -> str | None:

@@ -56,6 +56,7 @@ class State:
             found = {
                 **self._committed,
                 "standing": self._standing.to_dict(),
+                "of": self._standing.interactions or self._in_all(),
                 "seconds_left": self._pace.seconds_left(self._standing.interactions),
                 "now": time.time(),
                 "clients": rows,
@@ -65,6 +66,10 @@ class State:
                 ),
             }
         return json_text(found)
+
+    def _in_all(self) -> int:
+        """Return how many interactions a finished run had; 0 of others: no record says so."""
+        return int(self._committed["interactions"]) if self._committed["finished"] else 0
 
     def _read(self) -> None:
         """Read the records again where they have changed."""

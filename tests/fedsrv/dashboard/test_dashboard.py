@@ -98,6 +98,14 @@ def test_events_say_what_clients_do(going_on: Any) -> None:
     assert found["standing"]["interactions"] == 8
 
 
+def test_how_many_interactions_a_run_has_is_not_guessed(run: Path, tmp_path: Path) -> None:
+    """A run that is gone on with has told nobody yet how many there are."""
+    rows = (run / "rounds.jsonl").read_text()
+    (tmp_path / "rounds.jsonl").write_text(rows)
+    assert json.loads(State(tmp_path).to_json())["of"] == 0
+    assert json.loads(State(run).to_json())["of"] == len(rows.splitlines())
+
+
 def until(address: str, wanted: Any) -> dict[str, Any]:
     """Ask until a state is wanted: a thread of its own takes the events in."""
     for _ in range(1000):
