@@ -25,6 +25,8 @@ from fedsrv.sweep.record import read_record
 from fedsrv.sweep.tables import Outcome
 
 TEXTS = [*sorted(PAGES.glob("*.md")), ROOT / "docs" / "results.md"]
+READINGS = sorted((ROOT / "models" / "fedmodels" / "methods" / "readings").glob("*.py"))
+DOCSTRING = re.compile(r'^ +""".*?"""$', flags=re.DOTALL | re.MULTILINE)
 NUMBER = r"[+−]?\d+(?:\.\d+)?"
 STATED = re.compile(rf"({NUMBER})[^\d\[\]|;]{{0,45}}\[({NUMBER}),\s*({NUMBER})\]")
 """A difference and its interval, such as ``3.9 [+1.0, +6.8]``."""
@@ -140,5 +142,20 @@ def test_intervals_of_the_prose_are_those_of_the_records(page: Path) -> None:
         for above, text, records in passages(page)
         for line, (mean, low, high) in stated(text)
         if not is_recorded((mean, low, high), records) and f"{mean} [{low}, {high}]" not in OF_SUMS
+    ]
+    assert not unknown
+
+
+@pytest.mark.parametrize("file", READINGS, ids=lambda file: file.stem)
+def test_intervals_of_docstrings_are_those_of_the_pages_they_name(file: Path) -> None:
+    """A switch's docstring argues its default from a page of ``docs/results``."""
+    unknown = [
+        f"{mean} [{low}, {high}]"
+        for docstring in DOCSTRING.findall(file.read_text())
+        for _, (mean, low, high) in stated(docstring)
+        if not is_recorded(
+            (mean, low, high),
+            frozenset().union(*map(shown_on, re.findall(r"docs/results/([\w-]+\.md)", docstring))),
+        )
     ]
     assert not unknown
