@@ -35,14 +35,17 @@ PARTS: dict[str, slice] = {
     "last": slice(-1, None), "last three": slice(-3, None),
 }  # fmt: skip
 """Of a curve's rounds, what pages take the mean of."""
+AMONG_ALL = ("metrics.a_glo", "metrics.a_loc_received", "metrics.a_loc_received_all_classes")
 OF_SUMS = {"5.6 [+2.4, +8.9]"}
 """Differences of differences between rows of two kinds, calculated by hand."""
 
 
 def _columns(outcome: Outcome) -> Iterator[Values]:
-    """Yield every column of a record, and the means of parts of its curves."""
-    for path in outcome.columns.values():
-        yield values_of(path, outcome.runs)
+    """Yield every column of a record, A_glo among all classes, and means of parts of its curves."""
+    columns = {path: values_of(path, outcome.runs) for path in outcome.columns.values()}
+    yield from columns.values()
+    if set(AMONG_ALL) <= columns.keys():
+        yield _among_all(*map(columns.__getitem__, AMONG_ALL))
     for name in outcome.curves.values():
         curves = {(run.cell, run.seed): run.curves.get(name) for run in outcome.runs}
         for part in PARTS.values():
@@ -51,6 +54,21 @@ def _columns(outcome: Outcome) -> Iterator[Values]:
                 if known := [value for value in curve or () if value is not None]:
                     found.setdefault(cell, {})[seed] = 100 * float(np.mean(known[part]))
             yield found
+
+
+def _among_all(a_glo: Values, received: Values, unmasked: Values) -> Values:
+    """Return A_glo among all classes.
+
+    Where clients hold no more than everyone's model, A_glo is their A_loc by either rule. Other
+    methods predict by it among all classes.
+    """
+    return {
+        cell: {
+            seed: unmasked[cell].get(seed) if value == received[cell].get(seed) else value
+            for seed, value in found.items()
+        }
+        for cell, found in a_glo.items()
+    }
 
 
 def _differences(column: Values) -> Iterator[NDArray[np.float64]]:
