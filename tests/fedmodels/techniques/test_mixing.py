@@ -8,6 +8,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from fedmodels.methods.readings.pfedgrp import PFedGRPReading
 from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator, seeded
@@ -263,3 +264,20 @@ def test_the_floor_holds_for_what_is_found():
     found = find_weights(mixer, data, 0, search, seed=0)
     assert entropy(found.w) >= 0.9 - 1e-6
     assert found.loss <= found.uniform
+
+
+def test_what_pfedgrps_paper_leaves_open_reaches_the_search():
+    reading = PFedGRPReading(
+        w_epochs=7, w_lr=0.2, w_optimizer="sgd", w_batch=5, w_param="quad", w_init="self",
+        w_entropy_floor=0.3,
+    )  # fmt: skip
+    assert reading.search() == Search(
+        epochs=7,
+        lr=0.2,
+        optimizer="sgd",
+        batch_size=5,
+        param="quad",
+        init="self",
+        entropy_floor=0.3,
+    )
+    assert PFedGRPReading().search() == Search()

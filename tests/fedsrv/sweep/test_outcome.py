@@ -67,6 +67,21 @@ def test_a_row_is_run_at_every_length(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_stream_is_lengthened_by_its_parts(tmp_path: Path) -> None:
+    """With tasks as rounds, more rounds of each task would be more of the same examples."""
+    preset = {**TABLES, "scenario": {"kind": "replay_gradual", "parts": 2, "images_per_part": 1}}
+    told = {"preset": "preset.toml", "columns": {}, "methods": {"plain": "fedavg"}}
+    told |= {"lengths": [1, 4], "lengthens": "scenario.parts"}
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(told))
+    (tmp_path / "preset.toml").write_text(tomli_w.dumps(preset))
+    runs = plan(Sweep.read(tmp_path / "sweep.toml"), tmp_path, ["plain"], [0])
+    scenarios = [tomllib.loads(run.config)["scenario"] for run in runs]
+    assert [scenario["parts"] for scenario in scenarios] == [2, 8]
+    (tmp_path / "preset.toml").write_text(tomli_w.dumps(TABLES))
+    with pytest.raises(ConfigError, match=r"'scenario.parts': \[scenario\] .* has no 'parts'"):
+        plan(Sweep.read(tmp_path / "sweep.toml"), tmp_path, ["plain"], [0])
+
+
 def test_a_winner_beats_every_other_row_seed_by_seed() -> None:
     """By 5, 5.1 and 5.2 on seeds that differ by more; with two of these seeds nobody wins."""
     a, b, c = (Cell("", name) for name in "abc")
