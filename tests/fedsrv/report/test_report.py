@@ -833,6 +833,16 @@ def test_a_page_may_go_into_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def test_a_page_may_go_to_where_standard_output_goes(tmp_path: Path) -> None:
+    """/dev/stdout is a link, by way of /proc, to what the shell has opened: a file here."""
+    run, standard, page = write_run(tmp_path / "run"), tmp_path / "stdout", tmp_path / "page.html"
+    with page.open("w") as opened:
+        standard.symlink_to(f"/proc/self/fd/{opened.fileno()}")
+        report.report_command([run], standard)
+    assert standard.is_symlink()
+    assert page.read_text().rstrip().endswith("</html>")
+
+
 def test_matplotlib_is_imported_for_a_page_only() -> None:
     code = "import sys, fedsrv.report.tables; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
