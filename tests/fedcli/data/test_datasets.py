@@ -208,25 +208,47 @@ def test_an_archive_without_a_checksum_may_be_damaged(tmp_path: Path, no_network
         load(Data(name="emnist-byclass", root=str(tmp_path)))
 
 
-def test_what_another_process_has_unpacked_meanwhile_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("begins", ["before", "meanwhile"])
+def test_what_another_process_has_unpacked_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
 ) -> None:
-    """It may read it already."""
-    (tmp_path / "images").mkdir()
+    """It may read it already. What is half there is made whole."""
+    images, cache = tmp_path / "images", tmp_path / "cache"
+    images.mkdir()
+    for name in ("batch", "labels"):
+        (images / name).write_text("whole")
     with tarfile.open(tmp_path / "images.tar.gz", "w:gz") as archive:
-        archive.add(tmp_path / "images", "images")
-    theirs, extract = tmp_path / "cache" / "images", tarfile.TarFile.extractall
+        archive.add(images, "images")
+    theirs, extract, replace = cache / "images", tarfile.TarFile.extractall, os.replace
+
+    def unpacked_by_another() -> None:
+        theirs.mkdir(parents=True, exist_ok=True)
+        (theirs / "batch").write_text("whole")
+        (theirs / "labels").write_text("ha")
+
+    def is_there() -> None:
+        assert (theirs / "batch").read_text() == "whole"
 
     def slowly(self: tarfile.TarFile, place: str, **how: Any) -> None:
+        if begins == "meanwhile":
+            unpacked_by_another()
+        is_there()
         extract(self, place, **how)
-        theirs.mkdir()
-        (theirs / "batch").touch()
 
+    def watched(*places: Path) -> None:
+        is_there()
+        replace(*places)
+
+    if begins == "before":
+        unpacked_by_another()
     monkeypatch.setattr(tarfile.TarFile, "extractall", slowly)
-    theirs.mkdir(parents=True)
-    (theirs / "half").touch()
-    archives._unpack_tar(tmp_path / "images.tar.gz", tmp_path / "cache", "images")
-    assert [path.name for path in theirs.iterdir()] == ["batch"]
+    monkeypatch.setattr(os, "replace", watched)
+    archives._unpack_tar(tmp_path / "images.tar.gz", cache, "images")
+    is_there()
+    assert {path.name: path.read_text() for path in theirs.iterdir()} == {
+        "batch": "whole", "labels": "whole",
+    }  # fmt: skip
+    assert [path.name for path in cache.iterdir()] == ["images"]
 
 
 @pytest.mark.parametrize(
