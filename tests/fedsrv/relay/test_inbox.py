@@ -351,6 +351,25 @@ def test_a_client_that_brings_its_weights_past_the_relay_has_nobody_join_again(w
     assert members(world.send()[0]) == [3, 5]
 
 
+def test_a_sum_that_comes_too_late_leaves_later_orders_alone(world, monkeypatch):
+    """The interaction closed without it, and the orders of the next one came before the refusal."""
+    for client in COUNTS:
+        world.push(client)
+
+    def refuse(header, upload):
+        world.begin(issue=8, interaction=3)
+        raise Failed(grpc.StatusCode.ABORTED, "interaction 2 closed without this sum")
+
+    with monkeypatch.context() as late:
+        late.setattr(world.above, "push", refuse)
+        world.send()
+    for client in COUNTS:
+        world.push(client, interaction=3)
+    header, _ = world.send()
+    assert header.interaction == 3
+    assert members(header) == [3, 4, 5]
+
+
 def test_a_client_brings_no_sum(world):
     header = rpc.PushHeader(kind=rpc.ORDER_KIND_TRAIN, interaction=2, trip=9)
     header.members.add(client_id="3", token=world.tokens[3])
