@@ -231,7 +231,7 @@ def recorded_arrivals(experiment: Experiment) -> dict[int, Record]:
         raise ConfigError(
             f"[schedule] arrivals: {run} is no run directory ({reason_of(error)})"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"[schedule] arrivals: {run}/rounds.jsonl is damaged: {error}") from None
     tables = [record for record in records if isinstance(record, dict)]
     if not records or any("arrivals" not in record for record in tables):
@@ -260,7 +260,7 @@ def _fault_of(
     table: Mapping[str, Any] = record if isinstance(record, dict) else {}
     arrived, left = table.get("arrivals"), table.get("under_way", [])
     if table.get("interaction") != number:
-        return "is damaged: it is of another one"
+        return "is damaged: its line is none of that interaction"
     if not isinstance(arrived, list) or not isinstance(left, list):
         return "is damaged: it has no list of orders"
     orders = [*arrived, *left]

@@ -161,9 +161,8 @@ class Inbox:
         trips = {client: self.cohort.begin_result(client, push.header) for client in clients}
         answered = [f"client {client}" for client, found in trips.items() if found is None]
         if 0 < len(answered) < len(trips):
-            raise Superseded(
-                f"the sum holds results that have come without it: {', '.join(answered)}"
-            )
+            names = ", ".join(answered)
+            raise Superseded(f"the sum holds results that have come without it: {names}")
         trip = trips[clients[0]]
         if trip is not None:
             size = min(push.header.bundle.payload_bytes, 2 * trip.trip.spec.max_bytes)

@@ -154,7 +154,7 @@ def _loaded(name: str, digest: str) -> Any:
 
 @contextmanager
 def exits_told() -> Iterator[None]:
-    """Make an error of it when one's own code ends the process: a run would look as if it had ended.
+    """Make an error of it when one's own code ends the process, as if a run were over.
 
     Raises:
         RunFailed: names the file and the line.
