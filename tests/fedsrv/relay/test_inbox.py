@@ -338,6 +338,8 @@ def test_a_client_that_brings_its_weights_past_the_relay_has_nobody_join_again(w
     relaying._call = SimpleNamespace(cancel=lambda: cancelled.append(1))
     relaying._pulled = {c: s.token for c, s in world.cohort.live().items()}
     relaying._issues = dict.fromkeys(COUNTS, 7)
+    relaying._look_after_the_pull()
+    assert not cancelled
     world.above.fails = [Failed(grpc.StatusCode.ABORTED, "client 4 came without it")]
     world.send()
     relaying._look_after_the_pull()

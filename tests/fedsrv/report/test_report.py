@@ -397,6 +397,21 @@ def test_what_was_lost_is_the_summarys_forgetting(tmp_path: Path) -> None:
     assert math.isnan(forgetting(accuracy_lost(rows, "global")))  # type: ignore[arg-type]
 
 
+def test_a_task_that_nobody_was_scored_on_meanwhile_has_no_entry(tmp_path: Path) -> None:
+    """Its best may have been after task 1, where client 1 alone is scored. Of task 1, 0.1 is lost.
+
+    The summary's figure is a mean over both tasks, and missing.
+    """
+    rows = [
+        {**at(0, 0, task=0), "clients": {"0": scored(0.4)}},
+        {**at(0, 1, task=1), "clients": {"1": scored(0.8, 0.6)}},
+        {**at(0, 2, task=2), "clients": {"0": scored(0.3), "1": scored(None, 0.5, 0.9)}},
+    ]
+    found = quantities.lost_by_task(hand_written(tmp_path / "run", *rows), "global")
+    assert found == pytest.approx({1: 0.1})
+    assert math.isnan(forgetting(accuracy_lost(rows, "global")))  # type: ignore[arg-type]
+
+
 def test_a_task_of_any_number_costs_no_time(tmp_path: Path) -> None:
     run = hand_written(
         tmp_path / "run",
