@@ -199,12 +199,23 @@ def test_a_cache_that_cannot_be_written_is_named(
     assert not list((tmp_path / "cache").rglob("*ubyte*"))
 
 
-def test_an_archive_without_a_checksum_may_be_damaged(tmp_path: Path, no_network: None) -> None:
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"no archive", "Not a gzipped file .*"),
+        (gzip.compress(b"images" * 9)[:-9], "Compressed file ended before .*"),
+        (gzip.compress(b"images" * 9)[:10] + b"\xff" * 20, "Error -3 while decompressing .*"),
+    ],
+    ids=["no archive", "cut", "changed"],
+)
+def test_an_archive_without_a_checksum_may_be_damaged(
+    content: bytes, why: str, tmp_path: Path, no_network: None
+) -> None:
     raw = tmp_path / "EMNIST" / "raw"
     raw.mkdir(parents=True)
     for name, _ in archives.EMNIST_FILES:
-        (raw / name).write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"gz is damaged: Not a gzipped file .*; fetch it again"):
+        (raw / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"gz is damaged: {why}; fetch it again"):
         load(Data(name="emnist-byclass", root=str(tmp_path)))
 
 
