@@ -199,6 +199,25 @@ def test_a_cache_that_cannot_be_written_is_named(
     assert not list((tmp_path / "cache").rglob("*ubyte*"))
 
 
+def test_a_cache_without_room_for_a_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "root" / "cifar-10-python.tar.gz"
+    path.parent.mkdir()
+    path.write_bytes(b"an archive")
+    md5 = hashlib.md5(b"an archive", usedforsecurity=False).hexdigest()
+    monkeypatch.setattr("torchvision.datasets.CIFAR10.tgz_md5", md5)
+    monkeypatch.setattr(tarfile, "open", full)
+    with pytest.raises(
+        DataError, match=r"cifar10 cannot be unpacked into .*: No space left .*; make"
+    ):
+        load(Data(name="cifar10", root=str(path.parent)))
+    assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file()]
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
