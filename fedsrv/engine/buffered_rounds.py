@@ -264,7 +264,7 @@ def _fault_of(
     if not isinstance(arrived, list) or not isinstance(left, list):
         return "is damaged: it has no list of orders"
     orders = [*arrived, *left]
-    if not all(_is_order(one, number) for one in orders):
+    if not all(map(_is_order, orders)):
         return "is damaged: an order is no pair of a client and an interaction"
     clients, schedule = sorted(client for client, _ in orders), experiment.schedule
     if len({*clients}) < len(clients):
@@ -280,9 +280,6 @@ def _fault_of(
     return ""
 
 
-def _is_order(pair: Any, number: int) -> bool:
-    """Tell whether a pair is a client, and the interaction of an order up to this one."""
-    if not isinstance(pair, list) or [type(found) for found in pair] != [int, int]:
-        return False
-    client, begun = pair
-    return client >= 0 and begun in range(number + 1)
+def _is_order(pair: Any) -> bool:
+    """Tell whether this is a pair of a client and an interaction."""
+    return isinstance(pair, list) and [type(found) for found in pair] == [int, int] and pair[0] >= 0

@@ -67,6 +67,7 @@ def test_a_file_that_holds_no_records_is_one_line(text, why, tmp_path):
         {"arrivals": [[0, 0, 0]]},
         {"arrivals": [["0", 0]]},
         {"arrivals": [[0, 1]]},
+        {"arrivals": [[-1, 0]]},
         {"arrivals": [[1, 0]]},
         {"under_way": None},
         {"interaction": 7},
