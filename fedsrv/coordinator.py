@@ -32,11 +32,11 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.buffered_rounds import check_schedule, engine_for
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
-from fedsrv.events import HAS_FAILED, EventLog
+from fedsrv.events import HAS_FAILED, Ending, EventLog
 from fedsrv.identity.tls import Credentials, is_loopback, server_credentials
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
-from fedsrv.tracking.trackers import Ending, check_extras, track, wanted
+from fedsrv.tracking.trackers import check_extras, track
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
@@ -147,8 +147,7 @@ def serve(
         with writing(out):
             write_facts(out, experiment)
         events = EventLog()
-        if wanted(experiment):
-            stack.callback(track(events, experiment, out))
+        stack.callback(track(events, experiment, out))
         for watcher in watchers:
             stack.callback(watcher(events))
         cohort = _cohort_of(experiment, store, events, expects_evaluator)

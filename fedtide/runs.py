@@ -152,9 +152,9 @@ class Run:
         """
         import torch
 
-        from fedcli.data.store.partition_store import open_client
+        from fedcli.data.store.opening import open_data
 
-        x, _ = open_client(self.path / "data", client).arrays(0, "test")
+        x, _ = open_data(self.path / "data", client).arrays(0, "test")
         return torch.from_numpy(x[:1].copy())
 
     def resume(self, backend: Backend = "processes") -> Run:

@@ -103,9 +103,9 @@ class Sweep(BaseModel):
             where = ".".join(fault.path)
             like = f"; {ROW}" if where.startswith("methods.") else ""
             raise ConfigError(f"{path}: {where}: {fault.message}{like}") from None
-        for key in ("methods", "columns", "settings", "curves"):
-            for name in getattr(found, key):
-                _check_name(f"{path}: [{key}]", name)
+        for part in ("methods", "columns", "settings", "curves"):
+            for name in getattr(found, part):
+                _check_name(f"{path}: [{part}]", name)
         for row, method in found.methods.items():
             _check_row(f"{path}: methods.{row}", method)
         if found.curves and not found.columns:

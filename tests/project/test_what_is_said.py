@@ -25,7 +25,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event, EventLog
 from fedsrv.narration import Pace, duration, tell
 from fedtide.inprocess import run_in_process
-from fedtide.trial import tiny_experiment
+from fedtide.testing.trial import tiny_experiment
 
 
 def test_a_server_says_what_happens(caplog: pytest.LogCaptureFixture) -> None:

@@ -37,7 +37,7 @@ class FedEmReferences:
     """References of the loss in one interaction."""
 
     learners: list[Weights]
-    """theta_m, before and, one after the other, after training."""
+    """theta_m as received; training replaces them one after the other."""
     pi: Tensor  # (M,) float64
     q: Tensor  # (n, M)
     now: int = 0

@@ -30,12 +30,13 @@ from fedcli.data.sets import registry as datasets
 from fedcli.data.sets.dataset import Dataset, Source
 from fedcli.data.sets.har import COMBINED, REALWORLD_LABELS
 from fedcli.data.sets.hhar import ACTIVITIES as HHAR
+from fedcli.data.sets.listing import list_datasets
 from fedcli.data.sets.realworld import ACTIVITIES as REALWORLD
 from fedcli.data.sets.registry import DATASETS, load, names
 from fedcli.data.sets.windows import paired, window_starts, windows_of
 from fedcli.data.store import commands
 from fedcli.data.store.client_data import ClientData
-from fedcli.data.store.commands import list_datasets, run_partition, thinned
+from fedcli.data.store.commands import run_partition, thinned
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Iid, Natural
 from fedmodels.errors import ConfigError, DataError

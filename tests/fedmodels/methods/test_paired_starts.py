@@ -11,7 +11,7 @@ from fedmodels.methods import names
 from fedmodels.nets import make_net, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Weights
-from fedtide.trial import context_of, method_of, payload_of
+from fedtide.testing.trial import context_of, method_of, payload_of
 from tests.fedmodels.methods.test_conformance import ALIGNED, experiment_for
 
 PLAIN = {key: value for key, value in ALIGNED.items() if key not in ("alp", "prototypes")}

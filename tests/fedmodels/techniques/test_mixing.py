@@ -124,6 +124,27 @@ def test_weights_are_on_the_simplex_and_never_worse_than_uniform(param, init):
     assert found.loss == pytest.approx(mixer.loss(found.w.float(), data), rel=1e-6)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_projected_weights_leave_the_middle_where_every_model_helps(optimizer):
+    """theta = (3, 1) times a model that is right about every example, so L falls in 3 w_1 + w_2.
+
+    Both slopes are negative, and on the simplex (1, 0) is best. Adam steps by its rate whatever the
+    slope: both weights up by .05, which the projection takes back. The slopes along the simplex,
+    less their mean, differ in sign: up and down by .05, (1, 0) after ten steps from (.5, .5).
+    """
+    right = torch.zeros(CLASSES, 64)
+    right[:, :CLASSES] = torch.eye(CLASSES)
+    net = make_net("mlp", num_classes=CLASSES, input_shape=SHAPE, hidden=[])
+    models = [{"head/weight": f * right, "head/bias": torch.zeros(CLASSES)} for f in (3.0, 1.0)]
+    y = torch.arange(CLASSES)
+    x = torch.eye(64)[y].view(-1, *SHAPE)
+    rate = 0.05 if optimizer == "adam" else 0.5
+    search = Search(epochs=12, lr=rate, param="pgd", optimizer=optimizer)
+    found = find_weights(Mixer(net, models), (x, y), 0, search, seed=1)
+    assert found.w.tolist() == pytest.approx([1, 0], abs=1e-9)
+    assert found.loss == pytest.approx(math.log(1 + 3 * math.exp(-3)), abs=1e-6)
+
+
 def test_problems_solved_side_by_side_are_those_solved_alone():
     """Bit for bit, in their order, whatever the number of threads."""
     models, search = models_of(4, "resnet20"), Search(epochs=2, lr=0.05, batch_size=16)

@@ -26,7 +26,7 @@ from fedsrv.dashboard.server import PAGE, PageServer, page, serve_page, show
 from fedsrv.dashboard.state import MOST_COLUMNS, MOST_POINTS, State, _cells, _curve, _of_few
 from fedsrv.events import EventLog
 from fedtide.inprocess import run_in_process
-from fedtide.trial import tiny_experiment
+from fedtide.testing.trial import tiny_experiment
 
 
 @pytest.fixture(scope="module")

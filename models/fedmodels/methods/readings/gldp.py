@@ -45,7 +45,8 @@ class GldpReading(HeadsReading):
     eval_base: Literal["aggregated", "local"] = "aggregated"
     """Representation of a client's personal model: everyone's, or its own of its last training."""
     eval_model: Literal["last", "stage_mean"] = "last"
-    """What is scored: the newest representation, or the mean over the round's interactions."""
+    """What is scored: the newest model, or the mean of those after each interaction of the round;
+    a head that travels belongs to it."""
 
     @property
     def keeps_embeddings(self) -> bool:
