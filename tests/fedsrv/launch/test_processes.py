@@ -153,7 +153,7 @@ def test_data_that_are_not_dealt_out_are_one_line(tmp_path, status, log, line):
 def test_clients_are_told_of_code_that_ends_the_coordinator(tmp_path):
     """Else those of other machines would wait until it comes back, and it would end again."""
     file, told = tmp_path / "mine.py", []
-    file.write_text("import sys\ndef aggregate():\n    sys.exit()\n")
+    file.write_text(f"import sys\ndef aggregate():\n    sys.exit()  # {file}\n")
     engine = SimpleNamespace(method=FedAvg(), run=own(f"{file}:aggregate"))
     store = SimpleNamespace(ended=lambda: None)
     with pytest.raises(RunFailed, match=r"mine.py \(line 3\) ends the process"):
