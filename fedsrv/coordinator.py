@@ -23,6 +23,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
+from fedmodels.own_code import exits_told
 from fedmodels.printable import printable
 from fedmodels.training.fault import faults_told
 from fedmodels.training.initial_weights import pinned
@@ -208,7 +209,7 @@ def _run_to_the_end(
 ) -> dict[str, Any]:
     """Run what is left of a run, store its summary, and let the clients go."""
     before = store.ended()
-    with _telling_failures(cohort), faults_told(engine.method):
+    with _telling_failures(cohort), faults_told(engine.method), exits_told():
         summary = before or engine.run()
     if before is None:
         store.end(summary)

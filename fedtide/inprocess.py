@@ -19,6 +19,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.errors import ClientFailed
 from fedmodels.files import write_atomically
+from fedmodels.own_code import exits_told
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.training.fault import faults_told
@@ -215,7 +216,7 @@ def run_in_process(
             write_facts(out, experiment, computes=store.ended() is None)
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
         engine = engine_for(experiment, cohort, store, EventLog(), held)
-        with faults_told(engine.method):
+        with faults_told(engine.method), exits_told():
             return engine.run()
     finally:
         store.close()

@@ -34,6 +34,7 @@ from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, FedtideError, LinkError, PayloadError
+from fedmodels.own_code import exits_told
 from fedmodels.printable import printable
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import ClientId
@@ -126,7 +127,8 @@ class Host:
             self.join()
             log.info("waiting for orders")
             give_back_free_pages()
-            self._work()
+            with exits_told():
+                self._work()
             leaving = "finished"
             self._hand_on(None)
             while self._pushing.is_alive():

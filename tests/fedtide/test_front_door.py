@@ -17,7 +17,7 @@ import tomli_w
 import torch
 
 import fedtide
-from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError
+from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedsrv.state.run_directory import launching
 from fedtide.inprocess import InProcessCohort
@@ -281,6 +281,18 @@ def test_a_file_that_holds_no_method(text: str, line: str, tmp_path: Path) -> No
     file.write_text(text)
     (tmp_path / "beside.py").touch()
     with pytest.raises(ConfigError, match=line):
+        fedtide.run(TINY, {"method.name": f"{file}:Mine"}, backend="inprocess")
+
+
+@pytest.mark.parametrize("half", ["aggregate", "loss"])
+def test_a_method_that_ends_the_process_fails_its_run_alone(half: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import sys\nfrom dataclasses import dataclass\nfrom fedtide import FedAvg\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n"
+        f"    def {half}(self, *given): sys.exit()\n"
+    )
+    with pytest.raises(RunFailed, match=r"mine.py \(line 6\) ends the process; in a run, code re"):
         fedtide.run(TINY, {"method.name": f"{file}:Mine"}, backend="inprocess")
 
 

@@ -157,7 +157,7 @@ def test_code_of_ones_own_that_ends_the_process_is_a_failure(
 ) -> None:
     """A run that ends with 0 has finished, and a client that ends with 0 is not started again."""
     file = tmp_path / "mine.py"
-    file.write_text(f"import sys\ndef aggregate():\n    {call}\n")
+    file.write_text(f"import sys\ndef aggregate():\n    {call}  # {file}\n")
     with pytest.raises(SystemExit) as ended:
         run_command(lambda arguments: own(f"{file}:aggregate")())
     assert ended.value.code == 1

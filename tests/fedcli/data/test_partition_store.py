@@ -16,7 +16,7 @@ from fedcli.data.store.client_data import PARTS, ClientData
 from fedcli.data.store.inspection import inspect
 from fedcli.data.store.opening import open_data
 from fedcli.data.store.partition_export import export_partition
-from fedcli.data.store.partition_store import PartitionStore
+from fedcli.data.store.partition_store import PartitionStore, _write_inputs
 from fedcli.data.store.partition_writer import MOST_DIRECTORIES, Layout, write_partition
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.resolution import experiment_of
@@ -68,6 +68,13 @@ def test_an_exported_store_has_the_bytes_of_directories(
                 for a, b in zip(ours.arrays(task, part), theirs.arrays(task, part), strict=True):
                     assert a.dtype == b.dtype
                     assert np.array_equal(a, b)
+
+
+def test_inputs_are_stored_row_by_row_however_they_lie_in_memory(tmp_path: Path) -> None:
+    """A file that says otherwise of them would be read as others of the same shape."""
+    x = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    _write_inputs(tmp_path / "x.npy", np.asfortranarray(x[:3]), np.asfortranarray(x[3:]))
+    assert np.array_equal(np.load(tmp_path / "x.npy"), x)
 
 
 def test_many_clients_take_a_few_files(tmp_path: Path) -> None:

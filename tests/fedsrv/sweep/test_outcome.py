@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
@@ -9,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import tomli_w
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import parse_experiment
@@ -143,6 +146,20 @@ def test_a_picture_has_a_panel_for_each_score_and_curve(tmp_path: Path) -> None:
     assert sum(p.attrib["id"].startswith("axes_") for p in panels) == 2
     assert not draw(Outcome([], [], {}, "", 0), tmp_path / "none.svg")
     assert not (tmp_path / "none.svg").exists()
+
+
+def test_a_picture_that_does_not_fit_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Figure, path: Path, **__: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "picture.svg").write_text("an earlier one")
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(OSError, match="No space left"):
+        draw(outcome(), tmp_path / "picture.svg")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
 
 
 def test_bars_of_a_picture_are_the_spreads_of_the_tables(
