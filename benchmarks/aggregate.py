@@ -28,7 +28,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from benchmarks.measure import tell
+from benchmarks.measure import parser_of, tell
 from fedmodels.numerics.clustering import cluster
 from fedmodels.numerics.neighbour_clustering import cluster_near
 from fedmodels.tensors.weighted_mean import weighted_mean
@@ -40,8 +40,7 @@ REPEATS = 3
 
 def main() -> None:
     """Measure and print both tables."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.aggregate", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("aggregate", __doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[2, 10, 50])
     parser.add_argument("--parameters", type=int, default=11_178_562, help="ResNet-18's")
     parser.add_argument("--budget", type=int, default=256, help="MiB of uploads in memory")

@@ -5,26 +5,23 @@ r"""Seconds to learn pFedGRP's aggregation weights, against autograd through the
 Both take the same steps on the same batches: Adam on the softmax parameters of n ResNet-20s. Ours
 mixes without gradient and gets dL/dw from one backward pass and one product
 (``fedmodels.techniques.mixing``); the plain one builds sum_j w_j theta_j in the graph of
-every step. The weights must agree to 1e-5.
-
-Prints a table and ends with one line of JSON. ``--growth`` adds further numbers of clients.
+every step. The weights must agree to 1e-5. ``--growth`` adds further numbers of clients.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from benchmarks.measure import parser_of, tell
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import generator, seeded
@@ -33,41 +30,13 @@ from fedmodels.tensors.bundle import Weights
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 """dL/dw (n,) of weights (n,) on a batch."""
+MOST_APART = 1e-5
+"""Of the weights that both ways find."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure, print, and say whether both agree."""
-    options = parse(arguments)
-    torch.set_num_threads(options.threads)
-    rows = [measure(n, options) for n in (options.clients, *options.growth)]
-    print(f"{'clients':>7} {'ours s':>8} {'plain s':>8} {'ratio':>6} {'largest difference':>19}")
-    for row in rows:
-        print(
-            f"{row['clients']:>7} {row['ours_s']:>8.2f} {row['plain_s']:>8.2f} "
-            f"{row['plain_s'] / row['ours_s']:>6.2f} {row['difference']:>19.1e}"
-        )
-    agree = all(row["difference"] <= 1e-5 for row in rows)
-    facts = {
-        "benchmark": "aggregation_weights",
-        "net": options.net,
-        "device": options.device,
-        "examples": options.examples,
-        "epochs": options.epochs,
-        "repeats": options.repeats,
-        "threads": options.threads,
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "rows": rows,
-        "agree": agree,
-    }
-    print(json.dumps(facts))
-    return 0 if agree else 1
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.aggregation_weights")
+    parser = parser_of("aggregation_weights", __doc__)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--growth", type=int, nargs="*", default=[], help="more numbers of clients")
     parser.add_argument("--examples", type=int, default=128, help="generated examples of a client")
@@ -78,10 +47,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3, help="the median counts")
-    return parser.parse_args(arguments)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows = [measure(n, options) for n in (options.clients, *options.growth)]
+    tell("aggregation_weights", rows)
+    return int(any(row["difference"] > MOST_APART for row in rows))
 
 
-def measure(n: int, options: argparse.Namespace) -> dict[str, float]:
+def measure(n: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return the seconds one client's search takes both ways, and how far their weights differ."""
     models = [weights_of(build(options, seed)) for seed in range(n)]
     x = torch.randn(options.examples, 1, options.side, options.side, generator=generator(0))
@@ -99,8 +72,10 @@ def measure(n: int, options: argparse.Namespace) -> dict[str, float]:
             found[name] = searched(way(), n, x, y, options)
             seconds[name].append(time.perf_counter() - begun)
     difference = float((found["ours"] - found["plain"]).abs().max())
+    facts = {key: getattr(options, key) for key in ("net", "device", "examples", "epochs")}
     median = {f"{name}_s": statistics.median(values) for name, values in seconds.items()}
-    return {"clients": n, **median, "difference": difference}
+    ratio = median["plain_s"] / median["ours_s"]
+    return {**facts, "clients": n, **median, "ratio": ratio, "difference": difference}
 
 
 def build(options: argparse.Namespace, seed: int) -> SplitNet:

@@ -11,7 +11,6 @@ and how many commits and uploads there were. Times are those at which scores wer
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -25,7 +24,7 @@ from typing import Any
 
 import tomli_w
 
-from benchmarks.measure import tell
+from benchmarks.measure import parser_of, tell
 
 METHOD = Path(__file__).parent / "plugins" / "slow_clients.py"
 CLIENTS, QUICK = 10, 8
@@ -42,8 +41,7 @@ Curve = list[tuple[float, dict[str, Any]]]
 
 def main() -> None:
     """Measure every schedule and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.asynchronous", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("asynchronous", __doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--targets", type=float, nargs="+", default=[0.7, 0.8, 0.85])

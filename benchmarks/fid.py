@@ -9,7 +9,6 @@ client and class, of its generator's images from its real ones; the table has th
 
 from __future__ import annotations
 
-import argparse
 import tomllib
 from pathlib import Path
 from statistics import fmean
@@ -19,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.measure import tell
-from fedcli.data.store.partition_store import open_client
+from benchmarks.measure import parser_of, tell
+from fedcli.data.store.opening import open_data
 from fedcli.data.store.stream import TaskStream
 from fedmodels.methods import make
 from fedmodels.methods.bases.replay import GenerativeReplay
@@ -38,8 +37,7 @@ EPOCHS, BATCH = 8, 64
 
 def main() -> None:
     """Print the mean distance of every run."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fid", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("fid", __doc__)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--images", type=int, default=200, help="drawn from each generator")
     options = parser.parse_args()
@@ -56,7 +54,7 @@ def _row(path: Path, count: int) -> dict[str, Any]:
     for client, (x, y) in real.items():
         newest = max((path / "clients" / str(client)).glob("state-*.safetensors"))
         state = load(newest)[0]
-        problem = open_client(path / "data", client).problem
+        problem = open_data(path / "data", client).problem
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
         assert isinstance(method, GenerativeReplay), f"{path}: its clients replay nothing"
         family = method.class_replay(RunFacts(experiment, problem)).family
@@ -70,7 +68,7 @@ def _row(path: Path, count: int) -> dict[str, Any]:
 
 def _data(path: Path, client: int) -> tuple[Tensor, Tensor]:
     """Return all training data of a client."""
-    data = open_client(path / "data", client)
+    data = open_data(path / "data", client)
     stream = TaskStream(data, keep_history=True)
     stream.open(data.num_tasks - 1)
     return stream.train_up_to(data.num_tasks - 1)

@@ -9,8 +9,6 @@ WGAN-GP for each of the ten classes, on the first images of that class, and draw
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
@@ -19,8 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.fid import feature_net
-from benchmarks.measure import tell
-from benchmarks.measured import keep
+from benchmarks.measure import parser_of, tell
+from benchmarks.measured import given_as, keep
 from fedcli.data.sets.registry import load
 from fedmodels.config.data import Data
 from fedmodels.techniques.class_replay import Judge
@@ -39,8 +37,7 @@ ROWS = [
 
 def main() -> None:
     """Print the shares, and keep them as a record where that is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.generators", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("generators", __doc__)
     parser.add_argument("--keep", action="store_true", help="as benchmarks/records/measured")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -52,8 +49,7 @@ def main() -> None:
     tell("generators", rows)
     if options.keep:
         title = "Images that the outside classifier takes for their class, in percent by class"
-        given = " ".join(["python -m benchmarks.generators", *sys.argv[1:]])
-        print(f"kept {keep('generators', given, {title: {'grows': None, 'rows': rows}})}")
+        keep("generators", given_as("generators"), {title: {"grows": None, "rows": rows}})
 
 
 def _fashion() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -10,7 +10,6 @@ a second.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import queue
@@ -30,15 +29,14 @@ from typing import Any
 import psutil
 import tomli_w
 
-from benchmarks.measure import tell
+from benchmarks.measure import parser_of, records_of, tell
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def main() -> None:
     """Measure one run and print its row."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("load", __doc__)
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--light", type=int, default=100)
     parser.add_argument("--hosts", type=int, default=8)
@@ -73,7 +71,7 @@ def measured(
         status = server.process.wait()
     if status:
         raise SystemExit(f"the run failed: {server.log.read_text().splitlines()[-1]}")
-    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    records = records_of(out)
     walls = [r["seconds"]["wall"] for r in records[1:]]
     return {
         "clients": clients,

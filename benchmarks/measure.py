@@ -1,7 +1,8 @@
-"""What every benchmark prints: one JSON line with the machine, and a short table."""
+"""What benchmarks share: their options, what they read of runs and processes, what they print."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -13,8 +14,19 @@ from typing import Any
 import psutil
 
 
+def parser_of(name: str, text: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark's options; its help is the text of the benchmark's file."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(f"python -m benchmarks.{name}", None, text, formatter_class=form)
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's interactions."""
+    return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+
+
 def tell(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the rows of a benchmark."""
+    """Print the rows of a benchmark: one JSON line with the machine, and a short table."""
     machine = {"cpus": os.cpu_count(), "machine": platform.machine()}
     print(json.dumps({"benchmark": name, **machine, "rows": rows}), flush=True)
     columns = list(dict.fromkeys(key for row in rows for key in row))

@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -60,8 +61,13 @@ LABELS = {
 """What columns of tables are called; others stay out of pages."""
 
 
-def keep(name: str, command: str, tables: Mapping[str, Any], **others: str) -> Path:
-    """Write the record of a benchmark; return its file.
+def given_as(benchmark: str) -> str:
+    """Return the command that started a benchmark."""
+    return " ".join([f"python -m benchmarks.{benchmark}", *sys.argv[1:]])
+
+
+def keep(name: str, command: str, tables: Mapping[str, Any], **others: str) -> None:
+    """Write the record of a benchmark, and say where.
 
     Args:
         name: of the record.
@@ -78,7 +84,7 @@ def keep(name: str, command: str, tables: Mapping[str, Any], **others: str) -> P
     file = RECORDS / f"{name}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(facts, indent=1) + "\n")
-    return file
+    print(f"kept {file}")
 
 
 def page(name: str) -> str | None:

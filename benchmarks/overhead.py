@@ -8,7 +8,6 @@ floor is run bare, and with the same duties (benchmarks/floor.py).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,7 +20,7 @@ from typing import Any
 
 import tomli_w
 
-from benchmarks.measure import Usage, tell, usage
+from benchmarks.measure import Usage, parser_of, records_of, tell, usage
 
 PLUGINS = Path(__file__).parent / "plugins"
 PARAMETERS = {"resnet20": 272_474 + 1_376, "resnet18": 11_173_962 + 9_600}
@@ -29,8 +28,7 @@ PARAMETERS = {"resnet20": 272_474 + 1_376, "resnet18": 11_173_962 + 9_600}
 
 def main() -> None:
     """Measure every combination and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("overhead", __doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[2, 10, 50])
     parser.add_argument("--nets", nargs="+", default=["resnet20"], choices=list(PARAMETERS))
     parser.add_argument("--rounds", type=int, default=40)
@@ -88,7 +86,7 @@ def launched(tables: dict[str, Any], place: Path, hosts: int | None) -> dict[str
         time.sleep(0.25)
     if process.returncode:
         raise SystemExit(f"the run failed: see {out / 'logs'}")
-    records = [json.loads(line) for line in lines.read_text().splitlines()][2:]
+    records = records_of(out)[2:]
     return {
         "round_s": statistics.median(r["seconds"]["wall"] for r in records),
         "server_s": statistics.median(r["seconds"]["server"] for r in records),
@@ -111,9 +109,12 @@ def _cpu_per_round(looks: list[tuple[int, Usage]]) -> float | None:
     return (running[-1][1].cpu_s - running[0][1].cpu_s) / (running[-1][0] - running[0][0])
 
 
-def experiment(net: str, clients: int, rounds: int) -> dict[str, Any]:
-    """Return a run whose only cost is the framework; it scores after the last round alone."""
-    return {
+def experiment(net: str, clients: int, rounds: int, cohort: int | None = None) -> dict[str, Any]:
+    """Return a run whose only cost is the framework; it scores after the last round alone.
+
+    With ``cohort``, so many clients take part in a round, and clients hold four classes each.
+    """
+    tables: dict[str, Any] = {
         "data": {"name": "digits"},
         "scenario": {"kind": "iid"},
         "net": {"name": net},
@@ -121,6 +122,10 @@ def experiment(net: str, clients: int, rounds: int) -> dict[str, Any]:
         "schedule": {"rounds": rounds, "clients": clients},
         "evaluate": {"every": 0, "views": ["global"], "pictures": 0},
     }
+    if cohort is not None:
+        tables["scenario"] = {"kind": "drawn", "classes": 4}
+        tables["schedule"]["per_round"] = tables["evaluate"]["clients"] = min(cohort, clients)
+    return tables
 
 
 if __name__ == "__main__":

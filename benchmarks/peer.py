@@ -10,22 +10,19 @@ kept on the disk, and clients are those of a real partition.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from benchmarks.measure import tell, usage
-from benchmarks.measured import keep
+from benchmarks.measure import parser_of, tell, usage
+from benchmarks.measured import given_as, keep
 from benchmarks.overhead import PARAMETERS, experiment, launched
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -34,8 +31,7 @@ TITLE = "No-op rounds with ResNet-20's weights (1.1 MB)"
 
 def main() -> None:
     """Measure each population, and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peer", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("peer", __doc__)
     parser.add_argument("--python", required=True, help="an interpreter that has Flower")
     parser.add_argument("--populations", type=int, nargs="+", default=[10, 50, 10_000])
     parser.add_argument("--cohort", type=int, default=100)
@@ -51,10 +47,9 @@ def main() -> None:
         rows.append(row | {"ratio": row["flower_round_s"] / row["round_s"]})
     tell("peer", rows)
     if options.keep:
-        words = ["FLOWER" if word == options.python else word for word in sys.argv[1:]]
-        given = " ".join(["python -m benchmarks.peer", *words])
+        given = given_as("peer").replace(options.python, "FLOWER")
         tables = {TITLE: {"grows": None, "rows": rows}}
-        print(f"kept {keep('peer', given, tables, **_versions(options.python))}")
+        keep("peer", given, tables, **_versions(options.python))
 
 
 def _best(turns: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, float]:
@@ -65,10 +60,7 @@ def _best(turns: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, f
 
 
 def _fedtide(population: int, cohort: int, rounds: int) -> dict[str, float]:
-    tables: dict[str, Any] = experiment("resnet20", population, rounds)
-    tables["scenario"] = {"kind": "drawn", "classes": 4}
-    tables["schedule"]["per_round"] = cohort
-    tables["evaluate"]["clients"] = cohort
+    tables = experiment("resnet20", population, rounds, cohort)
     with tempfile.TemporaryDirectory() as place:
         found = launched(tables, Path(place), os.cpu_count())
     return {key: found[key] for key in ("round_s", "first_round_s", "pss_mb")}

@@ -20,13 +20,13 @@ its own (benchmarks/measured.py), and the same marks.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.measure import parser_of
 from benchmarks.measured import page as measured_page
 from fedmodels.errors import FedtideError
 from fedsrv.sweep.figures import Figures
@@ -44,8 +44,7 @@ MARKED = re.compile(rf"(<!-- record: ([\w-]+) -->\n).*?({re.escape(END)}\n)", fl
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.records", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("records", __doc__)
     parser.add_argument("study", type=Path, nargs="?", help="a TOML file of benchmarks/studies")
     parser.add_argument("runs", type=Path, nargs="?", help="the directory of its runs")
     parser.add_argument("--add", action="store_true", help="beside the runs in the record")

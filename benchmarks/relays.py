@@ -9,7 +9,6 @@ round on the wire of the coordinator, seconds those of a round, medians from the
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -23,8 +22,8 @@ from typing import IO, Any
 
 import tomli_w
 
-from benchmarks.measure import tell
-from benchmarks.measured import keep
+from benchmarks.measure import parser_of, records_of, tell
+from benchmarks.measured import given_as, keep
 
 TITLE = "Relays in front of the coordinator: FedAvg on digits, the small CNN"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -33,8 +32,7 @@ LONGEST_S, HOSTS = 300, 4
 
 def main() -> None:
     """Measure every number of clients with every number of relays; print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.relays", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("relays", __doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--relays", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--rounds", type=int, default=8)
@@ -49,8 +47,7 @@ def main() -> None:
         rows += [{**row, "digest": digest} for row, digest in zip(found, same, strict=True)]
     tell(TITLE, rows)
     if options.keep:
-        given = " ".join(["python -m benchmarks.relays", *sys.argv[1:]])
-        print(f"kept {keep(options.keep, given, {TITLE: {'grows': None, 'rows': rows}})}")
+        keep(options.keep, given_as("relays"), {TITLE: {"grows": None, "rows": rows}})
 
 
 def _row(root: Path, clients: int, relays: int, rounds: int) -> dict[str, Any]:
@@ -80,7 +77,7 @@ def _row(root: Path, clients: int, relays: int, rounds: int) -> dict[str, Any]:
             _started(stack, place / f"host-{number}.log", *join)
         if server.wait(LONGEST_S):
             raise SystemExit(f"the run failed: {(place / 'server.log').read_text()[-500:]}")
-    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    records = records_of(out)
     summary = json.loads((out / "summary.json").read_text())
     middle = records[2:-1]
     wires = {f"{way}_bytes": _median(middle, "bytes", f"wire_{way}") for way in ("down", "up")}

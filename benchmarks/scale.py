@@ -13,17 +13,14 @@ record that docs/results/scale.md is made from, or another one by name.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import tell
-from benchmarks.measured import exponents, keep
+from benchmarks.measure import parser_of, records_of, tell
+from benchmarks.measured import exponents, given_as, keep
 from benchmarks.overhead import experiment, launched
 
 CLIENTS = 10
@@ -46,8 +43,7 @@ GROWS = {
 
 def main() -> None:
     """Measure and print one table for each quantity."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("scale", __doc__)
     parser.add_argument("--clients", type=int, nargs="*", default=[5, 10, 20, 40])
     parser.add_argument("--widths", type=int, nargs="*", default=[64, 512, 1024, 2048])
     parser.add_argument("--classes", type=int, nargs="*", default=[10, 100, 1000])
@@ -73,8 +69,7 @@ def main() -> None:
             title, rows if grows is None else [*rows, {grows: "exponent", **exponents(rows, grows)}]
         )
     if options.keep:
-        given = " ".join(["python -m benchmarks.scale", *sys.argv[1:]])
-        print(f"kept {keep(options.keep, given, tables)}")
+        keep(options.keep, given_as("scale"), tables)
 
 
 def _row(clients: int, width: int, rounds: int, hosts: int) -> dict[str, Any]:
@@ -99,18 +94,14 @@ def _row_of_classes(classes: int, rounds: int, hosts: int) -> dict[str, Any]:
 
 def _row_of_population(clients: int, cohort: int, rounds: int, hosts: int) -> dict[str, Any]:
     """Return what rounds of a cohort cost among so many clients, and what joining sends."""
-    tables = experiment("digits-cnn", clients, rounds)
-    tables["scenario"] = {"kind": "drawn", "classes": 4}
-    tables["method"] = {"name": "fedavg"}
-    tables["schedule"]["per_round"] = min(cohort, clients)
-    tables["evaluate"]["clients"] = min(cohort, clients)
+    tables = {**experiment("digits-cnn", clients, rounds, cohort), "method": {"name": "fedavg"}}
     with tempfile.TemporaryDirectory() as place:
         found = launched(tables, Path(place), hosts)
         run = Path(place) / "run"
         logs = "".join(path.read_text() for path in (run / "logs").glob("client-*.log"))
         join_bytes = sum(map(int, re.findall(r"clients joined, in (\d+) bytes", logs)))
         stored = sum(path.stat().st_size for path in run.glob("run.db*"))
-        last = json.loads((run / "rounds.jsonl").read_text().splitlines()[-2])
+        last = records_of(run)[-2]
     shown = ("round_s", "server_s", "first_round_s", "server_anon_mb", "host_anon_mb", "anon_mb")
     row = {"population": clients, "cohort": min(cohort, clients)} | {k: found[k] for k in shown}
     row |= {f"{way}_bytes": last["bytes"][way] for way in ("down", "up")}
@@ -119,15 +110,11 @@ def _row_of_population(clients: int, cohort: int, rounds: int, hosts: int) -> di
 
 def _row_of_method(name: str, cohort: int, hosts: int) -> dict[str, Any]:
     """Return what a method keeps on the server after four rounds among 1,000 clients."""
-    tables = experiment("digits-cnn", 1000, 4)
-    tables["scenario"] = {"kind": "drawn", "classes": 4}
-    tables["method"] = {"name": name}
-    tables["schedule"]["per_round"] = cohort
-    tables["evaluate"]["clients"] = cohort
+    tables = {**experiment("digits-cnn", 1000, 4, cohort), "method": {"name": name}}
     with tempfile.TemporaryDirectory() as place:
         found = launched(tables, Path(place), hosts)
         run = Path(place) / "run"
-        records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        records = records_of(run)
         state = max((run / "server").glob("state-*.safetensors")).stat().st_size
         stored = sum(path.stat().st_size for path in run.glob("run.db*"))
     trained = len({client for record in records for client in record["cohort"]})

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.measure import tell
+from benchmarks.measure import parser_of, records_of, tell
 from fedmodels.methods import make
 from fedmodels.nets import SplitNet, load_weights, make_net, weights_of
 from fedmodels.resolution import experiment_of
@@ -77,8 +77,7 @@ STACKS = [
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("training", __doc__)
     parser.add_argument("--jobs", nargs="+", default=["digits-10"], choices=list(JOBS))
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--hosts", type=int, default=len(os.sched_getaffinity(0)))
@@ -143,7 +142,7 @@ def _experiment(facts: Mapping[str, Any], rounds: int) -> dict[str, Any]:
 
 
 def _walls(out: Path) -> list[float]:
-    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    records = records_of(out)
     return [record["seconds"]["wall"] for record in records[2:]]
 
 

@@ -13,7 +13,6 @@ without.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -35,7 +34,7 @@ import psutil
 import torch
 from zlib_ng import zlib_ng
 
-from benchmarks.measure import anonymous_bytes, tell
+from benchmarks.measure import anonymous_bytes, parser_of, tell
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.tls import channel_credentials
 from fedcli.runtime.worker import Result
@@ -73,8 +72,7 @@ SPOOL_BYTES = 256 << 20
 
 def main() -> None:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.transport", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("transport", __doc__)
     parser.add_argument("--megabytes", type=int, default=45)
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--clients", type=int, nargs="+", default=[1])

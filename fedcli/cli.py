@@ -273,7 +273,7 @@ def predict(
 @app.command("data")
 def list_data() -> None:
     """List the known data sets: which are present, and how to get the others."""
-    from fedcli.data.store.commands import list_datasets
+    from fedcli.data.sets.listing import list_datasets
 
     list_datasets()
 

@@ -1,4 +1,4 @@
-"""``fedsrv``: serve, launch, report. Heavy imports happen inside the commands that need them."""
+"""``fedsrv``: serve, launch, report, and the commands of ``fedsrv/commands``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import typer
 
 from fedmodels.commands import run_command
 from fedmodels.errors import FedtideError, Interrupted
-from fedmodels.log_lines import LogLevel, set_up_logging
-from fedsrv.catalogue_commands import methods, metrics
-from fedsrv.certs_commands import certs_app
-from fedsrv.monitor_commands import monitor_app
-from fedsrv.options import (
+from fedmodels.log_lines import LogLevel
+from fedsrv.commands.catalogue import methods, metrics
+from fedsrv.commands.certs import certs_app
+from fedsrv.commands.monitor import monitor_app
+from fedsrv.commands.options import (
     AsJson,
     AwaitsEvaluator,
     Certificate,
@@ -43,15 +43,15 @@ from fedsrv.options import (
     Resume,
     RunDirectory,
     Sets,
+    set_up,
 )
+from fedsrv.commands.relay import relay
+from fedsrv.commands.sweep import sweep_app
 from fedsrv.ray_cluster import ray_place
-from fedsrv.relay.commands import relay
-from fedsrv.sweep_commands import sweep_app
 
 if TYPE_CHECKING:
-    from fedsrv.events import EventLog
+    from fedsrv.events import Ending, EventLog
     from fedsrv.narration import Telling
-    from fedsrv.tracking.trackers import Ending
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -86,15 +86,6 @@ def of_all(
 def main() -> None:
     """Run the command; a user's mistake is one line, never a traceback."""
     run_command(app)
-
-
-def set_up(level: LogLevel, *, as_json: bool = False) -> None:
-    """Prepare the process: logging, one thread unless told otherwise, a heap for large payloads."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    set_up_logging(level, as_json=as_json)
-    from fedmodels.tensors.heap import keep_large_blocks
-
-    keep_large_blocks()
 
 
 @app.command()
@@ -136,7 +127,7 @@ def serve(
     dashboard: Dashboard = None,
 ) -> None:
     """Serve one run: the coordinator alone."""
-    set_up(LogLevel.WARNING if quiet else log_level, as_json=as_json)
+    set_up(quiet, log_level, as_json)
     from fedmodels.resolution import read_experiment
 
     experiment = read_experiment(config, sets or ())
@@ -275,8 +266,7 @@ def launch(
     node_dir: NodeDir = None,
 ) -> None:
     """Run coordinator and clients as processes, with live progress and a final table."""
-    level = LogLevel.WARNING if quiet else log_level
-    set_up(level, as_json=as_json)
+    level = set_up(quiet, log_level, as_json)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     from fedmodels.resolution import read_experiment
 

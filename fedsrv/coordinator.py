@@ -23,6 +23,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
+from fedmodels.own_code import exits_told
 from fedmodels.printable import printable
 from fedmodels.training.fault import faults_told
 from fedmodels.training.initial_weights import pinned
@@ -31,11 +32,11 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.buffered_rounds import check_schedule, engine_for
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
-from fedsrv.events import HAS_FAILED, EventLog
+from fedsrv.events import HAS_FAILED, Ending, EventLog
 from fedsrv.identity.tls import Credentials, is_loopback, server_credentials
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
-from fedsrv.tracking.trackers import Ending, check_extras, track, wanted
+from fedsrv.tracking.trackers import check_extras, track
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
@@ -143,11 +144,10 @@ def serve(
         began = stack.enter_context(beginning(out))
         store = Store(out, experiment, resume)
         stack.callback(store.close)
-        with writing(out):
-            write_facts(out, experiment)
         events = EventLog()
-        if wanted(experiment):
-            stack.callback(track(events, experiment, out))
+        with writing(out):
+            changed = write_facts(out, experiment, computes=store.ended() is None)
+        stack.callback(track(events, experiment, out))
         for watcher in watchers:
             stack.callback(watcher(events))
         cohort = _cohort_of(experiment, store, events, expects_evaluator)
@@ -165,6 +165,9 @@ def serve(
         all_are_needed = experiment.server.deadline_s is None  # to begin with
         needed = clients if all_are_needed else experiment.min_clients
         events.tell("listening", address=address, clients=clients, needed=needed)
+        if changed:
+            line = f"the run was computed so far with {changed}: others may round otherwise"
+            events.tell("note", line=line)
         if stop is not None:
             begin_drain = partial(_drain, stop, service, out)
             threading.Thread(target=begin_drain, name="drain", daemon=True).start()
@@ -206,7 +209,7 @@ def _run_to_the_end(
 ) -> dict[str, Any]:
     """Run what is left of a run, store its summary, and let the clients go."""
     before = store.ended()
-    with _telling_failures(cohort), faults_told(engine.method):
+    with _telling_failures(cohort), faults_told(engine.method), exits_told():
         summary = before or engine.run()
     if before is None:
         store.end(summary)
@@ -269,10 +272,23 @@ def _telling_failures(cohort: RemoteCohort) -> Iterator[None]:
         raise
 
 
-def write_facts(out: Path, experiment: Experiment) -> None:
-    """Write the resolved config, which a resume and a recovery read, and what made the run."""
+def write_facts(out: Path, experiment: Experiment, *, computes: bool = True) -> str:
+    """Write the resolved config, which a resume and a recovery read, and what made the run.
+
+    Args:
+        out: the run directory.
+        experiment: what is run.
+        computes: False of a run that has ended; what made it stays as it is.
+
+    Returns:
+        Versions and machine of an earlier part of the run where they differ; nothing if they are
+        the same. ``env.json`` keeps them as ``earlier``.
+    """
     write_atomically(out / "config.toml", tomli_w.dumps(experiment.to_dict()), sync=True)
-    facts = {
+    before = _made_by(out)
+    if before and not computes:
+        return ""
+    facts: dict[str, Any] = {
         "fedtide": version("fedtide"),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -281,7 +297,21 @@ def write_facts(out: Path, experiment: Experiment) -> None:
         "cpus": os.cpu_count(),
         "git_commit": _git_commit(),
     }
+    said = {key: before[key] for key in facts if key in before}
+    changed = ", ".join(f"{key} {value}" for key, value in said.items() if value != facts[key])
+    if earlier := "; ".join(filter(None, (str(before.get("earlier") or ""), changed))):
+        facts["earlier"] = earlier
     write_atomically(out / "env.json", json.dumps(facts, indent=2) + "\n")
+    return changed
+
+
+def _made_by(out: Path) -> dict[str, Any]:
+    """Return what ``env.json`` says; nothing where it is not there or damaged."""
+    try:
+        found = json.loads((out / "env.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _git_commit() -> str | None:

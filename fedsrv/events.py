@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ HAS_FAILED = "the run has failed: "
 """How the line begins that clients are told of a failed run, and end with."""
 DONE = "finished"
 """Why a client leaves, in its own word, when the server told it that the run is over."""
+Ending = Callable[[], None]
+"""Ends what follows a run's events, once it has taken in all that was told."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,17 @@ class EventLog:
         finally:
             with self._lock:
                 self._listeners.discard(box)
+
+    def follow(self, take: Callable[[Event], None], name: str) -> threading.Thread:
+        """Hand every event to ``take``, in a thread of this name that ends with the log."""
+
+        def work() -> None:
+            for event in self.listen(from_start=True):
+                take(event)
+
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def close(self) -> None:
         """End every listener's iteration."""

@@ -203,6 +203,8 @@ class Standing:
     present: set[str] = field(default_factory=set)
     failures: Counter[str] = field(default_factory=Counter)
     waiting: str = ""
+    """The last line about a wait; empty once all whom it names have come or answered."""
+    awaited: set[str] = field(default_factory=set)
     finished: bool = False
 
     @classmethod
@@ -220,7 +222,11 @@ class Standing:
             self.present.add(event.client)
         if event.kind == "waiting":
             self.waiting = str(facts.get("line", ""))
-        elif event.kind == "left":
+            self.awaited = {*map(str, facts.get("clients", ()))}
+        elif event.kind in ("joined", "upload", "failed") and event.client in self.awaited:
+            self.awaited.discard(event.client)
+            self.waiting = self.waiting if self.awaited else ""
+        if event.kind == "left":
             self.present.discard(event.client)
         elif event.kind == "failed":
             self.failures[event.client] += 1
@@ -234,8 +240,9 @@ class Standing:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as values of JSON."""
+        found = {key: value for key, value in vars(self).items() if key != "awaited"}
         return {
-            **vars(self),
+            **found,
             "present": sorted(self.present, key=lambda c: (len(c), c)),
             "failures": dict(self.failures),
         }

@@ -19,6 +19,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.errors import ClientFailed
 from fedmodels.files import write_atomically
+from fedmodels.own_code import exits_told
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.training.fault import faults_told
@@ -170,12 +171,12 @@ def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False
         refuse_existing(out)
     check_schedule(experiment)
     experiment = with_digest(pinned(experiment))
-    data, how = out / "data", experiment.schedule
+    data, schedule = out / "data", experiment.schedule
     with beginning(out) as began:
         make_directory(out / "clients", out)  # what a resumed run is known by
         run_partition(
             *data_and_scenario(experiment),
-            how.clients,
+            schedule.clients,
             experiment.seed,
             data,
             Console(quiet=True),
@@ -185,27 +186,37 @@ def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False
     threads = torch.get_num_threads()
     try:
         evaluator = (data / "global-test").is_dir()
-        summary = run_in_process(experiment, data, out, evaluator=evaluator, resume=True)
+        how = {"evaluator": evaluator, "resume": True, "facts": True}
+        summary = run_in_process(experiment, data, out, **how)
     finally:
         torch.set_num_threads(threads)
-    write_facts(out, experiment)
     write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
 def run_in_process(
     tables: Mapping[str, Any] | Experiment, data: Path, out: Path, **options: Any
 ) -> dict[str, Any]:
-    """Run an experiment to its end without a network; return its summary."""
+    """Run an experiment to its end without a network; return its summary.
+
+    Args:
+        tables: what is run.
+        data: the partition.
+        out: the run directory.
+        options: of the cohort; ``resume`` to go on with the run that is there; ``facts`` to write
+            what it is resumed by outside of this function: config and versions.
+    """
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
-    resume = bool(options.pop("resume", False))
+    resume, facts = bool(options.pop("resume", False)), bool(options.pop("facts", False))
     torch.set_num_threads(experiment.training.threads)  # the count changes floats
     place = data / "server"
     held = server_data_for(experiment, place if place.is_dir() else None)
     store = Store(out, experiment, resume)
     try:
+        if facts:
+            write_facts(out, experiment, computes=store.ended() is None)
         cohort = InProcessCohort(experiment, data, out / "clients", **options)
         engine = engine_for(experiment, cohort, store, EventLog(), held)
-        with faults_told(engine.method):
+        with faults_told(engine.method), exits_told():
             return engine.run()
     finally:
         store.close()

@@ -37,6 +37,9 @@ def run(
 ) -> Run:
     """Run an experiment to its end.
 
+    A run does not outlive whoever called this. Ctrl-C stops it, and so does the end of this
+    process; ``fedtide.open(out).resume()`` goes on with it.
+
     Args:
         config: a TOML file, its content as a mapping, or the name of a preset.
         overrides: values by dotted key, such as ``{"seed": 1, "method.lam": 0.3}``.
@@ -152,9 +155,9 @@ class Run:
         """
         import torch
 
-        from fedcli.data.store.partition_store import open_client
+        from fedcli.data.store.opening import open_data
 
-        x, _ = open_client(self.path / "data", client).arrays(0, "test")
+        x, _ = open_data(self.path / "data", client).arrays(0, "test")
         return torch.from_numpy(x[:1].copy())
 
     def resume(self, backend: Backend = "processes") -> Run:
@@ -187,14 +190,24 @@ def _run(
     *,
     resume: bool,
 ) -> Run:
-    if backend == "inprocess":
-        from fedtide.inprocess import launch_in_process
-
-        launch_in_process(experiment, out, resume=resume)
-    elif backend == "processes":
-        _launch(experiment, out, progress, resume=resume)
-    else:
+    if backend not in ("inprocess", "processes"):
         raise ConfigError(f"backend {backend!r} is neither 'processes' nor 'inprocess'")
+    if not resume and (out / "run.db").exists():
+        raise ConfigError(
+            f"{out} already holds a run: fedtide.open({str(out)!r}).resume() goes on with it; "
+            "or give another out"
+        )
+    try:
+        if backend == "inprocess":
+            from fedtide.inprocess import launch_in_process
+
+            launch_in_process(experiment, out, resume=resume)
+        else:
+            _launch(experiment, out, progress, resume=resume)
+    except KeyboardInterrupt as stopped:
+        if (out / "run.db").exists():
+            stopped.add_note(f"fedtide.open({str(out)!r}).resume() goes on with the run")
+        raise
     return Run(out)
 
 
@@ -207,20 +220,40 @@ def _launch(
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
         config.write(tomli_w.dumps(experiment.to_dict()))
         config.flush()
-        command = [sys.executable, "-m", "fedsrv", "launch", config.name, "--out", str(out)]
+        command = [sys.executable, "-c", _LAUNCH, str(os.getpid())]
+        command += ["launch", config.name, "--out", str(out)]
         command += ["--resume"] if resume else []
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         ) as process:
             assert process.stdout is not None
             last = ""
-            for line in process.stdout:
-                last = line.rstrip() or last
-                if progress is not None:
-                    progress(line.rstrip())
+            try:
+                for line in process.stdout:
+                    last = line.rstrip() or last
+                    if progress is not None:
+                        progress(line.rstrip())
+            except BaseException:  # Ctrl-C, or what ``progress`` raised: nobody follows it any more
+                process.terminate()
+                try:
+                    process.communicate()  # it drains, and says so
+                finally:
+                    process.kill()  # after another Ctrl-C; one that has ended is left alone
+                raise
     if process.returncode:
         kind: type[FedtideError] = ConfigError if process.returncode == 2 else RunFailed
         raise kind(last.removeprefix("error: ") or f"fedsrv launch ended with {process.returncode}")
+
+
+_LAUNCH = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit("error: the process that began this run has ended")
+from fedsrv.cli import main
+main()
+"""
+"""``fedsrv``, which is stopped like by SIGTERM when the process that began it ends in any way."""
 
 
 def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:

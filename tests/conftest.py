@@ -23,7 +23,7 @@ from fedmodels.tensors.bundle import Problem, state_digest
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
-from fedtide.trial import (
+from fedtide.testing.trial import (
     TABLES,
     context_of,
     digits_in,
@@ -88,6 +88,16 @@ def undealt(root: Path, to: Path) -> Path:
 def digest_of(path: Path) -> str:
     """Return the digest of a stored model, whatever its file says of it."""
     return state_digest([("model", load(path)[0])])
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's interactions, as ``rounds.jsonl`` has them."""
+    return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+
+
+def arrivals_of(run: Path) -> list[list[list[int]]]:
+    """Return the arrivals of each interaction of an asynchronous run."""
+    return [record["arrivals"] for record in records_of(run)]
 
 
 class OneTask:

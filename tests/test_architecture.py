@@ -73,7 +73,8 @@ FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors", "fedmodels
 ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
-        "trial", "case", "little_data", "mistakes", "spelling", "stacked", "testing",
+        *(f"testing.{name}" for name in ("trial", "case", "little_data", "mistakes", "spelling")),
+        "testing.stacked", "testing.suite", "testing",
     ),
     "fedmodels": (
         "errors", "printable", "log_lines", "files", "own_code", "commands", "tensors",
@@ -85,10 +86,10 @@ ROOMS = {
         "headers", "plans", "codec", "orders",
     ),
     "fedsrv": (
-        "presets", "events", "availability", "options", "ray_cluster", "identity", "state",
-        "report", "narration", "sweep", "engine", "transport", "monitor", "tracking", "dashboard",
-        "coordinator", "relay", "catalogue", "trained_models", "export", "certs_commands",
-        "catalogue_commands", "monitor_commands", "sweep_commands", "launch", "cli", "__main__",
+        "presets", "events", "availability", "ray_cluster", "identity", "state", "report",
+        "narration", "sweep", "engine", "transport", "monitor", "tracking", "dashboard",
+        "coordinator", "relay", "catalogue", "trained_models", "export", "commands", "launch",
+        "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "prediction",

@@ -25,6 +25,10 @@ An experiment is one TOML file. This page is generated from the classes that che
 writes it anew), so every key is here. `--set table.key=value` of `fedsrv launch` and `fedsrv serve`
 overrides one. A key without default may be left out.
 
+Where `--set` names another method, net or kind of scenario than the file, the file's keys for the
+former one are left out: all hyper-parameters of the method, and what the new net or scenario does
+not know. A note names them.
+
 At the top level stands `seed` (integer from 0, default `0`): everything random of a run follows
 from it.
 """

@@ -1,4 +1,1 @@
-"""One client process: the link to the server, the worker that trains, private states.
-
-May import ``fedcli.data`` and fedmodels.
-"""
+"""One client process: the link to the server, the worker that trains, private states."""

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
-from typing import overload
 
 import torch
 
@@ -35,6 +34,7 @@ from fedcli.runtime.together import Task, execute_together
 from fedcli.runtime.worker import Progress, Result
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, FedtideError, LinkError, PayloadError
+from fedmodels.own_code import exits_told
 from fedmodels.printable import printable
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import ClientId
@@ -127,7 +127,8 @@ class Host:
             self.join()
             log.info("waiting for orders")
             give_back_free_pages()
-            self._work()
+            with exits_told():
+                self._work()
             leaving = "finished"
             self._hand_on(None)
             while self._pushing.is_alive():
@@ -178,27 +179,19 @@ class Host:
 
     def _next_tasks(self) -> list[Task]:
         """Wait for an order, and for those that are to be trained together with it."""
-        tasks = [self._next_task()]
-        most = self._together if tasks[0].order.kind == rpc.ORDER_KIND_TRAIN else 1
-        while len(tasks) < most and tasks[-1].order.following:
-            task = self._next_task(FOLLOWED_WITHIN_S)
-            if task is None:  # the server lost sight of them, as after a crash
+        found = self._orders.take()
+        assert found is not None, "without a limit it waits until one comes"
+        taken = [found]
+        most = self._together if found[0].kind == rpc.ORDER_KIND_TRAIN else 1
+        while len(taken) < most and taken[-1][0].following:
+            found = self._orders.take(FOLLOWED_WITHIN_S)
+            if found is None:  # the server lost sight of them, as after a crash
                 break
-            if not _belongs(task.order, [other.order for other in tasks]):
-                self._orders.put_back(task.order, task.payload)
+            if not _belongs(found[0], [order for order, _ in taken]):
+                self._orders.put_back(*found)
                 break
-            tasks.append(task)
-        return tasks
-
-    @overload
-    def _next_task(self) -> Task: ...
-    @overload
-    def _next_task(self, within_s: float) -> Task | None: ...
-    def _next_task(self, within_s: float | None = None) -> Task | None:
-        found = self._orders.take(within_s)
-        if found is None:
-            return None
-        return Task(self.workers.of(client_of(found[0].client_id)), *found)
+            taken.append(found)
+        return [Task(self.workers.of(client_of(o.client_id)), o, payload) for o, payload in taken]
 
     def _execute(self, tasks: list[Task]) -> list[Result]:
         """Do what orders say; those that were abandoned on the way have no result."""

@@ -177,7 +177,13 @@ class Link:
             raise LinkError(why)
         if not self._over_tls and not self._answered and "Socket closed" in details:
             return f"{details} (a server that wants TLS ends calls like this: give --tls-ca)"
-        if self._over_tls and ("Socket closed" in details or "handshake" in details.lower()):
+        if (
+            self._over_tls
+            and "Stream removed" not in details
+            and (  # one that was open ended
+                "Socket closed" in details or "handshake" in details.lower()
+            )
+        ):
             return (
                 f"{details} (over TLS this may be a certificate that the server does not accept: "
                 "check --tls-cert and --tls-ca)"

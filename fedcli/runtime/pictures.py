@@ -15,6 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from fedmodels.files import replacing
 from fedmodels.training.pictures import Gallery, Picture, PrototypeMap
 
 Grid = npt.NDArray[np.float64]
@@ -33,7 +34,8 @@ def draw(picture: Picture, path: Path) -> None:
     else:
         _draw_gallery(figure, picture)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
 
 
 def _draw_map(axes: Axes, picture: PrototypeMap) -> None:

@@ -1,4 +1,1 @@
-"""The live page of a run: its state as JSON, and one HTML file that draws it. Read-only.
-
-May import ``report``, ``narration`` and ``events``.
-"""
+"""The live page of a run: its state as JSON, and one HTML file that draws it. Read-only."""

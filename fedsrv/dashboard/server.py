@@ -19,9 +19,8 @@ from typing import Any
 from fedmodels.errors import ConfigError, FedtideError, reason_of
 from fedmodels.printable import printable
 from fedsrv.dashboard.state import State
-from fedsrv.events import EventLog
+from fedsrv.events import Ending, EventLog
 from fedsrv.report.run_record import read_run
-from fedsrv.tracking.trackers import Ending
 
 PAGE = Path(__file__).with_name("page.html")
 SILENT_S = 10.0
@@ -41,7 +40,7 @@ class PageServer(ThreadingHTTPServer):
             ConfigError: that is not possible.
         """
         self.host, self.state = host, state
-        self.address_family = _family(host)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), Handler)
         except (OSError, TypeError, UnicodeError) as error:  # some of a name that is none
@@ -135,12 +134,8 @@ def show(events: EventLog, run: Path, host: str, port: int) -> Ending:
     server = PageServer(host, port, State(run))
     events.tell("dashboard", url=server.url)
 
-    def follow() -> None:
-        for event in events.listen(from_start=True):
-            server.state.take(event)
-
-    for work in (follow, server.serve_forever):
-        threading.Thread(target=work, name="dashboard", daemon=True).start()
+    events.follow(server.state.take, "dashboard")
+    threading.Thread(target=server.serve_forever, name="dashboard", daemon=True).start()
 
     def end() -> None:
         events.close()
@@ -171,7 +166,3 @@ def _is_ip(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _family(host: str) -> Any:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class State:
             found = {
                 **self._committed,
                 "standing": self._standing.to_dict(),
+                "of": self._standing.interactions or self._in_all(),
                 "seconds_left": self._pace.seconds_left(self._standing.interactions),
                 "now": time.time(),
                 "clients": rows,
@@ -65,6 +66,10 @@ class State:
                 ),
             }
         return json_text(found)
+
+    def _in_all(self) -> int:
+        """Return how many interactions a finished run had; 0 of others: no record says so."""
+        return int(self._committed["interactions"]) if self._committed["finished"] else 0
 
     def _read(self) -> None:
         """Read the records again where they have changed."""
@@ -113,17 +118,13 @@ def _cells(values: Mapping[tuple[int, int], float]) -> list[tuple[int, int, floa
     """Return the cells of a matrix; of many rows, every n-th and the last."""
     rows = sorted({row for row, _ in values})
     kept = {row for row, _ in _curve(dict.fromkeys(rows, 0.0))}
-    return [(row, column, value) for (row, column), value in _sorted(values) if row in kept]
+    return [(row, column, value) for (row, column), value in sorted(values.items()) if row in kept]
 
 
 def _of_few(values: Mapping[tuple[int, int], float]) -> list[tuple[int, int, float]]:
     """Return the cells of a matrix over clients; nothing where it has too many columns."""
     too_many = len({column for _, column in values}) > MOST_COLUMNS
     return [] if too_many else _cells(values)
-
-
-def _sorted(values: Mapping[tuple[int, int], float]) -> Iterable[tuple[tuple[int, int], float]]:
-    return sorted(values.items())
 
 
 def _size(path: Path) -> int:

@@ -231,7 +231,7 @@ def recorded_arrivals(experiment: Experiment) -> dict[int, Record]:
         raise ConfigError(
             f"[schedule] arrivals: {run} is no run directory ({reason_of(error)})"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"[schedule] arrivals: {run}/rounds.jsonl is damaged: {error}") from None
     tables = [record for record in records if isinstance(record, dict)]
     if not records or any("arrivals" not in record for record in tables):
@@ -260,11 +260,11 @@ def _fault_of(
     table: Mapping[str, Any] = record if isinstance(record, dict) else {}
     arrived, left = table.get("arrivals"), table.get("under_way", [])
     if table.get("interaction") != number:
-        return "is damaged: it is of another one"
+        return "is damaged: its line is none of that interaction"
     if not isinstance(arrived, list) or not isinstance(left, list):
         return "is damaged: it has no list of orders"
     orders = [*arrived, *left]
-    if not all(_is_order(one, number) for one in orders):
+    if not all(map(_is_order, orders)):
         return "is damaged: an order is no pair of a client and an interaction"
     clients, schedule = sorted(client for client, _ in orders), experiment.schedule
     if len({*clients}) < len(clients):
@@ -280,9 +280,6 @@ def _fault_of(
     return ""
 
 
-def _is_order(pair: Any, number: int) -> bool:
-    """Tell whether a pair is a client, and the interaction of an order up to this one."""
-    if not isinstance(pair, list) or [type(found) for found in pair] != [int, int]:
-        return False
-    client, begun = pair
-    return client >= 0 and begun in range(number + 1)
+def _is_order(pair: Any) -> bool:
+    """Tell whether this is a pair of a client and an interaction."""
+    return isinstance(pair, list) and [type(found) for found in pair] == [int, int] and pair[0] >= 0

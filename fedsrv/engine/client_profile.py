@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -52,8 +52,8 @@ class Profile:
         here = self.train[task] if task < self.num_tasks else np.zeros(0)
         return tuple(int(c) for c in np.flatnonzero(here))
 
-    @classmethod
-    def parse(cls, client: ClientId, text: str) -> Profile:
+    @staticmethod
+    def parse(client: ClientId, text: str) -> Profile:
         """Read a ``client.json``.
 
         Raises:
@@ -67,36 +67,23 @@ class Profile:
             fault = "" if "format" in said.model_fields_set else "format: Field required"
         if fault:
             raise PayloadError(f"client {client}: client.json is malformed: {fault}")
-        shared = _shared(said.model_dump_json(exclude={"tasks"}))
-        return cls(
-            shared.problem,
-            _table([task.train for task in said.tasks], shared.problem),
-            _table([task.test for task in said.tasks], shared.problem),
-            shared.limits,
-            shared.dataset,
-            shared.class_names,
-            shared.origin,
+        return replace(
+            _shared(said.model_dump_json(exclude={"tasks"})),
+            train=_table([task.train for task in said.tasks], said.problem),
+            test=_table([task.test for task in said.tasks], said.problem),
         )
 
 
-@dataclass(frozen=True)
-class _Shared:
-    """What clients of one data set say alike; the fields are those of a profile."""
-
-    problem: Problem
-    limits: tuple[Tensor, Tensor]
-    dataset: str
-    class_names: tuple[str, ...]
-    origin: Mapping[str, Any] | None
-
-
 @lru_cache(maxsize=2)  # clients of a partition follow each other; a liar has no more than two kept
-def _shared(text: str) -> _Shared:
-    """Return what a checked description without its tasks says, one object for equal texts."""
+def _shared(text: str) -> Profile:
+    """Return the profile of a checked description without its tasks; clients share its values."""
     said = ProblemFile.model_validate_json(text)
     low, high = map(torch.from_numpy, said.limits())
     dataset = printable(said.dataset[:MOST_LETTERS])
-    return _Shared(said.problem, (low, high), dataset, said.class_names, said.partition)
+    nothing = _table([], said.problem)
+    return Profile(
+        said.problem, nothing, nothing, (low, high), dataset, said.class_names, said.partition
+    )
 
 
 def _table(rows: Sequence[Sequence[int]], problem: Problem) -> CountTable:

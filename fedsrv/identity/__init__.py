@@ -1,4 +1,1 @@
-"""Who speaks to whom: certificates that name clients, and TLS.
-
-May import nothing of this package.
-"""
+"""Who speaks to whom: certificates that name clients, and TLS."""

@@ -9,10 +9,9 @@ from typing import TypeAlias
 
 import grpc
 
-from fedmodels.errors import ConfigError
 from fedpb.channels import channel_options
 from fedpb.handshakes import distrust
-from fedpb.pem import check_authority, check_pair, read_pem
+from fedpb.pem import caller_pems, check_authority, check_pair, read_pem
 
 IDENTITY_SCHEME = "fedtide:"
 Credentials: TypeAlias = grpc.ServerCredentials
@@ -37,8 +36,8 @@ def server_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.Se
 
 def caller_credentials(
     ca: Path | None, cert: Path | None, key: Path | None, option: str
-) -> grpc.ChannelCredentials | None:
-    """Return a monitor's or a relay's credentials for a coordinator; None for a link without TLS.
+) -> ChannelCredentials | None:
+    """Return a monitor's or a relay's credentials; None where no file is given.
 
     Args:
         ca: the coordinator's authority.
@@ -47,31 +46,14 @@ def caller_credentials(
         option: how the options of the three begin, ``--tls`` or ``--up``.
 
     Raises:
-        ConfigError: a file is missing or unreadable, the key is not the certificate's, one of the
-            two is given alone, or both without an authority.
+        ConfigError: a file cannot be used, or another one is missing beside it.
     """
-    if (cert is None) != (key is None):
-        raise ConfigError(f"{option}-cert and {option}-key belong together; one of them is missing")
-    if ca is None:
-        if cert is not None:
-            raise ConfigError(f"{option}-cert and {option}-key need {option}-ca")
-        return None
-    if cert is None or key is None:
-        return grpc.ssl_channel_credentials(_authority(ca, option))
-    ca_pem = _authority(ca, option)
-    cert_pem, key_pem = read_pem(cert, f"{option}-cert"), read_pem(key, f"{option}-key")
-    check_pair(cert, cert_pem, key, key_pem, option)
-    return grpc.ssl_channel_credentials(ca_pem, key_pem, cert_pem)
+    pems = caller_pems(ca, cert, key, option)
+    return None if pems is None else grpc.ssl_channel_credentials(*pems)
 
 
-def _authority(ca: Path, option: str) -> bytes:
-    pem = read_pem(ca, f"{option}-ca")
-    check_authority(ca, pem, f"{option}-ca")
-    return pem
-
-
-def monitor_channel(address: str, credentials: ChannelCredentials | None) -> grpc.Channel:
-    """Return a monitor's channel to a coordinator, over TLS if there are credentials."""
+def caller_channel(address: str, credentials: ChannelCredentials | None) -> grpc.Channel:
+    """Return a monitor's or a relay's channel, over TLS if there are credentials."""
     if credentials is None:
         return grpc.insecure_channel(address, options=channel_options())
     return grpc.secure_channel(address, credentials, options=channel_options())

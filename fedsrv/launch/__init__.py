@@ -1,4 +1,1 @@
-"""A run by one command: its coordinator here, its hosts here or on a cluster, watched and ended.
-
-May import every other room of fedsrv.
-"""
+"""A run by one command: its coordinator here, its hosts here or on a cluster, watched and ended."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedmodels.config.experiment import Experiment, another_config, forbidden_changes
+from fedmodels.config.experiment import Experiment, forbidden_changes
 from fedmodels.config.places import check_device
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import parse_experiment
 from fedsrv.engine.buffered_rounds import check_schedule
 from fedsrv.engine.server_data import check_given
 from fedsrv.launch.given_data import check_given_data
+from fedsrv.state.run_directory import another_config
 from fedsrv.tracking.trackers import check_extras
 
 

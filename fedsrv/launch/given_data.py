@@ -12,12 +12,12 @@ from fedmodels.config.origin import check_origin, data_and_scenario
 from fedmodels.data_description import ClientFile, ProblemFile, read_file
 from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.methods import make
-from fedmodels.own_code import short_name
 from fedmodels.printable import printable
 from fedmodels.training.compression import Compression
 from fedmodels.training.fault import faults_told
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.buffered_rounds import check_asynchronous
+from fedsrv.engine.summary import data_of
 
 TABLE = "partition.json"
 STORE = "store"
@@ -92,7 +92,7 @@ def name_of(experiment: Experiment, root: Path | None) -> str:
         except DataError:  # the client itself says what is wrong
             said = "own"
         return printable(said, 60)
-    return short_name(experiment.data.name) if experiment.data else "own"
+    return data_of(experiment, ())
 
 
 def _description(root: Path) -> ProblemFile:

@@ -1,4 +1,1 @@
-"""Whoever looks at a run from outside: its events as they come, and whether it serves.
-
-May import ``transport``.
-"""
+"""Whoever looks at a run from outside: its events as they come, and whether it serves."""

@@ -6,7 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedmodels.errors import LinkError
-from fedsrv.identity.tls import distrust_of, monitor_channel, silence_of
+from fedsrv.identity.tls import caller_channel, distrust_of, silence_of
 
 HEALTH_S = 5.0
 """A coordinator that is there answers sooner."""
@@ -25,7 +25,7 @@ def check_health(
     Raises:
         LinkError: it does not answer, is about to end, or its certificate is not trusted.
     """
-    with monitor_channel(address, credentials) as channel:
+    with caller_channel(address, credentials) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(), timeout=within_s, wait_for_ready=True

@@ -12,7 +12,7 @@ from fedmodels.errors import LinkError
 from fedmodels.printable import printable
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
-from fedsrv.identity.tls import monitor_channel, silence_of
+from fedsrv.identity.tls import caller_channel, silence_of
 from fedsrv.transport.event_messages import event_of
 from fedsrv.transport.service import SERVICE
 
@@ -37,7 +37,7 @@ def watched(
     Raises:
         LinkError: nobody answers, the coordinator refuses, or its certificate is not trusted.
     """
-    with monitor_channel(address, credentials) as channel:
+    with caller_channel(address, credentials) as channel:
         try:  # channel_ready_future would leave a thread that fails when the channel closes soon
             health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(), timeout=connect_s, wait_for_ready=True

@@ -1,4 +1,1 @@
-"""A relay: a coordinator to its clients, and one caller to the coordinator above it.
-
-May import ``transport``, ``engine`` and ``identity``.
-"""
+"""A relay: a coordinator to its clients, and one caller to the coordinator above it."""

@@ -193,7 +193,7 @@ class Relaying:
             if isinstance(why, UnknownSession):
                 self._forget()
             elif isinstance(why, Superseded):
-                self._ask_again()
+                self._ask_again(group)
             elif not isinstance(why, NotReady):
                 return
             with self.cohort.changed:
@@ -206,13 +206,15 @@ class Relaying:
             self.cohort.forget()
             self._issues.clear()
 
-    def _ask_again(self) -> None:
-        """Take all orders back and ask for them again: they say who is left of the group.
+    def _ask_again(self, group: Group) -> None:
+        """Take a group's orders back and ask for them again: they say who is left of it.
 
         The clients keep their sessions. One of them may have brought its whole upload past the
         relay, and could otherwise have all of them join again in each interaction.
         """
         with self.cohort.changed:
+            if self.cohort.group is not group:  # other orders have come meanwhile
+                return
             self.cohort.recall()
             self._issues.clear()
             self._pulled, self._moves = {}, -1  # ends the Pull under way: others are waited for

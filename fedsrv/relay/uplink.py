@@ -11,12 +11,12 @@ from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
 from fedpb import AGAIN_AFTER, CROWDED
-from fedpb.channels import channel_options
 from fedpb.codec import frames_of, messages
 from fedpb.handshakes import distrust
 from fedpb.headers import header_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
+from fedsrv.identity.tls import caller_channel
 from fedsrv.transport.service import SERVICE, NotYours, WrongRun
 from fedsrv.transport.sessions import (
     AlreadyConnected,
@@ -65,12 +65,7 @@ class Uplink:
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.address, self.zstd = address, False
-        options = channel_options()
-        self._channel = (
-            grpc.secure_channel(address, credentials, options)
-            if credentials
-            else grpc.insecure_channel(address, options)
-        )
+        self._channel = caller_channel(address, credentials)
         self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
         self._join_several = self._unary(
             "JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinSeveralResponse

@@ -1,4 +1,4 @@
 """What a finished or running run shows: tables, quantities, figures, the page.
 
-Reads run directories; may import fedmodels and ``fedsrv/state``.
+Reads run directories alone.
 """

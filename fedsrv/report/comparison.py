@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import TypeVar
 
 from fedmodels.numerics.metric_names import metric
 from fedsrv.report.run_record import RunRecord, SeedGroup, Spread
+
+K = TypeVar("K", bound=Hashable)
+S = TypeVar("S", bound=Hashable)
 
 SPENT = {
     "bytes": {
@@ -132,17 +136,28 @@ def cost_text(part: str, value: float) -> str:
 
 def winner(groups: Sequence[SeedGroup], name: str) -> int | None:
     """Return the group that beats every other one in a paired test, None without one."""
-    values = [
-        {str(run.seed): found[name] for run in group.runs if name in (found := run.metrics())}
-        for group in groups
-    ]
-    having = [index for index, by_seed in enumerate(values) if by_seed]
-    sign = metric(name).better
-    if not sign or len(having) < 2:
+    values = {
+        index: {
+            str(run.seed): found[name] for run in group.runs if name in (found := run.metrics())
+        }
+        for index, group in enumerate(groups)
+    }
+    return best_of(values, metric(name).better)
+
+
+def best_of(values: Mapping[K, Mapping[S, float]], better: int) -> K | None:
+    """Return which beats every other one in a paired test over seeds; None without one.
+
+    Args:
+        values: by seed, of each; whoever has none takes no part.
+        better: 1 where more is better, -1 where less is, 0 where neither is.
+    """
+    rivals = {key: by_seed for key, by_seed in values.items() if by_seed}
+    if not better or len(rivals) < 2:
         return None
-    first = max(having, key=lambda index: sign * fmean(values[index].values()))
-    others = [values[index] for index in having if index != first]
-    return first if all(_beats(values[first], other, sign) for other in others) else None
+    first = max(rivals, key=lambda key: better * fmean(rivals[key].values()))
+    others = [by_seed for key, by_seed in rivals.items() if key != first]
+    return first if all(_beats(rivals[first], other, better) for other in others) else None
 
 
 def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -157,13 +172,13 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return float(2 * t.sf(abs(mean) / (spread / size**0.5), size - 1))
 
 
-def _beats(ours: Mapping[str, float], theirs: Mapping[str, float], sign: int) -> bool:
-    """Tell whether ours are better over the seeds in common; ``sign`` is -1 where less is."""
-    seeds = sorted(ours.keys() & theirs.keys())
+def _beats(ours: Mapping[S, float], theirs: Mapping[S, float], better: int) -> bool:
+    """Tell whether ours are better over the seeds in common, three at least."""
+    seeds = [seed for seed in ours if seed in theirs]
     if len(seeds) < MIN_SEEDS:
         return False
     mine, other = [ours[s] for s in seeds], [theirs[s] for s in seeds]
-    return sign * (fmean(mine) - fmean(other)) > 0 and paired_p(mine, other) < LEVEL
+    return better * (fmean(mine) - fmean(other)) > 0 and paired_p(mine, other) < LEVEL
 
 
 def _costs(groups: Sequence[SeedGroup]) -> Iterator[tuple[str, list[str]]]:

@@ -6,7 +6,7 @@ entry for a client or a task that was not scored in an interaction.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import accumulate
 from statistics import fmean
@@ -215,13 +215,11 @@ def _weights(
 
 def bytes_of_client(run: RunRecord, direction: str) -> dict[int, float]:
     """Return ``{client: logical bytes over the whole run}``; ``direction`` is down or up."""
-    sums: dict[int, float] = {}
-    for row in run.rows:
-        per_client = table(table(row.get("bytes")).get("per_client"))
-        for client, moved in _by_id(per_client):
-            if (count := number(table(moved).get(direction))) is not None:
-                sums[client] = sums.get(client, 0.0) + count
-    return dict(sorted(sums.items()))
+    return _sums(
+        (client, number(table(moved).get(direction)))
+        for row in run.rows
+        for client, moved in _by_id(table(table(row.get("bytes")).get("per_client")))
+    )
 
 
 def bytes_up_so_far(run: RunRecord) -> dict[int, float]:
@@ -232,11 +230,19 @@ def bytes_up_so_far(run: RunRecord) -> dict[int, float]:
 
 def seconds_of_client(run: RunRecord) -> dict[int, float]:
     """Return ``{client: seconds of training over the whole run}``."""
+    return _sums(
+        (client, number(facts.get("seconds")))
+        for row in run.rows
+        for client, facts in _clients(row)
+    )
+
+
+def _sums(values: Iterable[tuple[int, float | None]]) -> dict[int, float]:
+    """Return the sum of each client's values, ascending by client."""
     sums: dict[int, float] = {}
-    for row in run.rows:
-        for client, facts in _clients(row):
-            if (seconds := number(facts.get("seconds"))) is not None:
-                sums[client] = sums.get(client, 0.0) + seconds
+    for client, value in values:
+        if value is not None:
+            sums[client] = sums.get(client, 0.0) + value
     return dict(sorted(sums.items()))
 
 

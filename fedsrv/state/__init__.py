@@ -1,4 +1,1 @@
-"""What a run keeps on disk: commits, states and the way back after a crash.
-
-May import fedmodels alone.
-"""
+"""What a run keeps on disk: commits, states and the way back after a crash."""

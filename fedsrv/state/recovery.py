@@ -56,7 +56,7 @@ def recover(run: Path, say: Callable[[str], None]) -> int:
 
 
 def _is_whole(run: Path) -> bool:
-    """Tell whether the database can be read and has every record that recovery could give it.
+    """Tell whether the run can go on from its database, and recovery could give it no more records.
 
     A state without any record is what a crash in the middle of a commit leaves.
     """
@@ -65,8 +65,10 @@ def _is_whole(run: Path) -> bool:
             newest = max((ledger.committed, *ledger.undone()))
     except ArchiveError:
         return False
-    states = max(state_numbers(run / "server"), default=-1)
-    return newest >= min(states, len(_records(run / "rounds.jsonl")) - 1)
+    states = state_numbers(run / "server")
+    if min(states, default=0) > max(0, newest):  # records are missing: the run is not taken up
+        return False
+    return newest >= min(max(states, default=-1), len(_records(run / "rounds.jsonl")) - 1)
 
 
 def _recover(run: Path, say: Callable[[str], None]) -> int:

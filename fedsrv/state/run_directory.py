@@ -8,7 +8,7 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed, reason_of
@@ -223,6 +223,21 @@ def require_run(path: Path) -> None:
     refuse_other_files(path)
     if not may_hold_a_run(path):
         raise ConfigError(f"{path} holds no run to resume; leave --resume out, or name its --out")
+
+
+def another_config(run: Path, changed: Sequence[str]) -> ConfigError:
+    """Return the error of a run that is resumed with another config.
+
+    Args:
+        run: its directory.
+        changed: the keys that differ and must not.
+    """
+    longer = "; rounds may be added where every round visits every task, and never taken away"
+    return ConfigError(
+        f"{run} was begun with another config; it differs in {', '.join(changed)}"
+        f"{longer if 'schedule.rounds' in changed else ''}. Resume with the config in "
+        f"{run / 'config.toml'}"
+    )
 
 
 def refuse_existing(path: Path) -> None:

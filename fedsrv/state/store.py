@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmodels.config.experiment import Experiment, another_config, forbidden_changes
+from fedmodels.config.experiment import Experiment, forbidden_changes
 from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.tensors.bundle import state_digest
@@ -29,6 +29,7 @@ from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record, trained_in
 from fedsrv.state.run_directory import (
+    another_config,
     holds_commits,
     lock,
     refuse_existing,

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedmodels.errors import ArchiveError
 from fedmodels.numerics.metric_names import find, metric
-from fedsrv.report.comparison import MIN_SEEDS
+from fedsrv.report.comparison import best_of
 from fedsrv.sweep.plan import Cell, PlannedRun
 
 CONFIDENCE = 0.95
@@ -184,34 +184,18 @@ def winners(values: Values, cells: Sequence[Cell], better: int) -> set[Cell]:
     """Return the cells that beat every other row of their setting.
 
     A row beats another where the interval of their difference over the same seeds, three at least,
-    leaves out zero.
+    leaves out zero: the same test as that of reports.
 
     Args:
         values: of one column.
         cells: of the table.
         better: 1 where more is better, -1 where less is, 0 where neither is.
     """
-    found = set()
-    for setting in dict.fromkeys(cell.setting for cell in cells):
-        rivals = {
-            cell: known
-            for cell in cells
-            if cell.setting == setting and (known := _known(values.get(cell, {})))
-        }
-        if better and len(rivals) > 1:
-            first = max(rivals, key=lambda cell: better * fmean(rivals[cell].values()))
-            others = [known for cell, known in rivals.items() if cell != first]
-            if all(_beats(rivals[first], other, better) for other in others):
-                found.add(first)
-    return found
+    known = {cell: _known(values.get(cell, {})) for cell in cells}
+    settings = {cell.setting for cell in cells}
+    rivals = ({c: known[c] for c in cells if c.setting == setting} for setting in settings)
+    return {first for each in rivals if (first := best_of(each, better)) is not None}
 
 
 def _known(seeds: Mapping[int, float | None]) -> dict[int, float]:
     return {seed: value for seed, value in seeds.items() if value is not None}
-
-
-def _beats(row: Mapping[int, float], other: Mapping[int, float], better: int) -> bool:
-    if not row.keys() & other.keys():
-        return False
-    found = difference(row, other)
-    return found.pairs >= MIN_SEEDS and found.is_clear and better * found.mean > 0

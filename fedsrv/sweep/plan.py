@@ -50,8 +50,10 @@ class Sweep(BaseModel):
     """Name -> what is set in all rows; every row is run in every setting."""
     lengths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)] = ()
     """Sizes of every run, as factors of ``lengthens``: each row is run at every one of them."""
-    lengthens: Literal["schedule.rounds", "training.local_epochs"] = "schedule.rounds"
-    """What ``lengths`` multiply."""
+    lengthens: Literal["schedule.rounds", "scenario.parts", "training.local_epochs"] = (
+        "schedule.rounds"
+    )
+    """What ``lengths`` multiply. A stream whose tasks are its rounds is longer by its parts."""
     curves: Mapping[str, str] = {}
     """Heading -> a metric of ``rounds.jsonl``, shown after each round."""
     reference: bool = False
@@ -103,9 +105,9 @@ class Sweep(BaseModel):
             where = ".".join(fault.path)
             like = f"; {ROW}" if where.startswith("methods.") else ""
             raise ConfigError(f"{path}: {where}: {fault.message}{like}") from None
-        for table in ("methods", "columns", "settings", "curves"):
-            for name in getattr(found, table):
-                _check_name(f"{path}: [{table}]", name)
+        for part in ("methods", "columns", "settings", "curves"):
+            for name in getattr(found, part):
+                _check_name(f"{path}: [{part}]", name)
         for row, method in found.methods.items():
             _check_row(f"{path}: methods.{row}", method)
         if found.curves and not found.columns:
@@ -300,9 +302,15 @@ def _slug(name: str) -> str:
 
 
 def lengthened(config: str, key: str, factor: int) -> str:
-    """Return the TOML of an experiment in which one key has ``factor`` times its value."""
+    """Return the TOML of an experiment in which one key has ``factor`` times its value.
+
+    Raises:
+        ConfigError: the experiment has no such key.
+    """
     table, _, name = key.partition(".")
-    value = getattr(getattr(parse_experiment(config), table), name)
+    value = getattr(getattr(parse_experiment(config), table), name, None)
+    if value is None:
+        raise ConfigError(f"lengthens = {key!r}: [{table}] of the sweep's runs has no {name!r}")
     tables = tomllib.loads(config)
     override(tables, f"{key}={factor * value}")
     return tomli_w.dumps(tables)

@@ -1,4 +1,4 @@
 """Where else the numbers of a run go while it goes on; each in a thread of its own.
 
-May import what says events in words. The packages behind it are extras.
+The packages behind it are extras.
 """

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import threading
 from typing import Any
 
 from fedmodels.errors import ConfigError
-from fedsrv.events import Event, EventLog
+from fedsrv.events import Ending, Event, EventLog
 from fedsrv.narration import Pace
-from fedsrv.tracking.trackers import Ending
 
 MISSING = "--metrics-port needs prometheus-client: pip install 'fedtide[prometheus]'"
 
@@ -95,8 +93,7 @@ def export(events: EventLog, host: str, port: int) -> Ending:
         raise ConfigError(f"--metrics-port {host}:{port} cannot be used: {why}") from None
     shown = f"[{host}]" if ":" in host else host
     events.tell("metrics", url=f"http://{shown}:{server.server_port}/metrics")
-    thread = threading.Thread(target=_follow, args=(events, exporter), name="metrics", daemon=True)
-    thread.start()
+    thread = events.follow(exporter.take, "metrics")
 
     def end() -> None:
         events.close()
@@ -105,8 +102,3 @@ def export(events: EventLog, host: str, port: int) -> Ending:
         server.server_close()
 
     return end
-
-
-def _follow(events: EventLog, exporter: Exporter) -> None:
-    for event in events.listen(from_start=True):
-        exporter.take(event)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedpb.zstd import check_installed
-from fedsrv.events import EventLog
+from fedsrv.events import Ending, EventLog
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,6 @@ CLOSE_S = 60.0
 """Time for trackers to write what is left, at the end of a run."""
 MOST_LETTERS = 300
 """Length of a tracker's error in our lines, at most."""
-Ending = Callable[[], None]
-"""Waits until everything told so far is written, and closes."""
 
 
 class Tracker(Protocol):

@@ -1,4 +1,1 @@
-"""Clients over the network: the gRPC service, sessions, open trips, upload buffers.
-
-May import ``engine`` and ``identity``.
-"""
+"""Clients over the network: the gRPC service, sessions, open trips, upload buffers."""

@@ -159,10 +159,10 @@ class Inbox:
             PayloadError, Superseded, NotReady: as of :meth:`take_result`.
         """
         trips = {client: self.cohort.begin_result(client, push.header) for client in clients}
-        answered = [str(client) for client, found in trips.items() if found is None]
+        answered = [f"client {client}" for client, found in trips.items() if found is None]
         if 0 < len(answered) < len(trips):
             names = ", ".join(answered)
-            raise Superseded(f"the results of clients {names} of the sum came without it")
+            raise Superseded(f"the sum holds results that have come without it: {names}")
         trip = trips[clients[0]]
         if trip is not None:
             size = min(push.header.bundle.payload_bytes, 2 * trip.trip.spec.max_bytes)

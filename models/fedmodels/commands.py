@@ -10,10 +10,9 @@ from typing import NoReturn
 
 from fedmodels.errors import FedtideError, RunStopped
 from fedmodels.files import why_file_is_no_good
-from fedmodels.own_code import where_it_exits
+from fedmodels.own_code import exits_told
 from fedmodels.printable import printable
 
-SIGTERM_STATUS = 128 + signal.SIGTERM
 MOST_LETTERS = 10_000
 """Of the line that a command ends with."""
 
@@ -28,7 +27,8 @@ def run_command(app: Callable[..., object], arguments: Sequence[str] | None = No
     if not _has_directory():  # relative paths have no meaning, and torch ends the process
         _end("error: the current directory is gone: change to one that is there", 2)
     try:
-        app(arguments)
+        with exits_told():
+            app(arguments)
     except RunStopped as stopped:
         _end(str(stopped), stopped.exit_code)
     except FedtideError as error:
@@ -42,8 +42,6 @@ def run_command(app: Callable[..., object], arguments: Sequence[str] | None = No
     except SystemExit as ended:
         if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
             _interrupted()
-        if ended.code != SIGTERM_STATUS and (place := where_it_exits(ended)):
-            _end(f"error: {place} ends the process; in a run, code returns or raises an error", 1)
         raise
 
 
@@ -54,7 +52,7 @@ def end_on_sigterm() -> None:
 
 def _end_by_signal(number: int, _: object) -> None:
     signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(SIGTERM_STATUS)
+    raise SystemExit(128 + number)
 
 
 def _has_directory() -> bool:

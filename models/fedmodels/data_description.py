@@ -8,6 +8,7 @@ check stops at the first fault: a long list of wrong numbers costs no more than 
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -153,7 +154,8 @@ def read_file(path: Path, kind: type[File]) -> File:
         DataError: it is missing, or says what it must not.
     """
     try:
-        return kind.model_validate_json(path.read_bytes())
+        # some editors begin a file with a mark
+        return kind.model_validate_json(path.read_bytes().removeprefix(BOM_UTF8))
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except OSError as error:

@@ -36,7 +36,8 @@ def sync_path(path: Path) -> None:
 def replacing(path: Path, *, sync: bool = False, private: bool = False) -> Iterator[Path]:
     """Give a file new content; a reader sees the old content or the new, never a mixture.
 
-    Several processes may replace one file at the same time; the last one wins.
+    Several processes may replace one file at the same time; the last one wins. A link stays: the
+    file that it stands for is replaced.
 
     Args:
         path: the file, which may be missing.
@@ -51,6 +52,8 @@ def replacing(path: Path, *, sync: bool = False, private: bool = False) -> Itera
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if path.is_symlink():  # as /dev/stdout is
+        path = path.resolve()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     os.close(os.open(temporary, flags, 0o600 if private else 0o666))

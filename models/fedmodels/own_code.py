@@ -11,12 +11,13 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from fedmodels.errors import ConfigError, suggestion
+from fedmodels.errors import ConfigError, RunFailed, RunStopped, suggestion
 
 
 def is_own(name: str) -> bool:
@@ -151,13 +152,24 @@ def _loaded(name: str, digest: str) -> Any:
     return found[inside]
 
 
-def where_it_exits(error: SystemExit) -> str:
-    """Return the file and line of one's own code that ends the process; empty if none does."""
-    found = ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__")).startswith(_MODULE):
-            found = f"{frame.f_code.co_filename} (line {number})"
-    return found
+@contextmanager
+def exits_told() -> Iterator[None]:
+    """Make an error of it when one's own code ends the process, as if a run were over.
+
+    Raises:
+        RunFailed: names the file and the line.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        place = ""
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            if str(frame.f_globals.get("__name__")).startswith(_MODULE):
+                place = f"{frame.f_code.co_filename} (line {number})"
+        if not place or error.code == RunStopped.exit_code:  # SIGTERM came in the midst of it
+            raise
+        line = f"{place} ends the process; in a run, code returns or raises an error"
+        raise RunFailed(line) from error
 
 
 def _why(error: BaseException, file: str) -> str:

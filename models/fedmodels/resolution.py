@@ -183,21 +183,43 @@ def _say_once(line: str) -> None:
 
 
 def _drop_former_keys(tables: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Where another method is asked for, leave out the hyper-parameters of the one in the file."""
-    table = tables.get("method")
-    asked = [item for item in overrides if item.partition("=")[0].strip() == "method.name"]
-    if not asked or not isinstance(table, dict) or not isinstance(table.get("name"), str):
-        return
-    there: dict[str, Any] = {}
-    override(there, asked[-1])
-    dropped = sorted(key for key in table if key != "name")
-    if there["method"]["name"] != table["name"] and dropped:
-        tables["method"] = {"name": table["name"]}
-        log.warning(
-            "note: method.name is set to %s: %s of %s in the file %s left out",
-            there["method"]["name"], ", ".join(dropped), table["name"],
-            "is" if len(dropped) == 1 else "are",
-        )  # fmt: skip
+    """Where another method, net or scenario is asked for, leave out what belongs to the former.
+
+    All hyper-parameters of the former method go. Keys of a net or of a scenario stay where the
+    new one has them as well.
+    """
+    for name, key in (("method", "name"), ("net", "name"), ("scenario", "kind")):
+        table = tables.get(name)
+        asked = [item for item in overrides if item.partition("=")[0].strip() == f"{name}.{key}"]
+        if not asked or not isinstance(table, dict) or not isinstance(table.get(key), str):
+            continue
+        there: dict[str, Any] = {}
+        override(there, asked[-1])
+        former, new = table[key], there[name][key]
+        if not isinstance(new, str) or new == former:
+            continue
+        dropped = sorted(k for k in table if k != key and not _stays(name, k, new))
+        if dropped:
+            tables[name] = {k: value for k, value in table.items() if k not in dropped}
+            log.warning(
+                "note: %s.%s is set to %s: %s of %s in the file %s left out",
+                name, key, new, ", ".join(dropped), former, "is" if len(dropped) == 1 else "are",
+            )  # fmt: skip
+
+
+def _stays(table: str, key: str, new: str) -> bool:
+    """Whether a key of a table still means something to the method, net or scenario ``new``."""
+    if table == "method":
+        return False
+    if table == "scenario":
+        return key in _known_keys([table], new)
+    from fedmodels.nets import check_net  # it imports torch
+
+    try:
+        check_net(new, [key])
+    except ConfigError:
+        return key in NetTable.model_fields
+    return True
 
 
 def override(tables: dict[str, Any], item: str) -> None:

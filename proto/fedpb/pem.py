@@ -80,6 +80,40 @@ def check_pair(
         log.warning(line, option, key)
 
 
+def caller_pems(
+    ca: Path | None, cert: Path | None, key: Path | None, option: str
+) -> tuple[bytes, bytes | None, bytes | None] | None:
+    """Read and check what a client, a monitor or a relay needs for a link over TLS.
+
+    Args:
+        ca: the authority of the server.
+        cert: the caller's certificate, if it has to show one.
+        key: that certificate's key.
+        option: how the options of the three begin, ``--tls`` or ``--up``.
+
+    Returns:
+        The authority, the key and the certificate, as ``grpc.ssl_channel_credentials`` takes them;
+        None where nothing is given, for a link without TLS.
+
+    Raises:
+        ConfigError: a file is missing or unreadable, the key is not the certificate's, one of the
+            two is given alone, or both without an authority.
+    """
+    if (cert is None) != (key is None):
+        raise ConfigError(f"{option}-cert and {option}-key belong together; one of them is missing")
+    if ca is None:
+        if cert is not None:
+            raise ConfigError(f"{option}-cert and {option}-key need {option}-ca")
+        return None
+    ca_pem = read_pem(ca, f"{option}-ca")
+    check_authority(ca, ca_pem, f"{option}-ca")
+    if cert is None or key is None:
+        return ca_pem, None, None
+    cert_pem, key_pem = read_pem(cert, f"{option}-cert"), read_pem(key, f"{option}-key")
+    check_pair(cert, cert_pem, key, key_pem, option)
+    return ca_pem, key_pem, cert_pem
+
+
 def check_dates(path: Path, certificate: x509.Certificate, what: str) -> str:
     """Return why a certificate is not valid now; nothing where it is."""
     now = datetime.now(UTC)

@@ -4,13 +4,17 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import NoReturn, cast
 
 import pytest
+import torch
 
 from fedcli.cli import main
 from fedcli.runtime.host import Host
-from fedmodels.errors import DataError
+from fedcli.runtime.link import Link, Membership
+from fedmodels.errors import DataError, RunFailed
+from fedmodels.own_code import own
 
 CASES: dict[str, tuple[Exception, int, str]] = {
     "data": (DataError("client 0 has no labels"), 2, "error: client 0 has no labels\n"),
@@ -20,6 +24,23 @@ CASES: dict[str, tuple[Exception, int, str]] = {
         "error: states/0/secret: No space left on device\n",
     ),
 }
+
+
+def test_code_of_ones_own_that_ends_a_client_is_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The coordinator is not told that the client was stopped as somebody asked."""
+    file, left = tmp_path / "mine.py", list[str]()
+    file.write_text("import sys\ndef work(host):\n    sys.exit()\n")
+    link = SimpleNamespace(close=lambda: None, leave=lambda member, why: left.append(why))
+    host = Host([0], cast(Link, link), tmp_path, tmp_path / "s", torch.device("cpu"))
+    host.enrolment.members[0] = cast(Membership, None)
+    monkeypatch.setattr(Host, "join", lambda host: None)
+    monkeypatch.setattr(Host, "_work", own(f"{file}:work"))
+    with pytest.raises(RunFailed, match=r"mine.py \(line 3\) ends the process"):
+        host.run()
+    assert left == []
+    assert "stopped as asked" not in caplog.text
 
 
 def _raising(error: Exception) -> Callable[[Host], NoReturn]:

@@ -35,6 +35,17 @@ def test_an_error_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_a_link_stays_and_what_it_stands_for_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    file, link = tmp_path / "there" / "file", tmp_path / "link"
+    link.symlink_to("there/file")
+    for text in ("one", "another"):  # a file that is not there yet, and one that is
+        write_atomically(link, text)
+        assert link.is_symlink()
+        assert file.read_text() == text
+    assert os.listdir(tmp_path / "there") == ["file"]
+
+
 def test_a_file_beside_it_is_what_a_crash_leaves(tmp_path: Path) -> None:
     with replacing(tmp_path / "file") as one, replacing(tmp_path / "file") as other:
         assert one != other

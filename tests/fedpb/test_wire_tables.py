@@ -17,7 +17,7 @@ from fedpb.tables import MOST_DEPTH, MOST_VALUES, table_of, values_of
 from fedpb.v1.description_pb2 import ClientDescription
 from fedpb.v1.table_pb2 import Entry, Table, Value
 from fedsrv.engine.client_profile import Profile
-from fedtide.trial import TABLES
+from fedtide.testing.trial import TABLES
 
 
 def crossed(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What the log is told of a client that joins and leaves all the time."""
+"""What the log is told of a client that joins and leaves all the time; where a run stands."""
 
 from fedmodels.printable import printable
 from fedsrv.events import Event
-from fedsrv.narration import MOST_COMINGS, Chatter
+from fedsrv.narration import MOST_COMINGS, Chatter, Standing
 
 
 def lines(chatter, client, times, kind="joined"):
@@ -33,3 +33,17 @@ def test_others_and_other_events_are_told():
     assert lines(chatter, "4", [0.0]) == ["joined at 0.0"]
     assert all(lines(chatter, "3", [0.0] * 100, "failed"))
     assert lines(chatter, "3", [0.0], "left") == [""]
+
+
+def test_a_run_waits_no_longer_for_those_who_have_come():
+    line = "gathering the run's clients: waiting for clients 0, 1 (not connected) for 10 s"
+    standing = Standing.of([Event("waiting", detail={"line": line, "clients": ["0", "1"]})])
+    standing.take(Event("joined", "7"))
+    standing.take(Event("joined", "0"))
+    assert standing.waiting == line
+    standing.take(Event("joined", "1"))
+    assert standing.waiting == ""
+    assert standing.lines()[0] == "state: going on"
+    standing.take(Event("waiting", detail={"line": "client 1 (at work)", "clients": ["1"]}))
+    standing.take(Event("upload", "1"))
+    assert standing.waiting == ""

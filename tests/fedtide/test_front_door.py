@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import json
+import select
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,8 +17,10 @@ import tomli_w
 import torch
 
 import fedtide
-from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError
+from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
+from fedsrv.state.run_directory import launching
+from fedtide.inprocess import InProcessCohort
 
 EXTEND = Path(__file__).parents[2] / "examples" / "extend"
 TINY = {
@@ -129,6 +133,67 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert longer.summary["state_sha256"] == whole.summary["state_sha256"]
 
 
+class _Stop(Exception):
+    """What somebody who follows a run raises."""
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, _Stop])
+def test_a_run_that_was_interrupted_here_goes_on(
+    stop: type[BaseException], done: fedtide.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = InProcessCohort.commit
+
+    def interrupted(cohort: InProcessCohort, interaction: int, watermark: int) -> None:
+        commit(cohort, interaction, watermark)
+        raise stop
+
+    monkeypatch.setattr(InProcessCohort, "commit", interrupted)
+    with pytest.raises(stop) as caught:
+        fedtide.run(TINY, backend="inprocess", out=tmp_path / "run")
+    note = f"fedtide.open({str(tmp_path / 'run')!r}).resume() goes on with the run"
+    assert getattr(caught.value, "__notes__", [note]) == [note]
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match=r"run: fedtide\.open\(.*resume\(\) goes on"):
+        fedtide.run(TINY, backend="inprocess", out=tmp_path / "run")
+    ended = fedtide.open(tmp_path / "run").resume("inprocess")
+    assert ended.summary["state_sha256"] == done.summary["state_sha256"]
+
+
+@pytest.mark.loopback
+def test_no_process_outlives_what_follows_it(tmp_path: Path) -> None:
+    """Somebody who presses Ctrl-C in a notebook does not want the run to go on unseen."""
+
+    def stop(line: str) -> None:
+        if "committed" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="goes on with the run"):
+        fedtide.run(TINY, {"schedule.rounds": 1000}, out=tmp_path / "run", progress=stop)
+    with launching(tmp_path / "run"):
+        pass  # nobody else holds it
+
+
+@pytest.mark.loopback
+def test_no_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
+    """A kernel that is restarted, too."""
+    script = (
+        "import fedtide, os, signal\n"
+        "def stop(line):\n"
+        "    if 'committed' in line:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"fedtide.run({TINY!r}, {{'schedule.rounds': 1000}}, out='run', progress=stop)\n"
+    )
+    killed = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, bufsize=0
+    )
+    assert killed.wait(60) == -signal.SIGKILL
+    assert killed.stdin is not None
+    readers = select.poll()
+    readers.register(killed.stdin, 0)
+    assert readers.poll(60_000), "somebody still holds the standard input that was inherited"
+    killed.stdin.close()
+
+
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"neither a file nor a preset\. Did you mean 'quickstart'"
@@ -216,6 +281,18 @@ def test_a_file_that_holds_no_method(text: str, line: str, tmp_path: Path) -> No
     file.write_text(text)
     (tmp_path / "beside.py").touch()
     with pytest.raises(ConfigError, match=line):
+        fedtide.run(TINY, {"method.name": f"{file}:Mine"}, backend="inprocess")
+
+
+@pytest.mark.parametrize("half", ["aggregate", "loss"])
+def test_a_method_that_ends_the_process_fails_its_run_alone(half: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import sys\nfrom dataclasses import dataclass\nfrom fedtide import FedAvg\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n"
+        f"    def {half}(self, *given): sys.exit()\n"
+    )
+    with pytest.raises(RunFailed, match=r"mine.py \(line 6\) ends the process; in a run, code re"):
         fedtide.run(TINY, {"method.name": f"{file}:Mine"}, backend="inprocess")
 
 

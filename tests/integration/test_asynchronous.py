@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from fedtide.inprocess import run_in_process
+from tests.conftest import arrivals_of, records_of
 from tests.integration.conftest import Sites, tables
 from tests.integration.harness import reached
 
@@ -20,14 +20,6 @@ def experiment(method: str = "held-whole", **schedule: Any) -> dict[str, Any]:
     """Return eight interactions of three clients; a round ends with the first upload."""
     at_once = {"order": "asynchronous", "rounds": 4, "clients": 3, "buffer": 1, **schedule}
     return tables(method, schedule=at_once)
-
-
-def records_of(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-
-
-def arrivals_of(out: Path) -> list[list[list[int]]]:
-    return [record["arrivals"] for record in records_of(out)]
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fedmodels.methods import method_class
 from fedtide.inprocess import run_in_process
-from fedtide.trial import digits_in
+from fedtide.testing.trial import digits_in
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 from tests.integration.conftest import Sites, tables
 

@@ -200,7 +200,7 @@ def test_orders_that_came_at_once_are_done_one_after_another(host: Any) -> None:
     host.workers.of = lambda client: SimpleNamespace(client=client)
     order = [(rpc.Order(client_id=str(c)), Bundle()) for c in range(3)]
     host._orders.put(order[:2])
-    assert host._next_task().worker.client == 0
+    assert [task.worker.client for task in host._next_tasks()] == [0]
     host._orders.end(LinkError("gone"))
     with pytest.raises(LinkError, match="gone"):  # what is left is in vain
-        host._next_task()
+        host._next_tasks()

@@ -195,7 +195,8 @@ def test_mistakes_under_fedsrv(monkeypatch, capsys, tmp_path, config, command, l
         (["join", "--client-id", "2-1"], 2, "is no id, no range"),
         (["join", "--client-id", "-1"], 2, "is no id, no range"),
         (["join", "--client-id", "0", "--device", "tpu"], 2, "is not auto, cpu or cuda:K"),
-        (["join", "--client-id", "0", "--tls-cert", "x"], 2, "need --tls-ca"),
+        (["join", "--client-id", "0", "--tls-cert", "x"], 2, "belong together; one of them"),
+        (["join", "--client-id", "0", "--tls-cert", "x", "--tls-key", "x"], 2, "need --tls-ca"),
         (
             ["join", "--client-id", "0", "--state-dir", "{config}"],
             2,

@@ -25,6 +25,8 @@ from fedsrv.sweep.record import read_record
 from fedsrv.sweep.tables import Outcome
 
 TEXTS = [*sorted(PAGES.glob("*.md")), ROOT / "docs" / "results.md"]
+READINGS = sorted((ROOT / "models" / "fedmodels" / "methods" / "readings").glob("*.py"))
+DOCSTRING = re.compile(r'^ +""".*?"""$', flags=re.DOTALL | re.MULTILINE)
 NUMBER = r"[+−]?\d+(?:\.\d+)?"
 STATED = re.compile(rf"({NUMBER})[^\d\[\]|;]{{0,45}}\[({NUMBER}),\s*({NUMBER})\]")
 """A difference and its interval, such as ``3.9 [+1.0, +6.8]``."""
@@ -33,14 +35,17 @@ PARTS: dict[str, slice] = {
     "last": slice(-1, None), "last three": slice(-3, None),
 }  # fmt: skip
 """Of a curve's rounds, what pages take the mean of."""
+AMONG_ALL = ("metrics.a_glo", "metrics.a_loc_received", "metrics.a_loc_received_all_classes")
 OF_SUMS = {"5.6 [+2.4, +8.9]"}
 """Differences of differences between rows of two kinds, calculated by hand."""
 
 
 def _columns(outcome: Outcome) -> Iterator[Values]:
-    """Yield every column of a record, and the means of parts of its curves."""
-    for path in outcome.columns.values():
-        yield values_of(path, outcome.runs)
+    """Yield every column of a record, A_glo among all classes, and means of parts of its curves."""
+    columns = {path: values_of(path, outcome.runs) for path in outcome.columns.values()}
+    yield from columns.values()
+    if set(AMONG_ALL) <= columns.keys():
+        yield _among_all(*map(columns.__getitem__, AMONG_ALL))
     for name in outcome.curves.values():
         curves = {(run.cell, run.seed): run.curves.get(name) for run in outcome.runs}
         for part in PARTS.values():
@@ -49,6 +54,21 @@ def _columns(outcome: Outcome) -> Iterator[Values]:
                 if known := [value for value in curve or () if value is not None]:
                     found.setdefault(cell, {})[seed] = 100 * float(np.mean(known[part]))
             yield found
+
+
+def _among_all(a_glo: Values, received: Values, unmasked: Values) -> Values:
+    """Return A_glo among all classes.
+
+    Where clients hold no more than everyone's model, A_glo is their A_loc by either rule. Other
+    methods predict by it among all classes.
+    """
+    return {
+        cell: {
+            seed: unmasked[cell].get(seed) if value == received[cell].get(seed) else value
+            for seed, value in found.items()
+        }
+        for cell, found in a_glo.items()
+    }
 
 
 def _differences(column: Values) -> Iterator[NDArray[np.float64]]:
@@ -140,5 +160,20 @@ def test_intervals_of_the_prose_are_those_of_the_records(page: Path) -> None:
         for above, text, records in passages(page)
         for line, (mean, low, high) in stated(text)
         if not is_recorded((mean, low, high), records) and f"{mean} [{low}, {high}]" not in OF_SUMS
+    ]
+    assert not unknown
+
+
+@pytest.mark.parametrize("file", READINGS, ids=lambda file: file.stem)
+def test_intervals_of_docstrings_are_those_of_the_pages_they_name(file: Path) -> None:
+    """A switch's docstring argues its default from a page of ``docs/results``."""
+    unknown = [
+        f"{mean} [{low}, {high}]"
+        for docstring in DOCSTRING.findall(file.read_text())
+        for _, (mean, low, high) in stated(docstring)
+        if not is_recorded(
+            (mean, low, high),
+            frozenset().union(*map(shown_on, re.findall(r"docs/results/([\w-]+\.md)", docstring))),
+        )
     ]
     assert not unknown

@@ -115,6 +115,9 @@ def test_a_shown_benchmark_exists(line: str) -> None:
 def test_shown_studies_exist() -> None:
     studies = [s for page in PAGES for s in re.findall(r"STUDY=([\w-]+)", page.read_text())]
     assert len(studies) >= 10
+    overview = (ROOT / "docs" / "results.md").read_text()
+    studies += (lines := re.findall(r"\[`([\w-]+)`\]\(results/", overview))
+    assert len(lines) >= 20
     assert {s for s in studies if not (ROOT / "benchmarks/studies" / f"{s}.toml").exists()} == set()
     assert len(BENCHMARKED) >= 15
 

@@ -25,7 +25,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event, EventLog
 from fedsrv.narration import Pace, duration, tell
 from fedtide.inprocess import run_in_process
-from fedtide.trial import tiny_experiment
+from fedtide.testing.trial import tiny_experiment
 
 
 def test_a_server_says_what_happens(caplog: pytest.LogCaptureFixture) -> None:
@@ -157,7 +157,7 @@ def test_code_of_ones_own_that_ends_the_process_is_a_failure(
 ) -> None:
     """A run that ends with 0 has finished, and a client that ends with 0 is not started again."""
     file = tmp_path / "mine.py"
-    file.write_text(f"import sys\ndef aggregate():\n    {call}\n")
+    file.write_text(f"import sys\ndef aggregate():\n    {call}  # {file}\n")
     with pytest.raises(SystemExit) as ended:
         run_command(lambda arguments: own(f"{file}:aggregate")())
     assert ended.value.code == 1

@@ -1,4 +1,1 @@
-"""How a data set is dealt out to clients and tasks: pure numpy, from the run's seed.
-
-May import fedmodels.
-"""
+"""How a data set is dealt out to clients and tasks: pure numpy, from the run's seed."""

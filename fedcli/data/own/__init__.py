@@ -1,4 +1,4 @@
 """Data sets of one's own in the forms that people have: tables, torch data sets, Hugging Face.
 
-May import ``fedcli.data.sets``. The registry there loads these modules by name, when asked for.
+The registry of ``fedcli.data.sets`` loads these modules by name, when they are asked for.
 """

@@ -16,10 +16,10 @@ import numpy as np
 
 from fedcli.data.own.examples import Examples, coded, dataset_of
 from fedcli.data.own.functions import as_array
-from fedcli.data.own.tables import PARTS, joined, made, windowed
+from fedcli.data.own.tables import PARTS, check_columns, joined, made, windowed
 from fedcli.data.sets.dataset import Dataset, Inputs, Source
 from fedmodels.config.data import Columns
-from fedmodels.errors import DataError, suggestion
+from fedmodels.errors import DataError
 
 EXTRA = "install the extra: pip install 'fedtide[huggingface]'"
 
@@ -31,7 +31,7 @@ def huggingface(source: Source) -> Dataset:
     root, columns = source.roots[0], source.data.columns or Columns()
     parts = _read(root)
     for part, rows in parts.items():
-        _check_columns(rows, columns, f"{root} ({part})")
+        check_columns(rows.column_names, columns, f"{root} ({part})")
     inputs = _inputs_of(parts["train"], columns, root)
     if len(inputs) > 1 or "test" not in parts:
         if len(inputs) == 1:
@@ -58,16 +58,6 @@ def _read(root: Path) -> dict[str, Any]:
     if "train" not in found:
         raise DataError(f"{root} has no split named train; it has: {', '.join(found)}")
     return {part: found[part] for part in PARTS if part in found}
-
-
-def _check_columns(rows: Any, columns: Columns, where: str) -> None:
-    """Check that every named column is there."""
-    for name in (columns.label, columns.client, columns.split, *(columns.features or ())):
-        if name is not None and name not in rows.column_names:
-            raise DataError(
-                f"{where} has no column {name!r}.{suggestion(name, rows.column_names)} "
-                f"It has: {', '.join(rows.column_names)}"
-            )
 
 
 def _inputs_of(rows: Any, columns: Columns, root: Path) -> list[str]:

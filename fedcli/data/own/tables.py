@@ -13,14 +13,14 @@ their names. A window never crosses the border of two files, clients, classes or
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.own.examples import Examples, coded, dataset_of, last_of_each
+from fedcli.data.own.examples import SHOWN, Examples, coded, dataset_of, last_of_each
 from fedcli.data.own.table_files import UNNAMED, files_of, read_frame
 from fedcli.data.sets.dataset import Dataset, Source
 from fedcli.data.sets.windows import window_starts
@@ -123,14 +123,8 @@ def rows_of(frame: Any, columns: Columns, where: object) -> Rows:
     Raises:
         DataError: a column is missing or holds something else; names the row, counted from 1.
     """
-    known = [str(column) for column in frame.columns]
+    check_columns([str(column) for column in frame.columns], columns, where)
     named = (columns.label, columns.client, columns.split)
-    for column in [*filter(None, named), *(columns.features or ())]:
-        if column not in known:
-            raise DataError(
-                f"{where} has no column {column!r}.{suggestion(column, known)} "
-                f"It has: {', '.join(known[:20])}"
-            )
     features = columns.features or features_of(frame, columns, where)
     x = np.stack([_numbers(frame[name], name, where) for name in features], axis=1)
     label, client, part = (_texts(frame, column, where) for column in named)
@@ -147,6 +141,20 @@ def rows_of(frame: Any, columns: Columns, where: object) -> Rows:
     first = np.flatnonzero(np.diff(stretch, prepend=-1))
     start = np.arange(len(x)) - first[stretch]
     return Rows(x, label, client, part, stretch, start)
+
+
+def check_columns(known: Sequence[str], columns: Columns, where: object) -> None:
+    """Check that every named column is there.
+
+    Raises:
+        DataError: names the first one that is not, and the nearest.
+    """
+    for name in (columns.label, columns.client, columns.split, *(columns.features or ())):
+        if name is not None and name not in known:
+            raise DataError(
+                f"{where} has no column {name!r}.{suggestion(name, known)} "
+                f"It has: {', '.join(known[:SHOWN])}"
+            )
 
 
 def joined(frames: Iterable[tuple[Any, object]], columns: Columns) -> tuple[Rows, Columns]:

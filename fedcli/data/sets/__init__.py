@@ -1,4 +1,1 @@
-"""The data sets that are known by name, and how each publisher's files are read.
-
-May import ``store.arrays`` and fedmodels.
-"""
+"""The data sets that are known by name, and how each publisher's files are read."""

@@ -12,7 +12,6 @@ import hashlib
 import io
 import logging
 import os
-import shutil
 import socket
 import tarfile
 import tempfile
@@ -164,18 +163,18 @@ def _keep(content: bytes, target: Path) -> None:
 
 
 def _unpack_tar(path: Path, cache: Path, folder: str) -> None:
-    """Unpack one folder of an archive; several processes may do so at once.
+    """Unpack one folder of an archive, which has no folders in it.
 
-    A folder that is there is no use, and goes first: later it may be another process's, which reads
-    it already.
+    Several processes may do so at once, and one may read what another has unpacked: each file is
+    replaced by its equal, and none is ever away.
     """
-    cache.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(cache / folder, ignore_errors=True)
+    target = cache / folder
+    target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as place:
         with tarfile.open(path) as archive:
             archive.extractall(place, filter="data")
-        with contextlib.suppress(OSError):  # another process was faster
-            os.rename(Path(place) / folder, cache / folder)
+        for file in (Path(place) / folder).iterdir():
+            os.replace(file, target / file.name)
     log.info("%s unpacked into %s", path, cache)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,11 +240,22 @@ def images_in(place: Path) -> list[Path]:
 
 def _label_of(place: Path, class_names: list[str]) -> int:
     """Return the label a class directory stands for."""
-    if place.name in class_names:
-        return class_names.index(place.name)
+    if (name := class_of(place, class_names)) is not None:
+        return class_names.index(name)
     if place.name.isdecimal() and (not class_names or int(place.name) < len(class_names)):
         return int(place.name)
     raise DataError(f"{place} names no class; known are {', '.join(class_names[:20]) or 'numbers'}")
+
+
+def class_of(place: Path, class_names: list[str]) -> str | None:
+    """Return the class whose name a directory has, however accents in the name are written.
+
+    A Mac writes ``ü`` in a name as ``u`` and an accent, which looks the same.
+    """
+    if place.name in class_names:
+        return place.name
+    alike = {normalize("NFC", name): name for name in class_names}
+    return alike.get(normalize("NFC", place.name))
 
 
 def read_image(path: Path, channels: int | None = None) -> NDArray[np.uint8]:

@@ -54,42 +54,35 @@ def digits(source: Source) -> Dataset:
 
 def mnist(source: Source) -> Dataset:
     """Load MNIST (LeCun and Cortes)."""
-    return _torchvision_set(source, "MNIST", DIGITS, (0.1307,), (0.3081,))
+    return _published(source, "MNIST", DIGITS, (0.1307,), (0.3081,))
 
 
 def fashion_mnist(source: Source) -> Dataset:
     """Load Fashion-MNIST (Xiao et al., 2017)."""
-    return _torchvision_set(source, "FashionMNIST", FASHION_MNIST, (0.2860,), (0.3530,))
+    return _published(source, "FashionMNIST", FASHION_MNIST, (0.2860,), (0.3530,))
 
 
 def emnist_byclass(source: Source) -> Dataset:
     """Load EMNIST-ByClass (Cohen et al., 2017), upright: 0-9, A-Z, a-z."""
-    names, mean, std = (*DIGITS, *LETTERS), (0.1736,), (0.3317,)
-    subset = source.find("emnist_byclass_subset.npz")
-    if subset is not None and source.find("EMNIST/raw", "EMNIST/gzip.zip") is None:
-        return _subset(source, subset, names, mean, std)
-    return _torchvision_set(source, "EMNIST", names, mean, std)
+    names, full = (*DIGITS, *LETTERS), ("EMNIST/raw", "EMNIST/gzip.zip")
+    subset = _subset(source, "emnist_byclass_subset.npz", full)
+    return _published(source, "EMNIST", names, (0.1736,), (0.3317,), subset)
 
 
 def cifar10(source: Source) -> Dataset:
     """Load CIFAR-10 (Krizhevsky, 2009)."""
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    subset = source.find("cifar10_subset.npz")
-    full = source.find("cifar-10-batches-py", "cifar-10-python.tar.gz")
-    if subset is not None and full is None:
-        return _subset(source, subset, CIFAR10, mean, std)
-    return _torchvision_set(source, "CIFAR10", CIFAR10, mean, std)
+    full = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
+    subset = _subset(source, "cifar10_subset.npz", full)
+    return _published(source, "CIFAR10", CIFAR10, mean, std, subset)
 
 
 def cifar100(source: Source) -> Dataset:
     """Load CIFAR-100 (Krizhevsky, 2009) with its 100 fine or 20 coarse classes."""
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    subset = source.find("cifar100_subset.npz")
-    full = source.find("cifar-100-python", "cifar-100-python.tar.gz")
-    if subset is not None and full is None:
-        fine = _subset(source, subset, CIFAR100, mean, std)
-    else:
-        fine = _torchvision_set(source, "CIFAR100", CIFAR100, mean, std)
+    full = ("cifar-100-python", "cifar-100-python.tar.gz")
+    subset = _subset(source, "cifar100_subset.npz", full)
+    fine = _published(source, "CIFAR100", CIFAR100, mean, std, subset)
     coarse = np.array([CIFAR100_COARSE_OF[name] for name in CIFAR100], dtype=np.int64)
     if source.data.labels == "fine":
         return replace(fine, coarse=coarse)
@@ -102,40 +95,33 @@ def cifar100(source: Source) -> Dataset:
     )
 
 
-def _torchvision_set(
+def _published(
     source: Source,
     kind: str,
     class_names: tuple[str, ...],
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    subset: Path | None = None,
 ) -> Dataset:
-    """Load a whole data set through torchvision."""
-    (train_x, train_y), (test_x, test_y) = torchvision_pair(source, kind)
-    return Dataset(
-        name=source.data.name,
-        train_x=train_x,
-        train_y=train_y,
-        test_x=test_x,
-        test_y=test_y,
-        num_classes=len(class_names),
-        scale=255.0,
-        mean=mean,
-        std=std,
-        class_names=class_names,
-    )
+    """Load a data set whole through torchvision, or a file that holds a part of it.
 
-
-def _subset(
-    source: Source,
-    path: Path,
-    class_names: tuple[str, ...],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> Dataset:
-    """Load a subset: ``x_train`` (n, H, W[, C]) uint8, ``y_train`` (n,), ``x_test``, ``y_test``."""
-    train, test = _read_npz(path, "train"), _read_npz(path, "test")
-    variant = f"subset, {len(train[1])} train and {len(test[1])} test examples"
-    log.warning("%s: the full set is absent; %s is used (%s)", source.data.name, path.name, variant)
+    Args:
+        source: where to look.
+        kind: torchvision's class.
+        class_names: in label order.
+        mean: of each channel.
+        std: of each channel.
+        subset: ``x_train`` (n, H, W[, C]) uint8, ``y_train`` (n,), ``x_test`` and ``y_test``.
+    """
+    variant = "full"
+    if subset is None:
+        train, test = torchvision_pair(source, kind)
+    else:
+        train, test = _read_npz(subset, "train"), _read_npz(subset, "test")
+        variant = f"subset, {len(train[1])} train and {len(test[1])} test examples"
+        log.warning(
+            "%s: the full set is absent; %s is used (%s)", source.data.name, subset.name, variant
+        )
     return Dataset(
         name=source.data.name,
         train_x=train[0],
@@ -149,6 +135,11 @@ def _subset(
         class_names=class_names,
         variant=variant,
     )
+
+
+def _subset(source: Source, file: str, full: tuple[str, ...]) -> Path | None:
+    """Return the file of a subset where nothing is there of the full set."""
+    return None if source.find(*full) is not None else source.find(file)
 
 
 def _read_npz(path: Path, part: str) -> tuple[NDArray[np.uint8], IntArray]:

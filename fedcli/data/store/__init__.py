@@ -1,4 +1,1 @@
-"""Partitions on the disk, as client directories or as one store: written, read and checked.
-
-May import ``sets`` and ``cuts``.
-"""
+"""Partitions on the disk, as client directories or as one store: written, read and checked."""

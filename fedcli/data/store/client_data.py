@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray, check_examples, read_array
-from fedcli.data.sets.directory import Labelled, class_folders, read_class_folders
+from fedcli.data.sets.directory import Labelled, class_folders, class_of, read_class_folders
 from fedmodels.data_description import (
     ClientFile,
     Normaliser,
@@ -158,6 +158,12 @@ class ClientData:
             x, y = self._read_images(place)
             x = x if len(x) else np.empty((0, *self.file.input_shape), dtype=np.uint8)
         else:
+            images = [p.name for p in (place.with_name(other) for other in PARTS) if p.is_dir()]
+            if images and not place.exists():
+                raise DataError(
+                    f"{place.with_name(part)} is missing: {images[0]} beside it has a folder of "
+                    "images for each class"
+                )
             x = read_array(place.with_name(f"{part}_x.npy"), mmap=True)
             y = read_array(place)
         inputs = place.with_name(place.name.replace("_y.npy", "_x.npy"))
@@ -171,8 +177,10 @@ class ClientData:
             DataError: a folder's name is none of ``class_names``; the line says what to write.
         """
         names = list(self.file.class_names)
-        found = [path.name for path in class_folders(place)]
-        strange = [name for name in found if name not in names and not name.isdecimal()]
+        folders = class_folders(place)
+        found = [path.name for path in folders]
+        unnamed = [path.name for path in folders if class_of(path, names) is None]
+        strange = [name for name in unnamed if not name.isdecimal()]
         if strange:
             example = json.dumps(sorted({*names, *found}) if not names else [*names, *strange])
             raise DataError(

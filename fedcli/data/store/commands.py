@@ -1,4 +1,4 @@
-"""What ``fedcli partition`` and ``fedcli data`` do."""
+"""What ``fedcli partition`` does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedcli.data.cuts.long_tail import keep_per_class
 from fedcli.data.cuts.partition import Partition, partition
 from fedcli.data.cuts.seeds import rng_of
 from fedcli.data.sets.dataset import Dataset
-from fedcli.data.sets.registry import DATASETS, load, names, source_of
+from fedcli.data.sets.registry import load
 from fedcli.data.store.partition_writer import TABLE, Layout, write_partition
 from fedcli.data.store.reserve import Reserve, set_apart
 from fedcli.data.store.union import gathered
@@ -192,19 +192,3 @@ def _shown(names: list[str]) -> list[str]:
     """Return what a table calls classes: their names, or their numbers if that is too long."""
     shown = [printable(name, MAX_LETTERS) for name in names]
     return shown if len(" ".join(shown)) <= MAX_LETTERS else [str(k) for k in range(len(names))]
-
-
-def list_datasets(console: Console | None = None) -> None:
-    """Print which data sets are known, and where they lie or how to get them."""
-    console = console or Console()
-    table = Table("name", "what", "where, or how to get it")
-    for name in names():
-        known = DATASETS.get(name)
-        if known is None:
-            table.add_row(name, "from another package", "")
-            continue
-        found = source_of(Data(name=name)).find(*known.files) if known.files else None
-        table.add_row(
-            name, known.about, Text(str(found) if found else known.advice, overflow="fold")
-        )
-    console.print(table)

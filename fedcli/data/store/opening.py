@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedcli.data.store.client_data import ClientData, GlobalTest
-from fedcli.data.store.partition_store import PartitionStore, open_client
+from fedcli.data.store.partition_store import PartitionStore
 from fedmodels.data_description import ClientFile, Normaliser
 from fedmodels.errors import DataError
 from fedmodels.tensors.bundle import ClientId
@@ -29,7 +29,9 @@ class EvaluatorData(ClientData):
 
 
 def open_data(root: Path, client: ClientId, store: PartitionStore | None = None) -> ClientData:
-    """Open a client's data under a partition's root; the evaluator has the global test set.
+    """Open a client's data under a partition's root: its directory, or its part of the store.
+
+    The evaluator has the global test set.
 
     Args:
         root: the partition's root.
@@ -39,4 +41,9 @@ def open_data(root: Path, client: ClientId, store: PartitionStore | None = None)
     Raises:
         DataError: the data are missing or damaged.
     """
-    return open_client(root, client, store) if isinstance(client, int) else EvaluatorData(root)
+    if not isinstance(client, int):
+        return EvaluatorData(root)
+    directory = root / str(client)
+    if not directory.is_dir() and (store := store or PartitionStore.find(root)) is not None:
+        return store.client(client)
+    return ClientData(directory)

@@ -225,20 +225,3 @@ def _rises(numbers: IntArray, end: int) -> bool:
         and bool((np.diff(numbers) >= 0).all())
         and (int(numbers[0]), int(numbers[-1])) == (0, end)
     )
-
-
-def open_client(root: Path, client: int, store: PartitionStore | None = None) -> ClientData:
-    """Open one client of a partition: its directory, or else its part of the store.
-
-    Args:
-        root: the partition's root.
-        client: whose data.
-        store: the store of ``root``, if it is open already.
-
-    Raises:
-        DataError: there is neither, or what is there is damaged.
-    """
-    directory = root / str(client)
-    if not directory.is_dir() and (store := store or PartitionStore.find(root)) is not None:
-        return store.client(client)
-    return ClientData(directory)

@@ -7,8 +7,7 @@ the commands' business, this module only checks what it says.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -347,21 +346,6 @@ def forbidden_changes(before: Experiment, now: Experiment) -> list[str]:
     if schedule.rounds >= before.schedule.rounds and (schedule.order == "rounds_outer" or one_task):
         allowed.add("schedule.rounds")
     return [key for key in difference(before, now) if key not in allowed]
-
-
-def another_config(run: Path, changed: Sequence[str]) -> ConfigError:
-    """Return the error of a run that is resumed with another config.
-
-    Args:
-        run: its directory.
-        changed: the keys that differ and must not.
-    """
-    longer = "; rounds may be added where every round visits every task, and never taken away"
-    return ConfigError(
-        f"{run} was begun with another config; it differs in {', '.join(changed)}"
-        f"{longer if 'schedule.rounds' in changed else ''}. Resume with the config in "
-        f"{run / 'config.toml'}"
-    )
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

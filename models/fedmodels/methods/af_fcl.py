@@ -38,7 +38,13 @@ from fedmodels.methods.bases.accompanied import Accompanied
 from fedmodels.nets.generative.flow import Flow, check_orders, is_order
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
-from fedmodels.techniques.continual import ClassMasks, mask_of, masks_spec, remembered
+from fedmodels.techniques.continual import (
+    ClassMasks,
+    labels_from,
+    mask_of,
+    masks_spec,
+    remembered,
+)
 from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
@@ -254,7 +260,7 @@ class AFFCL(Accompanied):
         loss = -refs.flow.log_density(h, y).mean()
         ctx.metrics["flow_loss"] = float(loss.detach()) / refs.flow.width
         if self.k_last and refs.last is not None and len(refs.last.classes):
-            labels = drawn_labels(refs.last.classes, len(y), refs.draw)
+            labels = labels_from(refs.last.classes, len(y), refs.draw)
             u, _ = refs.last.flow.sample(labels, refs.draw)
             loss = loss - self.k_last * refs.flow.log_density(u, labels).mean()
         _step(refs.adams["flow"], loss)
@@ -264,7 +270,7 @@ class AFFCL(Accompanied):
         """Step down the head's loss on embeddings drawn from the flow."""
         if not self.k_flow:
             return
-        labels = drawn_labels(refs.seen, len(y), refs.draw)
+        labels = labels_from(refs.seen, len(y), refs.draw)
         u, noise = refs.flow.sample(labels, refs.draw)
         with torch.no_grad():
             z, log_det = refs.flow(h, y)
@@ -322,11 +328,6 @@ class AFFCL(Accompanied):
         flow = _learned(under("flow", tensors_of(refs.flow)))  # orders are the server's alone
         weights = {**weights_of(ctx.net), **flow}
         return Bundle(weights=weights, scalars={"num_examples": float(num_examples)})
-
-
-def drawn_labels(classes: Tensor, count: int, draw: torch.Generator) -> Tensor:
-    """Return ``count`` labels (m,), each of these classes (c,) as likely as the others."""
-    return classes[torch.randint(len(classes), (count,), generator=draw).to(classes.device)]
 
 
 def _learned(weights: Weights) -> Weights:

@@ -38,8 +38,14 @@ from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
-from fedmodels.techniques.acgan import Acgan, Maker, Pool, labels_from
-from fedmodels.techniques.continual import ClassMasks, mask_of, masks_spec, remembered
+from fedmodels.techniques.acgan import Acgan, Maker, Pool
+from fedmodels.techniques.continual import (
+    ClassMasks,
+    labels_from,
+    mask_of,
+    masks_spec,
+    remembered,
+)
 from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec

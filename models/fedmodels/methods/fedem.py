@@ -37,7 +37,7 @@ class FedEmReferences:
     """References of the loss in one interaction."""
 
     learners: list[Weights]
-    """theta_m, before and, one after the other, after training."""
+    """theta_m as received; training replaces them one after the other."""
     pi: Tensor  # (M,) float64
     q: Tensor  # (n, M)
     now: int = 0
@@ -55,7 +55,8 @@ class FedEM(FedAvg):
     """M, the components."""
     mixture: Literal["trained", "received"] = "trained"
     """The pi that predicts: that of the last training, as Algorithm 1 leaves it; or one estimated
-    anew under the learners that came back from the server, as in the paper's appendix."""
+    anew under the learners that came back from the server, as appendix B of pFedGRP's paper
+    describes FedEM. No interval tells the two apart (docs/results/continual.md)."""
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -65,7 +65,8 @@ class FedMLP(RoundHeads, ReleasedPrototypes):
     alpha: NonNegative = 1.0
     """Weight of L_S."""
     tau: Positive = 1.0
-    """Temperature of L_I."""
+    """Temperature of L_I. The paper has none, which is 1; no interval tells 8 apart from it
+    (docs/results/fedmlp.md)."""
     u: Count = 0
     """Local semantic prototypes; 0 is the root of the number of prototypes, rounded up."""
     v: Count = 0

@@ -1,7 +1,7 @@
 """FedPAC — Xu, Tong, Huang, Personalized Federated Learning with Feature Alignment and Classifier
 Collaboration, ICLR 2023, Algorithm 1. https://arxiv.org/abs/2306.11867
 
-    paper      here                                paper     here
+    paper    here                          paper    here
     theta    weights "base/…"              lambda   lam
     phi_i    weights "head/…"              alpha_i  a row of series["aggregation_weights"]
     c_i^k    upload.prototypes["class"]    h_i^k    upload.prototypes["statistics"]: p_k mu_k

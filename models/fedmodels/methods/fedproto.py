@@ -8,8 +8,9 @@ AAAI 2022, Algorithm 1. https://arxiv.org/abs/2105.00243
 
 Deviations: the regulariser is the squared distance's mean over coordinates, as in the released
 code, which takes class means while the last epoch trains where we take them after it, in evaluation
-mode; means over clients weigh by examples of the class (eq. 6), there they are plain
-(``weighting``); classes that nobody reports keep their prototype. There is no global model.
+mode; means over clients weigh by examples of the class (eq. 6 without its further factor 1/|N_j|,
+which would shrink a mean), there they are plain (``weighting``); classes that nobody reports keep
+their prototype. There is no global model.
 """
 
 from __future__ import annotations

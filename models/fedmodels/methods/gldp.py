@@ -71,7 +71,8 @@ class Gldp(RoundMemory, ReleasedPrototypes):
     beta: Share = 0.5
     """Share of the old prototype in both moving averages."""
     tau: Positive = 1.0
-    """Temperature of the local prototype loss."""
+    """Temperature of the local prototype loss. The paper has none, which is 1; no interval tells 8
+    apart from it (docs/results/gldp.md)."""
     t: Count = 10
     """Epochs of the representation; ``training.local_epochs`` is not used."""
     s: Count = 20

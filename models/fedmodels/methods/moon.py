@@ -3,8 +3,8 @@ https://arxiv.org/abs/2103.16257
 
     paper    here                               paper     here
     w^t      the payload                        z         out.features
-    w_i^t-1  state.weights["previous/base/…"]   z_glob    refs.received
-    mu       mu                                 z_prev    refs.previous
+    w_i^t-1  state.weights["previous/base/…"]   z_glob    refs.features(batch)[0]
+    mu       mu                                 z_prev    refs.features(batch)[1]
     tau      temperature
 
 Deviations: z is the net's embedding, without a projection of its own, so that every method trains

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet
+from fedmodels.techniques.continual import labels_from
 
 
 class Maker:
@@ -152,11 +153,6 @@ def balanced(
     held = [holders[label] for label in y.tolist()]
     clients = [them[int(u * len(them))] for them, u in zip(held, chances, strict=True)]
     return y, torch.tensor(clients)
-
-
-def labels_from(classes: Tensor, count: int, draw: torch.Generator) -> Tensor:
-    """Draw labels (m,) uniformly from these classes (c,); m is ``count``."""
-    return classes[torch.randint(len(classes), (count,), generator=draw).to(classes.device)]
 
 
 def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

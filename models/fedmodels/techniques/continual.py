@@ -84,6 +84,11 @@ def mask_of(y: Tensor, num_classes: int) -> Tensor:
     return torch.bincount(y, minlength=num_classes) > 0
 
 
+def labels_from(classes: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    """Draw labels (m,) uniformly from these classes (c,); m is ``count``."""
+    return classes[torch.randint(len(classes), (count,), generator=draw).to(classes.device)]
+
+
 def masked_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """Return the mean cross-entropy over the columns of a mask alone; of nothing it is 0.
 

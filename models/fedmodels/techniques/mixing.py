@@ -218,9 +218,9 @@ def weights_from(a: Tensor, param: str) -> Tensor:
         return a.softmax(0)
     if param == "quad":
         return a.square() / a.square().sum()
-    if param == "affine":
-        return a - (a.sum() - 1) / len(a)  # may be negative
-    return a * 1.0  # pgd: on the simplex after each step
+    # affine: may be negative; pgd: on the simplex after each step. Both take the slope along sum 1:
+    # Adam would step by its rate in every weight where all slopes have one sign, and go nowhere.
+    return a - (a.sum() - 1) / len(a)
 
 
 def _optimizer(a: Tensor, search: Search) -> torch.optim.Optimizer:

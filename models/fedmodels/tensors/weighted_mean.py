@@ -116,7 +116,10 @@ class RunningMean:
             self._largest[other] = _mean_of_vectors(parts, [])
 
     def mean(self) -> Weights | None:
-        """Return the mean of the added uploads; None if there are no uploads."""
+        """Return the mean of the added uploads; None if there are no uploads.
+
+        Call it once, at the end: it divides the sums in place.
+        """
         if self._form is None:
             return None
         names, layout, dtype = self._form

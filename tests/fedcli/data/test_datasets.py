@@ -30,12 +30,13 @@ from fedcli.data.sets import registry as datasets
 from fedcli.data.sets.dataset import Dataset, Source
 from fedcli.data.sets.har import COMBINED, REALWORLD_LABELS
 from fedcli.data.sets.hhar import ACTIVITIES as HHAR
+from fedcli.data.sets.listing import list_datasets
 from fedcli.data.sets.realworld import ACTIVITIES as REALWORLD
 from fedcli.data.sets.registry import DATASETS, load, names
 from fedcli.data.sets.windows import paired, window_starts, windows_of
 from fedcli.data.store import commands
 from fedcli.data.store.client_data import ClientData
-from fedcli.data.store.commands import list_datasets, run_partition, thinned
+from fedcli.data.store.commands import run_partition, thinned
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Iid, Natural
 from fedmodels.errors import ConfigError, DataError
@@ -199,34 +200,86 @@ def test_a_cache_that_cannot_be_written_is_named(
     assert not list((tmp_path / "cache").rglob("*ubyte*"))
 
 
-def test_an_archive_without_a_checksum_may_be_damaged(tmp_path: Path, no_network: None) -> None:
+def test_a_cache_without_room_for_a_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "root" / "cifar-10-python.tar.gz"
+    path.parent.mkdir()
+    path.write_bytes(b"an archive")
+    md5 = hashlib.md5(b"an archive", usedforsecurity=False).hexdigest()
+    monkeypatch.setattr("torchvision.datasets.CIFAR10.tgz_md5", md5)
+    monkeypatch.setattr(tarfile, "open", full)
+    with pytest.raises(
+        DataError, match=r"cifar10 cannot be unpacked into .*: No space left .*; make"
+    ):
+        load(Data(name="cifar10", root=str(path.parent)))
+    assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"no archive", "Not a gzipped file .*"),
+        (gzip.compress(b"images" * 9)[:-9], "Compressed file ended before .*"),
+        (gzip.compress(b"images" * 9)[:10] + b"\xff" * 20, "Error -3 while decompressing .*"),
+    ],
+    ids=["no archive", "cut", "changed"],
+)
+def test_an_archive_without_a_checksum_may_be_damaged(
+    content: bytes, why: str, tmp_path: Path, no_network: None
+) -> None:
     raw = tmp_path / "EMNIST" / "raw"
     raw.mkdir(parents=True)
     for name, _ in archives.EMNIST_FILES:
-        (raw / name).write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"gz is damaged: Not a gzipped file .*; fetch it again"):
+        (raw / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"gz is damaged: {why}; fetch it again"):
         load(Data(name="emnist-byclass", root=str(tmp_path)))
 
 
-def test_what_another_process_has_unpacked_meanwhile_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("begins", ["before", "meanwhile"])
+def test_what_another_process_has_unpacked_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
 ) -> None:
-    """It may read it already."""
-    (tmp_path / "images").mkdir()
+    """It may read it already. What is half there is made whole."""
+    images, cache = tmp_path / "images", tmp_path / "cache"
+    images.mkdir()
+    for name in ("batch", "labels"):
+        (images / name).write_text("whole")
     with tarfile.open(tmp_path / "images.tar.gz", "w:gz") as archive:
-        archive.add(tmp_path / "images", "images")
-    theirs, extract = tmp_path / "cache" / "images", tarfile.TarFile.extractall
+        archive.add(images, "images")
+    theirs, extract, replace = cache / "images", tarfile.TarFile.extractall, os.replace
+
+    def unpacked_by_another() -> None:
+        theirs.mkdir(parents=True, exist_ok=True)
+        (theirs / "batch").write_text("whole")
+        (theirs / "labels").write_text("ha")
+
+    def is_there() -> None:
+        assert (theirs / "batch").read_text() == "whole"
 
     def slowly(self: tarfile.TarFile, place: str, **how: Any) -> None:
+        if begins == "meanwhile":
+            unpacked_by_another()
+        is_there()
         extract(self, place, **how)
-        theirs.mkdir()
-        (theirs / "batch").touch()
 
+    def watched(*places: Path) -> None:
+        is_there()
+        replace(*places)
+
+    if begins == "before":
+        unpacked_by_another()
     monkeypatch.setattr(tarfile.TarFile, "extractall", slowly)
-    theirs.mkdir(parents=True)
-    (theirs / "half").touch()
-    archives._unpack_tar(tmp_path / "images.tar.gz", tmp_path / "cache", "images")
-    assert [path.name for path in theirs.iterdir()] == ["batch"]
+    monkeypatch.setattr(os, "replace", watched)
+    archives._unpack_tar(tmp_path / "images.tar.gz", cache, "images")
+    is_there()
+    assert {path.name: path.read_text() for path in theirs.iterdir()} == {
+        "batch": "whole", "labels": "whole",
+    }  # fmt: skip
+    assert [path.name for path in cache.iterdir()] == ["images"]
 
 
 @pytest.mark.parametrize(

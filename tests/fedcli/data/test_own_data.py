@@ -6,8 +6,10 @@ import io
 import json
 import os
 import shutil
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -98,6 +100,26 @@ def test_folders_without_a_name_get_an_example(names, line, tmp_path):
     facts = {"input_shape": [1, 4, 4], "num_classes": 2, "class_names": names}
     (tmp_path / "0/client.json").write_text(json.dumps(facts))
     with pytest.raises(DataError, match=line):
+        ClientData(tmp_path / "0")
+
+
+def test_accents_in_a_name_may_be_written_in_two_ways(tmp_path):
+    """A Mac writes them apart from their letters, and editors do not: both look the same."""
+    for name in ("cat", normalize("NFD", "kätzchen")):
+        for part in ("train", "test"):
+            _image(tmp_path / "0/task-0" / part / name / "a.png")
+    facts = {"input_shape": [1, 4, 4], "num_classes": 2, "class_names": ["kätzchen", "cat"]}
+    (tmp_path / "0/client.json").write_bytes(BOM_UTF8 + json.dumps(facts).encode())
+    client = ClientData(tmp_path / "0")
+    assert client.arrays(0, "train")[1].tolist() == [1, 0]
+    assert client.file.class_names == ("kätzchen", "cat")
+
+
+def test_a_missing_part_of_images_is_named_as_a_folder(tmp_path):
+    _image(tmp_path / "0/task-0/train/0/a.png")
+    facts = {"input_shape": [1, 4, 4], "num_classes": 2}
+    (tmp_path / "0/client.json").write_text(json.dumps(facts))
+    with pytest.raises(DataError, match=r"task-0/test is missing: train beside it has a folder"):
         ClientData(tmp_path / "0")
 
 

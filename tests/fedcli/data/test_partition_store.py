@@ -14,8 +14,9 @@ from fedcli.cli import main
 from fedcli.data.cuts.partition import partition
 from fedcli.data.store.client_data import PARTS, ClientData
 from fedcli.data.store.inspection import inspect
+from fedcli.data.store.opening import open_data
 from fedcli.data.store.partition_export import export_partition
-from fedcli.data.store.partition_store import PartitionStore, open_client
+from fedcli.data.store.partition_store import PartitionStore, _write_inputs
 from fedcli.data.store.partition_writer import MOST_DIRECTORIES, Layout, write_partition
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.resolution import experiment_of
@@ -60,13 +61,20 @@ def test_an_exported_store_has_the_bytes_of_directories(
     assert export_partition(stored, tmp_path / "out") == 2
     assert files_of(tmp_path / "out") == files_of(directories)
     for client in range(2):
-        ours, theirs = open_client(stored, client), ClientData(directories / str(client))
+        ours, theirs = open_data(stored, client), ClientData(directories / str(client))
         assert ours.announcement() == theirs.announcement()
         for task in range(theirs.num_tasks):
             for part in PARTS:
                 for a, b in zip(ours.arrays(task, part), theirs.arrays(task, part), strict=True):
                     assert a.dtype == b.dtype
                     assert np.array_equal(a, b)
+
+
+def test_inputs_are_stored_row_by_row_however_they_lie_in_memory(tmp_path: Path) -> None:
+    """A file that says otherwise of them would be read as others of the same shape."""
+    x = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    _write_inputs(tmp_path / "x.npy", np.asfortranarray(x[:3]), np.asfortranarray(x[3:]))
+    assert np.array_equal(np.load(tmp_path / "x.npy"), x)
 
 
 def test_many_clients_take_a_few_files(tmp_path: Path) -> None:
@@ -152,19 +160,19 @@ def test_damaged_moments_are_one_line(tmp_path: Path, moments: np.ndarray, line:
     stored = write(tmp_path / "windows", Layout.STORE, WINDOWS)
     np.save(stored / "store" / "moments.npy", moments)
     with pytest.raises(DataError, match=line) as caught:
-        open_client(stored, 1)
+        open_data(stored, 1)
     assert "\n" not in str(caught.value)
 
 
 def test_a_client_that_the_store_lacks_is_one_line(store: Path, tmp_path: Path) -> None:
     for client in (-1, 2):
         with pytest.raises(DataError, match=f"holds no client {client}: it has 0 to 1"):
-            open_client(store, client)
+            open_data(store, client)
     with pytest.raises(DataError, match="is not there: it should be this client's data"):
-        open_client(tmp_path / "nowhere", 0)
+        open_data(tmp_path / "nowhere", 0)
     (store / "store" / "pairs.npy").unlink()
     with pytest.raises(DataError, match=r"pairs\.npy is missing"):
-        open_client(store, 0)
+        open_data(store, 0)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,15 @@ def test_only_hidden_tokens_count():
     assert float(model(x).detach()) == 0
 
 
+def test_the_autoencoder_has_the_published_sizes():
+    """Of 8 tokens 4 are hidden; the decoder has 4 blocks of width 192, as in the authors' code."""
+    net = RunFacts(tiny_experiment(net=NET), Problem((128, 6), 5)).make_net()
+    model = MaskedAutoencoder(net.base, 128, Pretraining().mask)
+    assert (model.hidden, len(model.decoder)) == (4, 4)
+    widths = {model.embed.out_features, *(block.norm1.weight.numel() for block in model.decoder)}
+    assert widths == {192}
+
+
 @pytest.mark.parametrize("mask", [0.1, 0.2])
 def test_something_is_hidden_and_something_seen(mask):
     base = RunFacts(tiny_experiment(net=NET), PROBLEM).make_net().base

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from fedcli.runtime.link import Link
@@ -184,4 +185,14 @@ def test_a_missing_authority_is_suspected_before_the_first_answer_alone() -> Non
     assert "give --tls-ca" in link._explained("Socket closed")
     assert link._patiently("a call", lambda: 1) == 1
     assert link._explained("Socket closed") == "Socket closed"
+    link.close()
+
+
+def test_a_certificate_is_suspected_where_no_connection_comes_about_alone() -> None:
+    """A stream that was open has shown that the certificates are right."""
+    link = Link("127.0.0.1:1", grpc.ssl_channel_credentials())
+    opened = "Stream removed (Socket closed)"
+    assert link._explained(opened) == opened
+    refused = "failed to connect to all addresses; last error: UNAVAILABLE: Socket closed"
+    assert "check --tls-cert and --tls-ca" in link._explained(refused)
     link.close()

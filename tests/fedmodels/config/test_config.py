@@ -41,6 +41,21 @@ def line_of(text=TEXT, overrides=()):
 # --- what is right --------------------------------------------------------------------------------
 
 
+def test_another_scenario_or_net_drops_what_only_the_former_has(caplog):
+    text = TEXT.replace("shards = 4", "shards = 4\ntasks = 2")
+    asked = ["scenario.kind=dirichlet", "scenario.alpha=0.5", "net.name=digits-cnn"]
+    found = parse_experiment(text, "run.toml", asked)
+    assert (found.scenario.kind, found.scenario.tasks) == ("dirichlet", 2)
+    assert found.net.options() == {}
+    assert "scenario.kind is set to dirichlet: shards of per_class_shards in" in caplog.text
+    assert "net.name is set to digits-cnn: hidden of mlp in the file is left out" in caplog.text
+    caplog.clear()
+    kept = parse_experiment(text, "run.toml", ["scenario.kind=label_shards", "net.weights=w"])
+    assert kept.scenario.shards == 4
+    assert kept.net.options() == {"hidden": [8]}
+    assert not caplog.text
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

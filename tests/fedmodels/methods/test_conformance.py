@@ -30,7 +30,7 @@ from fedmodels.training.contexts import ClientContext, ServerContext, ServerStat
 from fedmodels.training.method import Batch, LocalResult, Method, Output
 from fedmodels.training.run import RunFacts
 from fedtide.testing import CHECKS, Case, check_method
-from fedtide.trial import tiny_experiment
+from fedtide.testing.trial import tiny_experiment
 
 ALIGNED = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "prototypes": [16, 8]}
 
@@ -326,7 +326,7 @@ class Failing(FedAvg):
 @pytest.mark.parametrize(
     ("mistake", "check", "line"),
     [
-        ("views", "its_views_are_known", r"AssertionError at testing.py:\d+: assert views$"),
+        ("views", "its_views_are_known", r"AssertionError at suite.py:\d+: assert views$"),
         ("loss", "loss_leaves_inputs_alone", r"loss failed \(test_conf.*: AssertionError"),
         ("predict", "predictions_are_scores_of_classes", r"predict failed \(.*KeyError: 'seen'"),
     ],

@@ -17,7 +17,8 @@ from fedmodels.nets.generative import acgan
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.numerics.randomness import generator, seeded
-from fedmodels.techniques.acgan import Maker, Pool, balanced, labels_from
+from fedmodels.techniques.acgan import Maker, Pool, balanced
+from fedmodels.techniques.continual import labels_from
 from fedmodels.tensors.bundle import Bundle, Histogram
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.training.loop import batches, train_locally

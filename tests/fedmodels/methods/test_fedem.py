@@ -16,7 +16,7 @@ from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
-from fedtide.trial import write_server_data
+from fedtide.testing.trial import write_server_data
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
 

@@ -630,9 +630,20 @@ def test_prototypes_of_the_round_stay_through_it():
     assert scored == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_mean_over_the_interactions_of_a_round():
-    """Models 1, 2, 6 in one round mean 3; the next round starts anew. Training gets the newest."""
-    method = make("gldp", eval_model="stage_mean")
+@pytest.mark.parametrize(
+    ("switches", "scored"),
+    [
+        ({}, ["eval/base/1.weight"]),
+        ({"eval_upload_head": True}, ["eval/base/1.weight", "eval/head/weight"]),
+        ({"heads": "round"}, ["eval/base/1.weight", "eval/head/weight"]),
+    ],
+)
+def test_mean_over_the_interactions_of_a_round(switches, scored):
+    """Models 1, 2, 6 in one round mean 3; the next round starts anew. Training gets the newest.
+
+    A head that belongs to what is scored is averaged with its representation, however it travels.
+    """
+    method = make("gldp", eval_model="stage_mean", **switches)
     run = RunFacts(tiny_experiment(net={"name": "mlp", "hidden": [1]}), Problem((1, 2, 2), 10))
     state, means = method.init_server(run), []
     for interaction, value in enumerate([1.0, 2.0, 6.0, 10.0]):
@@ -644,11 +655,11 @@ def test_mean_over_the_interactions_of_a_round():
         assert common.weights["base/1.weight"].flatten()[0] == value
         assert parts.keys() == {0, 1, 2, EVALUATOR}
         assert len({id(part) for part in parts.values()}) == 1
-        means.append(parts[0].weights["eval/base/1.weight"].flatten()[0].item())
+        means.append([parts[0].weights[name].flatten()[0].item() for name in scored])
         sent, own = method.broadcast(ctx, state)
         assert not own
         assert not any(k.startswith("eval/") for k in sent.weights)
-    assert means == pytest.approx([1.0, 1.5, 3.0, 10.0])
+    assert means == [[pytest.approx(mean)] * len(scored) for mean in (1.0, 1.5, 3.0, 10.0)]
 
 
 def test_theta_does_not_depend_on_who_comes_first_or_on_counts(digits):

@@ -11,10 +11,17 @@ from fedmodels.methods import names
 from fedmodels.nets import make_net, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Weights
-from fedtide.trial import context_of, method_of, payload_of
+from fedtide.testing.trial import context_of, method_of, payload_of
 from tests.fedmodels.methods.test_conformance import ALIGNED, experiment_for
 
 PLAIN = {key: value for key, value in ALIGNED.items() if key not in ("alp", "prototypes")}
+NETS: list[dict[str, object]] = [
+    {"name": "mlp"},
+    {"name": "digits-cnn"},
+    {"name": "digits-cnn", "norm": "layer"},
+    {"name": "resnet20"},
+]
+"""Nets of other kinds that take the digits; 8x8 images are too small for ``cnn5``."""
 
 
 def beginning(name: str, net: dict[str, object], digits: Path) -> Weights:
@@ -42,6 +49,15 @@ def test_every_method_starts_from_the_weights_of_fedavg(
 ) -> None:
     net = ALIGNED if name == "fedali" else PLAIN
     assert differing(of_fedavg, beginning(name, net, digits)) == []
+
+
+@pytest.mark.parametrize("net", NETS, ids=lambda net: "-".join(map(str, net.values())))
+def test_so_it_is_on_every_kind_of_net(net: dict[str, object], digits: Path) -> None:
+    """FedAli needs a net with alignment: the test above and the one below have it."""
+    plain = beginning("fedavg", net, digits)
+    others = [name for name in names() if name != "fedali"]
+    found = {name: differing(plain, beginning(name, net, digits)) for name in others}
+    assert {name: tensors for name, tensors in found.items() if tensors} == {}
 
 
 @pytest.mark.parametrize(

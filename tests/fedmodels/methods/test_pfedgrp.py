@@ -17,6 +17,7 @@ from fedmodels.numerics.metric_names import metric
 from fedmodels.techniques import server_replay
 from fedmodels.techniques.class_replay import Judge, Rehearsal, Replayed
 from fedmodels.techniques.generators import public
+from fedmodels.techniques.mixing import find_all
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, tensor_bytes
 from fedmodels.training.contexts import ServerContext
 from fedmodels.training.loop import train_locally
@@ -279,6 +280,25 @@ def test_aggregation_weights(digits):
     common, personal = method.broadcast(ctx, state)
     assert all(k.startswith(f"{PERSONAL}/") for part in personal.values() for k in part.weights)
     assert not any(k.startswith(f"{PERSONAL}/") for k in common.weights)
+
+
+def test_the_server_draws_as_many_examples_as_it_is_told(digits, monkeypatch):
+    """V of the client's most frequent class, of the others in proportion to S."""
+    method, run, results = trained(digits, (0,), replay_filter=False, server_volume=9)
+    drawn = []
+
+    def watched(mixer, searches, *settings):
+        drawn.extend(search.examples for search in searches)
+        return find_all(mixer, searches, *settings)
+
+    monkeypatch.setattr("fedmodels.methods.pfedgrp.find_all", watched)
+    upload = results[0].upload
+    finished(method, run, {0: upload})
+    ((_, labels),) = drawn
+    total = upload.histogram.total.double()
+    assert (
+        torch.bincount(labels, minlength=10).tolist() == (9 * total / total.max()).round().tolist()
+    )
 
 
 @pytest.mark.gpu

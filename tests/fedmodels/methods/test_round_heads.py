@@ -13,7 +13,7 @@ from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
 from fedtide.inprocess import run_in_process
-from fedtide.trial import context_of, method_of, payload_of, tiny_experiment
+from fedtide.testing.trial import context_of, method_of, payload_of, tiny_experiment
 
 METHODS = ["fedrep", "gldp", "fedmlp"]
 

@@ -298,6 +298,16 @@ def test_options_of_the_transformers():
         build("hart", INERTIAL, lite_conv="flat")
 
 
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+@torch.no_grad()
+def test_the_head_reads_the_class_token_or_the_mean_of_the_tokens(pool):
+    net, tokens = build("vit-tiny", (1, 8, 8), blocks=1, pool=pool), []
+    net.base.norm.register_forward_hook(lambda _layer, _given, out: tokens.append(out))
+    embedding, found = net.features(torch.randn(2, 1, 8, 8)), tokens[0]  # (B, d), (B, Z, d)
+    torch.testing.assert_close(embedding, found[:, 0] if pool == "cls" else found.mean(1))
+    assert not torch.equal(found[:, 0], found.mean(1))
+
+
 def test_hart_treats_samples_apart():
     x = torch.randn(8, *INERTIAL)
     net = build("hart", INERTIAL, 6).eval()

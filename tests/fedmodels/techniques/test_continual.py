@@ -96,6 +96,16 @@ def facts(**changes):
     )
 
 
+def test_a_single_class_teaches_nothing():
+    """A softmax over one column is 1 whatever the logit: the loss is 0, and so is its gradient."""
+    logits = torch.tensor([[3.0, -1.0, 0.5], [0.0, 2.0, 1.0]], requires_grad=True)
+    loss = masked_cross_entropy(logits, torch.tensor([1, 1]), torch.tensor([False, True, False]))
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
 def test_a_description_says_labels_and_limits():
     profile = Profile.parse(0, facts(mean=[0.5, 0.25, 0.0], std=[0.5]))
     assert profile.labels(0) == (0,)

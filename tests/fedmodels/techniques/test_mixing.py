@@ -8,6 +8,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from fedmodels.methods.readings.pfedgrp import PFedGRPReading
 from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator, seeded
@@ -122,6 +123,27 @@ def test_weights_are_on_the_simplex_and_never_worse_than_uniform(param, init):
     uniform = torch.full((4,), 0.25)
     assert found.uniform == pytest.approx(mixer.loss(uniform, data), rel=1e-6)
     assert found.loss == pytest.approx(mixer.loss(found.w.float(), data), rel=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_projected_weights_leave_the_middle_where_every_model_helps(optimizer):
+    """theta = (3, 1) times a model that is right about every example, so L falls in 3 w_1 + w_2.
+
+    Both slopes are negative, and on the simplex (1, 0) is best. Adam steps by its rate whatever the
+    slope: both weights up by .05, which the projection takes back. The slopes along the simplex,
+    less their mean, differ in sign: up and down by .05, (1, 0) after ten steps from (.5, .5).
+    """
+    right = torch.zeros(CLASSES, 64)
+    right[:, :CLASSES] = torch.eye(CLASSES)
+    net = make_net("mlp", num_classes=CLASSES, input_shape=SHAPE, hidden=[])
+    models = [{"head/weight": f * right, "head/bias": torch.zeros(CLASSES)} for f in (3.0, 1.0)]
+    y = torch.arange(CLASSES)
+    x = torch.eye(64)[y].view(-1, *SHAPE)
+    rate = 0.05 if optimizer == "adam" else 0.5
+    search = Search(epochs=12, lr=rate, param="pgd", optimizer=optimizer)
+    found = find_weights(Mixer(net, models), (x, y), 0, search, seed=1)
+    assert found.w.tolist() == pytest.approx([1, 0], abs=1e-9)
+    assert found.loss == pytest.approx(math.log(1 + 3 * math.exp(-3)), abs=1e-6)
 
 
 def test_problems_solved_side_by_side_are_those_solved_alone():
@@ -242,3 +264,20 @@ def test_the_floor_holds_for_what_is_found():
     found = find_weights(mixer, data, 0, search, seed=0)
     assert entropy(found.w) >= 0.9 - 1e-6
     assert found.loss <= found.uniform
+
+
+def test_what_pfedgrps_paper_leaves_open_reaches_the_search():
+    reading = PFedGRPReading(
+        w_epochs=7, w_lr=0.2, w_optimizer="sgd", w_batch=5, w_param="quad", w_init="self",
+        w_entropy_floor=0.3,
+    )  # fmt: skip
+    assert reading.search() == Search(
+        epochs=7,
+        lr=0.2,
+        optimizer="sgd",
+        batch_size=5,
+        param="quad",
+        init="self",
+        entropy_floor=0.3,
+    )
+    assert PFedGRPReading().search() == Search()

@@ -19,7 +19,7 @@ from fedmodels.tensors.compact_forms import INDICES, SCALES, Floats, Int8, TopK
 from fedmodels.training.compression import RESIDUAL, Compression
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
-from fedtide.trial import method_of
+from fedtide.testing.trial import method_of
 
 SHAPES = {"w": (2,)}
 

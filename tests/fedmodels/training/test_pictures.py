@@ -1,6 +1,11 @@
 """Pictures a client draws for itself: what is in them, and that they are drawn alike each time."""
 
+import errno
+import os
+
+import pytest
 import torch
+from matplotlib.figure import Figure
 
 from fedcli.runtime.pictures import draw
 from fedmodels.numerics.prototypes import drift
@@ -51,6 +56,20 @@ def test_equal_pictures_are_equal_files(tmp_path):
             draw(picture, file)
         assert files[0].read_bytes() == files[1].read_bytes()
         assert files[0].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_does_not_fit_leaves_the_earlier_one(tmp_path, monkeypatch):
+    def full(figure, path, **how):
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "map.png"
+    path.write_text("an earlier one")
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(OSError, match="No space left"):
+        draw(Gallery({"0": torch.zeros(1, 1, 8, 8)}), path)
+    assert path.read_text() == "an earlier one"
+    assert os.listdir(tmp_path) == ["map.png"]
 
 
 def test_a_picture_that_cannot_be_drawn_costs_nothing(digits, tmp_path, monkeypatch, caplog):

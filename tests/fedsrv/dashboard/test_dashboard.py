@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedsrv.dashboard.server import PAGE, PageServer, page, serve_page, show
 from fedsrv.dashboard.state import MOST_COLUMNS, MOST_POINTS, State, _cells, _curve, _of_few
 from fedsrv.events import EventLog
 from fedtide.inprocess import run_in_process
-from fedtide.trial import tiny_experiment
+from fedtide.testing.trial import tiny_experiment
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,14 @@ def test_events_say_what_clients_do(going_on: Any) -> None:
     assert found["standing"]["interactions"] == 8
 
 
+def test_how_many_interactions_a_run_has_is_not_guessed(run: Path, tmp_path: Path) -> None:
+    """A run that is gone on with has told nobody yet how many there are."""
+    rows = (run / "rounds.jsonl").read_text()
+    (tmp_path / "rounds.jsonl").write_text(rows)
+    assert json.loads(State(tmp_path).to_json())["of"] == 0
+    assert json.loads(State(run).to_json())["of"] == len(rows.splitlines())
+
+
 def until(address: str, wanted: Any) -> dict[str, Any]:
     """Ask until a state is wanted: a thread of its own takes the events in."""
     for _ in range(1000):
@@ -114,8 +123,12 @@ def test_only_this_page_and_its_state_are_served(going_on: Any) -> None:
         f"default-src 'none'; script-src '{page()[1]}';"
     )
     assert headers["X-Content-Type-Options"] == "nosniff"
-    status, alike, body = asked(address, method="HEAD")
-    assert (status, alike["Content-Length"], body) == (200, headers["Content-Length"], "")
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as line:
+        line.sendall(f"HEAD / HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
+        head, _, body = b"".join(iter(lambda: line.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert f"Content-Length: {headers['Content-Length']}" in head.decode()
+    assert (head.split()[1], body) == (b"200", b"")
     for path in ("/config.toml", "/../run.db", "/state.json?x", "*"):
         assert asked(address, path)[0] == 404
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):

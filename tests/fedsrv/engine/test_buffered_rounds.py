@@ -16,21 +16,13 @@ from fedmodels.tensors.archive import load_named
 from fedsrv.state.store import Store
 from fedsrv.state.syncer import Syncer
 from fedtide.inprocess import InProcessCohort, launch_in_process, run_in_process
-from tests.conftest import tiny_experiment
+from tests.conftest import arrivals_of, records_of, tiny_experiment
 
 
 def asynchronous(method="fedavg", rounds=3, buffer=1, tables=None, **schedule):
     """Three clients, two tasks: six interactions."""
     schedule = {"order": "asynchronous", "rounds": rounds, "buffer": buffer, **schedule}
     return tiny_experiment(method=method, schedule=schedule, **(tables or {}))
-
-
-def records_of(out):
-    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-
-
-def arrivals_of(out):
-    return [record["arrivals"] for record in records_of(out)]
 
 
 class Killed(BaseException):

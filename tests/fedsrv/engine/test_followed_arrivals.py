@@ -50,6 +50,7 @@ def test_a_run_without_arrivals_is_refused(first, digits, tmp_path):
         ("{}", "records no arrivals"),
         ("[]\n5", "interaction 0 of .+ is damaged"),
         ('{"arriv', "rounds.jsonl is damaged"),
+        ("[" * 100_000, "rounds.jsonl is damaged"),
     ],
 )
 def test_a_file_that_holds_no_records_is_one_line(text, why, tmp_path):
@@ -66,6 +67,7 @@ def test_a_file_that_holds_no_records_is_one_line(text, why, tmp_path):
         {"arrivals": [[0, 0, 0]]},
         {"arrivals": [["0", 0]]},
         {"arrivals": [[0, 1]]},
+        {"arrivals": [[-1, 0]]},
         {"arrivals": [[1, 0]]},
         {"under_way": None},
         {"interaction": 7},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from fedmodels.errors import RunFailed
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
-from tests.conftest import tiny_experiment
+from tests.conftest import records_of, tiny_experiment
 from tests.liars import Stage, silent
 
 TOLERANT = {"min_clients": 2}
@@ -34,10 +33,6 @@ def without(digits, tmp_path_factory):
         return made[method]
 
     return summary
-
-
-def records_of(run):
-    return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
 
 
 def told(change):

@@ -5,17 +5,7 @@ import pytest
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import EVALUATOR, Problem
 from fedsrv.engine.client_profile import Profile, untrained
-
-FACTS = {
-    "format": 1,
-    "input_shape": [3, 8, 8],
-    "num_classes": 2,
-    "tasks": [{"train": [3, 1], "test": [1, 0]}, {"train": [0, 5], "test": [0, 2]}],
-}
-
-
-def text(**changes):
-    return json.dumps({**FACTS, **changes})
+from tests.fedsrv.engine.test_admission import FACTS, text
 
 
 def nested(depth):

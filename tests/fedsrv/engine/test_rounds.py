@@ -24,7 +24,7 @@ from fedsrv.narration import Narrator
 from fedsrv.state.record import Durations, Record, Traffic
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
-from tests.conftest import tiny_experiment
+from tests.conftest import records_of, tiny_experiment
 
 UNEQUAL = {"kind": "per_class_shards", "shards": 5, "tasks": [1, 3, 2]}
 
@@ -36,10 +36,6 @@ def unequal(tmp_path_factory):
     made = tiny_experiment(scenario=UNEQUAL)
     run_partition(made.data, made.scenario, 3, made.seed, root, Console(quiet=True))
     return root
-
-
-def records_of(out):
-    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local", "gldp", "fedmlp", "pfedgraph"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -16,7 +15,7 @@ from fedsrv.engine.schedule import draw_cohort, steps
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
-from tests.conftest import tiny_experiment
+from tests.conftest import records_of, tiny_experiment
 
 TRACE = "client,from,until\n0,0,2\n0,4,5\n1,1,3\n"
 
@@ -26,10 +25,6 @@ def trace(tmp_path: Path) -> Path:
     path = tmp_path / "there.csv"
     path.write_text(TRACE)
     return path
-
-
-def records_of(out: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
 
 
 def test_clients_with_more_examples_are_drawn_more_often() -> None:

@@ -226,8 +226,16 @@ def test_unusable_files_name_the_option_and_the_path(authority: Path) -> None:
         (lambda: client_tls.channel_credentials(gone), f"--tls-ca {gone} cannot be read"),
         (lambda: client_tls.channel_credentials(key), f"--tls-ca {key} holds no PEM"),
         (lambda: client_tls.channel_credentials(cert, other, key), "is not the key of"),
-        (lambda: client_tls.channel_credentials(cert, other), "--tls-cert needs --tls-key"),
-        (lambda: client_tls.channel_credentials(cert, None, key), "--tls-key needs --tls-cert"),
+        (lambda: client_tls.channel_credentials(cert, other), "--tls-cert and --tls-key belong"),
+        (lambda: client_tls.channel_credentials(cert, None, key), "one of them is missing"),
+        (
+            lambda: client_tls.channel_credentials(None, other, key),
+            "-cert and --tls-key need --tls-ca",
+        ),
+        (
+            lambda: tls.caller_credentials(None, other, key, "--up"),
+            "-cert and --up-key need --up-ca",
+        ),
     ]:
         with pytest.raises(ConfigError) as caught:
             call()

@@ -15,7 +15,10 @@ from rich.console import Console
 
 from fedcli.cli import clients_of
 from fedmodels.errors import DataError, RunFailed
-from fedsrv.events import HAS_FAILED
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.own_code import own
+from fedsrv.coordinator import _run_to_the_end
+from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.launch import launcher
 from fedsrv.launch.hosts import (
     PROCESSES_PER_CORE,
@@ -145,6 +148,17 @@ def test_data_that_are_not_dealt_out_are_one_line(tmp_path, status, log, line):
     run.dealing = SimpleNamespace(wait=lambda: status)
     with pytest.raises(DataError, match=line):
         run.partition()
+
+
+def test_clients_are_told_of_code_that_ends_the_coordinator(tmp_path):
+    """Else those of other machines would wait until it comes back, and it would end again."""
+    file, told = tmp_path / "mine.py", []
+    file.write_text(f"import sys\ndef aggregate():\n    sys.exit()  # {file}\n")
+    engine = SimpleNamespace(method=FedAvg(), run=own(f"{file}:aggregate"))
+    store = SimpleNamespace(ended=lambda: None)
+    with pytest.raises(RunFailed, match=r"mine.py \(line 3\) ends the process"):
+        _run_to_the_end(engine, SimpleNamespace(end=told.append), store, EventLog())
+    assert told[0].startswith(f"{HAS_FAILED}{file} (line 3) ends the process; ")
 
 
 def told_of_a_failure(tmp_path):

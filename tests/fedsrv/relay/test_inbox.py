@@ -338,6 +338,8 @@ def test_a_client_that_brings_its_weights_past_the_relay_has_nobody_join_again(w
     relaying._call = SimpleNamespace(cancel=lambda: cancelled.append(1))
     relaying._pulled = {c: s.token for c, s in world.cohort.live().items()}
     relaying._issues = dict.fromkeys(COUNTS, 7)
+    relaying._look_after_the_pull()
+    assert not cancelled
     world.above.fails = [Failed(grpc.StatusCode.ABORTED, "client 4 came without it")]
     world.send()
     relaying._look_after_the_pull()
@@ -349,6 +351,25 @@ def test_a_client_that_brings_its_weights_past_the_relay_has_nobody_join_again(w
     for client in (3, 5):
         world.push(client)
     assert members(world.send()[0]) == [3, 5]
+
+
+def test_a_sum_that_comes_too_late_leaves_later_orders_alone(world, monkeypatch):
+    """The interaction closed without it, and the orders of the next one came before the refusal."""
+    for client in COUNTS:
+        world.push(client)
+
+    def refuse(header, upload):
+        world.begin(issue=8, interaction=3)
+        raise Failed(grpc.StatusCode.ABORTED, "interaction 2 closed without this sum")
+
+    with monkeypatch.context() as late:
+        late.setattr(world.above, "push", refuse)
+        world.send()
+    for client in COUNTS:
+        world.push(client, interaction=3)
+    header, _ = world.send()
+    assert header.interaction == 3
+    assert members(header) == [3, 4, 5]
 
 
 def test_a_client_brings_no_sum(world):

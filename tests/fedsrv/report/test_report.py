@@ -397,6 +397,21 @@ def test_what_was_lost_is_the_summarys_forgetting(tmp_path: Path) -> None:
     assert math.isnan(forgetting(accuracy_lost(rows, "global")))  # type: ignore[arg-type]
 
 
+def test_a_task_that_nobody_was_scored_on_meanwhile_has_no_entry(tmp_path: Path) -> None:
+    """Its best may have been after task 1, where client 1 alone is scored. Of task 1, 0.1 is lost.
+
+    The summary's figure is a mean over both tasks, and missing.
+    """
+    rows = [
+        {**at(0, 0, task=0), "clients": {"0": scored(0.4)}},
+        {**at(0, 1, task=1), "clients": {"1": scored(0.8, 0.6)}},
+        {**at(0, 2, task=2), "clients": {"0": scored(0.3), "1": scored(None, 0.5, 0.9)}},
+    ]
+    found = quantities.lost_by_task(hand_written(tmp_path / "run", *rows), "global")
+    assert found == pytest.approx({1: 0.1})
+    assert math.isnan(forgetting(accuracy_lost(rows, "global")))  # type: ignore[arg-type]
+
+
 def test_a_task_of_any_number_costs_no_time(tmp_path: Path) -> None:
     run = hand_written(
         tmp_path / "run",
@@ -831,6 +846,16 @@ def test_a_page_may_go_into_a_pipe(tmp_path: Path) -> None:
         report.report_command([run], pipe)
         assert text.result().rstrip().endswith("</html>")
     assert pipe.is_fifo()
+
+
+def test_a_page_may_go_to_where_standard_output_goes(tmp_path: Path) -> None:
+    """/dev/stdout is a link, by way of /proc, to what the shell has opened: a file here."""
+    run, standard, page = write_run(tmp_path / "run"), tmp_path / "stdout", tmp_path / "page.html"
+    with page.open("w") as opened:
+        standard.symlink_to(f"/proc/self/fd/{opened.fileno()}")
+        report.report_command([run], standard)
+    assert standard.is_symlink()
+    assert page.read_text().rstrip().endswith("</html>")
 
 
 def test_matplotlib_is_imported_for_a_page_only() -> None:

@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 from fedmodels.errors import ArchiveError, FedtideError, RunFailed
@@ -284,6 +285,16 @@ def test_a_whole_run_is_not_recovered(half_way, crash):
         recover(path, print)
     assert (path / "run.db").read_bytes() == before
     assert not (path / "set-aside").exists()
+
+
+def test_a_run_without_records_is_neither_whole_nor_recovered(run):
+    """What a resume refuses as damaged is not called whole."""
+    HARM["no rows"](run)
+    (run / "rounds.jsonl").write_text("damaged\n")
+    (run / "config.toml").write_text(tomli_w.dumps(EXPERIMENT.to_dict()))
+    refused(run, "it ends with interaction -1, and the states begin with 2.*fedsrv recover")
+    with pytest.raises(ArchiveError, match="no state that can be read has its record"):
+        recover(run, print)
 
 
 def test_recovery_of_what_is_no_run(tmp_path):

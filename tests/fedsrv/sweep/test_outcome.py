@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
@@ -9,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import tomli_w
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import parse_experiment
@@ -65,6 +68,21 @@ def test_a_row_is_run_at_every_length(tmp_path: Path) -> None:
     assert tomllib.loads(last.config)["training"] == {
         **TABLES.get("training", {}), "lr": 0.5, "local_epochs": 4 * epochs,
     }  # fmt: skip
+
+
+def test_a_stream_is_lengthened_by_its_parts(tmp_path: Path) -> None:
+    """With tasks as rounds, more rounds of each task would be more of the same examples."""
+    preset = {**TABLES, "scenario": {"kind": "replay_gradual", "parts": 2, "images_per_part": 1}}
+    told = {"preset": "preset.toml", "columns": {}, "methods": {"plain": "fedavg"}}
+    told |= {"lengths": [1, 4], "lengthens": "scenario.parts"}
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(told))
+    (tmp_path / "preset.toml").write_text(tomli_w.dumps(preset))
+    runs = plan(Sweep.read(tmp_path / "sweep.toml"), tmp_path, ["plain"], [0])
+    scenarios = [tomllib.loads(run.config)["scenario"] for run in runs]
+    assert [scenario["parts"] for scenario in scenarios] == [2, 8]
+    (tmp_path / "preset.toml").write_text(tomli_w.dumps(TABLES))
+    with pytest.raises(ConfigError, match=r"'scenario.parts': \[scenario\] .* has no 'parts'"):
+        plan(Sweep.read(tmp_path / "sweep.toml"), tmp_path, ["plain"], [0])
 
 
 def test_a_winner_beats_every_other_row_seed_by_seed() -> None:
@@ -128,6 +146,20 @@ def test_a_picture_has_a_panel_for_each_score_and_curve(tmp_path: Path) -> None:
     assert sum(p.attrib["id"].startswith("axes_") for p in panels) == 2
     assert not draw(Outcome([], [], {}, "", 0), tmp_path / "none.svg")
     assert not (tmp_path / "none.svg").exists()
+
+
+def test_a_picture_that_does_not_fit_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Figure, path: Path, **__: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "picture.svg").write_text("an earlier one")
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(OSError, match="No space left"):
+        draw(outcome(), tmp_path / "picture.svg")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
 
 
 def test_bars_of_a_picture_are_the_spreads_of_the_tables(

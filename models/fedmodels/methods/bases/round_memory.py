@@ -85,4 +85,4 @@ def _mean_model(state: ServerState, common: Bundle, before: float) -> Weights:
 
 
 def _scored_part(common: Bundle) -> Weights:
-    return evaluation_heads.for_scores(evaluation_heads.trained_part(common).weights)
+    return evaluation_heads.for_scores(evaluation_heads.received(common))

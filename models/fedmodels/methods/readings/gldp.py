@@ -19,7 +19,8 @@ class GldpReading(HeadsReading):
     """Weight decay of the head, in place of the run's: none, as in a code base by the same author.
     The paper decays "local training" without a split: the run's value here, too."""
     kl_space: Literal["embedding", "head"] = "embedding"
-    """Where eq. 8 compares: softmax over the embedding's coordinates, or over the head's logits."""
+    """Where eq. 8 compares: softmax over the embedding's coordinates, or over the head's logits. No
+    interval tells the two apart (docs/results/gldp.md)."""
     kl_reduction: Literal["batchmean", "mean", "sum"] = "batchmean"
     """``batchmean`` is the mean over examples, ``mean`` that over examples and coordinates."""
     gp_mode: Literal["class_mean", "per_sample"] = "class_mean"
@@ -45,7 +46,8 @@ class GldpReading(HeadsReading):
     eval_base: Literal["aggregated", "local"] = "aggregated"
     """Representation of a client's personal model: everyone's, or its own of its last training."""
     eval_model: Literal["last", "stage_mean"] = "last"
-    """What is scored: the newest representation, or the mean over the round's interactions."""
+    """What is scored: the newest model, or the mean of those after each interaction of the round;
+    a head that travels belongs to it."""
 
     @property
     def keeps_embeddings(self) -> bool:

@@ -12,5 +12,7 @@ class HeadsReading:
 
     heads: Literal["private", "round"] = "private"
     """``round``: every round begins with the mean of the participants' heads, which travel; heads
-    are private only within it. No interval tells the two apart for GLDP and FedMLP on the small
-    Fashion-MNIST streams (docs/results/gldp.md, docs/results/fedmlp.md)."""
+    are private only within it. Both papers send the shared layers alone, so ``private`` is the
+    default. For GLDP without normalisation ``round`` gains 3.3 [1.5, 5.1] points of A_loc. With
+    LayerNorm, and for FedMLP, no interval tells the two apart (docs/results/gldp.md,
+    docs/results/fedmlp.md)."""

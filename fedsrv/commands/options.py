@@ -1,13 +1,14 @@
-"""The options of ``fedsrv``'s commands, each with what its help says."""
+"""The options of ``fedsrv``'s commands with what their help says, and what some do to a process."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedmodels.log_lines import LogLevel
+from fedmodels.log_lines import LogLevel, set_up_logging
 
 Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
 Sets = Annotated[
@@ -63,3 +64,18 @@ PrintsEvents = Annotated[
     bool, typer.Option(hidden=True, help="Print events; end with standard input.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+
+
+def set_up(quiet: bool, log_level: LogLevel, as_json: bool) -> LogLevel:
+    """Prepare the process: logging, one thread unless told otherwise, a heap for large payloads.
+
+    Returns:
+        The level of what is said, which ``--quiet`` raises.
+    """
+    level = LogLevel.WARNING if quiet else log_level
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    set_up_logging(level, as_json=as_json)
+    from fedmodels.tensors.heap import keep_large_blocks
+
+    keep_large_blocks()
+    return level

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmodels.training.loop import train_locally
-from fedtide.case import Case, Finished
-from fedtide.trial import context_of, method_of, payload_of
+from fedtide.testing.case import Case, Finished
+from fedtide.testing.trial import context_of, method_of, payload_of
 
 RANDOM = (
     "two equal runs differ: draw by ctx.generator() or by torch, not by numpy or random, and keep "

@@ -7,7 +7,7 @@ import inspect
 
 from fedmodels.methods import method_class
 from fedmodels.methods.fedavg import FedAvg
-from fedtide.case import Case
+from fedtide.testing.case import Case
 
 ALIKE = 0.9
 """From 0 to 1: two names that are at least as alike count as one name, misspelt."""

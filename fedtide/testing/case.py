@@ -22,7 +22,7 @@ from fedmodels.training.loop import train_locally
 from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
-from fedtide.trial import context_of, method_of, payload_of, tiny_experiment
+from fedtide.testing.trial import context_of, method_of, payload_of, tiny_experiment
 
 
 @dataclass

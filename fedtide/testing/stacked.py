@@ -8,8 +8,8 @@ from fedmodels.errors import ConfigError
 from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import LocalResult
 from fedmodels.training.stack import begin_apart, check_stacks, end_apart, fit_together
-from fedtide.case import Case
-from fedtide.trial import context_of, method_of, payload_of
+from fedtide.testing.case import Case
+from fedtide.testing.trial import context_of, method_of, payload_of
 
 CLIENTS = (0, 1)
 

@@ -6,8 +6,8 @@ import json
 import math
 from typing import Any
 
-from fedtide.case import Case
-from fedtide.trial import TABLES, few_in
+from fedtide.testing.case import Case
+from fedtide.testing.trial import TABLES, few_in
 
 
 def clients_with_little_data_take_part(case: Case) -> None:

@@ -1,27 +1,17 @@
-"""The conformance suite: what every method must do, whatever it computes.
-
->>> from fedtide.testing import check_method
->>> check_method("fedavg", checks=["hyper_parameters_survive_toml", "loss_leaves_inputs_alone"])
-
-A check raises an ``AssertionError`` that says what a method does not do.
-"""
+"""The checks of the conformance suite, by name."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import tomli_w
 import torch
 from torch import Tensor
 
-from fedmodels.errors import ConfigError, suggestion
 from fedmodels.methods import make, method_class
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
@@ -33,72 +23,30 @@ from fedmodels.training.method import Batch, Method, Output
 from fedmodels.training.run import RunFacts
 from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedtide.case import Case, bytes_of, newest_states, states_of
 from fedtide.inprocess import run_in_process, transported
-from fedtide.little_data import (
+from fedtide.testing.case import Case, bytes_of, newest_states, states_of
+from fedtide.testing.little_data import (
     clients_with_little_data_take_part,
     one_example_makes_no_batch_statistics,
 )
-from fedtide.mistakes import (
+from fedtide.testing.mistakes import (
     arrival_does_not_matter,
     references_stay_while_the_net_trains,
     the_classifier_is_the_net,
 )
-from fedtide.spelling import its_functions_are_spelt_as_known
-from fedtide.stacked import training_together_comes_to_the_same
-from fedtide.trial import (
+from fedtide.testing.spelling import its_functions_are_spelt_as_known
+from fedtide.testing.stacked import training_together_comes_to_the_same
+from fedtide.testing.trial import (
     TABLES,
     context_of,
-    digits_in,
     method_of,
     payload_of,
-    registered,
     server_context,
 )
 
-Check = Callable[["Case"], None]
+Check = Callable[[Case], None]
 CHECKS: dict[str, Check] = {}
 """Every check by its name."""
-
-
-def check_method(
-    method: str | type[Method],
-    *,
-    tables: Mapping[str, Any] | None = None,
-    checks: Iterable[str] | None = None,
-    **hyper_parameters: Any,
-) -> None:
-    """Check a method on three small clients that share scikit-learn's digits.
-
-    Args:
-        method: a class, a registered name, or ``file.py:Name``.
-        tables: config tables that the method cannot do without, such as a net of its own.
-        checks: which of :data:`CHECKS`; all unless given.
-        **hyper_parameters: small ones make the suite quick.
-
-    Raises:
-        AssertionError: the method fails a check; its name and the reason are in the message.
-        ConfigError: no check has such a name.
-    """
-    wanted = CHECKS if checks is None else _known(checks)
-    with tempfile.TemporaryDirectory() as place, registered(method) as name:
-        root = Path(place)
-        case = Case(name, hyper_parameters, tables or {}, digits_in(root / "data"), root)
-        for check in wanted:
-            try:
-                CHECKS[check](case)
-            except Exception as error:  # whatever the method's code raises
-                label = method if isinstance(method, str) else method.name
-                raise AssertionError(f"{label} fails {check!r}: {case.why(error)}") from error
-
-
-def _known(checks: Iterable[str]) -> list[str]:
-    found = list(checks)
-    for name in found:
-        if name not in CHECKS:
-            known = ", ".join(CHECKS)
-            raise ConfigError(f"unknown check {name!r}; known: {known}.{suggestion(name, CHECKS)}")
-    return found
 
 
 def check(function: Check) -> Check:

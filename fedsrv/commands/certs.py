@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,7 +17,8 @@ def certs_init(
     """Make a certificate authority."""
     from fedsrv.identity.certificates import init_authority
 
-    _print_paths(init_authority(directory))
+    for path in init_authority(directory):
+        typer.echo(path)
 
 
 @certs_app.command("issue")
@@ -33,10 +34,5 @@ def certs_issue(
     """Issue a certificate and its key."""
     from fedsrv.identity.certificates import issue
 
-    _print_paths(issue(directory, identity, host or ()))
-
-
-def _print_paths(paths: Any) -> None:
-    """Print the paths of the files that were written, one a line."""
-    for path in paths if isinstance(paths, tuple | list) else vars(paths).values():
-        typer.echo(str(path))
+    for path in issue(directory, identity, host or ()):
+        typer.echo(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +10,18 @@ import typer
 
 from fedmodels.commands import end_on_sigterm
 from fedmodels.errors import ConfigError
-from fedmodels.log_lines import LogLevel, set_up_logging
-from fedsrv.options import AsJson, Certificate, ClientAuthority, Insecure, Key, Level, Place, Quiet
+from fedmodels.log_lines import LogLevel
+from fedsrv.commands.options import (
+    AsJson,
+    Certificate,
+    ClientAuthority,
+    Insecure,
+    Key,
+    Level,
+    Place,
+    Quiet,
+    set_up,
+)
 
 
 def relay(
@@ -39,16 +48,13 @@ def relay(
     as_json: AsJson = False,
 ) -> None:
     """Pass a run on to clients of one place, and the sum of their weights back."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    set_up_logging(LogLevel.WARNING if quiet else log_level, as_json=as_json)
+    set_up(quiet, log_level, as_json)
     from fedmodels.config.places import check_address
-    from fedmodels.tensors.heap import keep_large_blocks
     from fedsrv.coordinator import Listen
     from fedsrv.identity.tls import caller_credentials
     from fedsrv.narration import Telling
     from fedsrv.relay.relaying import Above, serve_relay
 
-    keep_large_blocks()
     ids = range_of(clients)
     check_address(up, "--up")
     above = Above(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
