@@ -385,7 +385,9 @@ def test_version_beyond_int64():
     """The schema's uint64 holds versions that no tensor does."""
     bundle = Bundle(generators={"3": GeneratorState(1, {})})
     header = encode(bundle).header
-    header.generators[0].version = 2**64 - 1
+    header.generators[0].version = 2**63 - 1
+    assert Receiver(header, BundleSpec.of(bundle)).finish().generators["3"].version == 2**63 - 1
+    header.generators[0].version = 2**63
     refused(header, BundleSpec.of(bundle), match="version")
 
 
@@ -449,6 +451,14 @@ def test_values_that_are_not_finite(value, dtype):
         received(encode(bundle), BundleSpec.of(bundle))
 
 
+def test_infinite_halves_beside_other_tensors():
+    """Two infinite float16 are a finite number when they are read as one float32."""
+    half = torch.tensor([torch.inf, torch.inf], dtype=torch.float16)
+    bundle = Bundle(weights={"h": half, "w": torch.ones(3)})
+    with pytest.raises(PayloadError, match="'weights/h' holds NaN or infinite"):
+        received(encode(bundle), BundleSpec.of(bundle))
+
+
 def test_integers_that_look_like_nan_as_floats_are_fine():
     odd = torch.tensor([0x7FC00000, -1], dtype=torch.int32)
     bundle = Bundle(weights={"a": odd, "w": torch.ones(3)})
@@ -498,10 +508,25 @@ def test_receivers_of_one_encoding_get_the_same_messages():
     assert next(first, None) is None
 
 
+def test_a_frame_is_laid_out_once_for_all_receivers(monkeypatch):
+    calls, plain = [], Frame.laid_out
+    monkeypatch.setattr(Frame, "laid_out", lambda frame: calls.append(frame) or plain(frame))
+    encoded = encode(Bundle(weights={"w": torch.ones(WHOLE_BYTES // 4 + 1)}))
+    assert [*encoded.chunks()] == [*encoded.chunks()]
+    assert calls == encoded.frames
+
+
+def test_a_frame_is_read_without_a_copy():
+    message = Frame(64, [memoryview(bytes(300))]).laid_out()
+    assert read_chunk(message, rpc.PullHeader)[1].payload.obj is message
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_scalars_that_are_not_finite(value):
     with pytest.raises(PayloadError, match="'scalars/n'"):
         received(encode(Bundle(scalars={"n": value})), scalar_spec("n"))
+    with pytest.raises(PayloadError, match="'scalars/n'"):
+        received(encode(Bundle(scalars={"a": 1.0, "n": value})), scalar_spec("a", "n"))
 
 
 @pytest.mark.parametrize("value", [-1.0, -1e9])

@@ -67,6 +67,19 @@ def test_another_spec_is_another_check() -> None:
     assert again.spec is loose
 
 
+def test_a_plan_that_takes_the_place_of_another_is_counted_once() -> None:
+    """A tensor takes more than 600 bytes."""
+    plans, header = Plans(), encode(BASE).header
+    plans.of(header, SPEC)
+    size = plans.num_bytes
+    for _ in range(3):
+        plans.of(header, BundleSpec.of(BASE))
+    assert (len(plans), plans.num_bytes) == (1, size)
+    many = Bundle(weights={f"base/{n}": torch.ones(1) for n in range(100)})
+    plans.of(encode(many).header, BundleSpec.of(many))
+    assert plans.num_bytes - size > 100 * 600
+
+
 def test_plans_are_bounded_by_bytes() -> None:
     """Rows may be any number up to a bound, so that one spec admits many headers."""
     rows = TensorSpec(torch.float32, (None, 2), 10_000)

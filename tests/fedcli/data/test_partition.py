@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from fedcli.data.cuts.cut_input import CutInput
 from fedcli.data.cuts.decks import Deck, drawn_hands
 from fedcli.data.cuts.dirichlet import (
     balanced_proportions,
@@ -67,6 +70,28 @@ ALL_KINDS = [
     {"kind": "dirichlet_pooled", "pachinko": True},
     {"kind": "drawn", "examples": 30, "classes": 3, "tasks": 2},
 ]
+
+
+PINS = [
+    "b795f5fa",
+    "66cb8688",
+    "ca7b4752",
+    "89ddfd76",
+    "501be842",
+    "666e7eea",
+    "29fef19e",
+    "6b91f973",
+    "6d5aea5a",
+    "c255aa48",
+    "ce52eba8",
+    "d511d7c4",
+    "eb7e825a",
+    "82f78ac7",
+    "3b55367a",
+    "7842dcda",
+    "fdd80f97",
+]
+"""Of each kind, digests of what seed 0 deals: configs of old runs deal out the same."""
 
 
 def scenario_of(**table: object) -> ScenarioTable:
@@ -129,6 +154,7 @@ def test_long_tail_ends() -> None:
     assert long_tail_counts(5000, 10, 0.05)[-2:].tolist() == [348, 250]
     assert long_tail_counts(5000, 10, 0.02)[-2:].tolist() == [154, 100]
     assert long_tail_counts(7, 1, 0.5).tolist() == [7]
+    assert long_tail_counts(7, 2, 0.5).tolist() == [7, 3]
 
 
 def test_long_tail_of_uneven_classes_uses_the_mean_size_and_clips() -> None:
@@ -208,8 +234,15 @@ def test_distinct_labels(seed: int, num_pairs: int, shards: int) -> None:
     assert np.bincount(rows.ravel(), minlength=10).max() <= shards * num_pairs // 10
 
 
-def test_shards_that_do_not_come_out_even_drop_label_rows() -> None:
+def test_shards_that_do_not_come_out_even_drop_label_rows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    per_class_shards(np.repeat(np.arange(10), 9), 10, 5, 4, rng_of(0, "shards"))
+    assert caplog.messages == []  # 20 labels, 4 for each pair
     pieces, rows = per_class_shards(np.repeat(np.arange(10), 9), 10, 6, 4, rng_of(0, "shards"))
+    assert caplog.messages == [
+        "10 classes do not divide 24 label shards: each (client, task) gets 3, not 4"
+    ]
     assert rows.shape == (6, 3)  # int(24 / 10) = 2 shards a class, 20 labels, 3 for each pair
     assert len(np.unique(np.concatenate(pieces))) == sum(len(p) for p in pieces)
 
@@ -252,6 +285,21 @@ def test_held_tests_of_the_card() -> None:
     assert got == [3, 0, 3, 4]
 
 
+def test_held_tests_are_drawn_where_a_generator_is_given() -> None:
+    labels, holds = np.zeros(40, dtype=np.int64), np.ones((2, 1), dtype=bool)
+    first, second = held_tests(labels, holds, rng_of(0, "test"))
+    assert [len(first), len(second)] == [20, 20]
+    assert sorted([*first, *second]) == list(range(40))
+    assert first.tolist() != list(range(20)) == held_tests(labels, holds)[0].tolist()
+
+
+def test_one_training_example_of_a_class_is_enough_to_be_tested_on_it() -> None:
+    train, test = np.array([0, 1, 1]), np.array([0, 0, 1])
+    given = CutInput(train, test, 2, [1, 1], seed=0, groups=None, coarse=None)
+    made = given.with_held_tests([np.array([0]), np.array([1, 2])])
+    assert [task.test.tolist() for (task,) in made.clients] == [[0, 1], [2]]
+
+
 def test_dirichlet_mends_what_redrawing_cannot() -> None:
     labels = np.repeat(np.arange(2), 50)
     pieces = dirichlet(labels, 2, 10, 0.01, rng_of(0, "clients"), min_size=9)
@@ -273,6 +321,36 @@ def test_balance_trick_stops_who_has_enough() -> None:
         for row, size in zip(p, sizes, strict=True):
             assert (row[held >= 100] == 0).all()  # n / N = 300 / 3
             held += class_cuts(row, int(size))
+
+
+def test_a_class_that_falls_to_those_who_have_enough_goes_to_the_others() -> None:
+    """Every draw gives all to owner 0 of three; it holds 40 >= 80 / 3 after the first class."""
+    draws_first = SimpleNamespace(dirichlet=lambda alphas: np.eye(len(alphas))[0])
+    p = balanced_proportions(np.array([40, 40]), 3, 1.0, draws_first)  # type: ignore[arg-type]
+    assert p.tolist() == [[1, 0, 0], [0, 0.5, 0.5]]
+
+
+def test_only_whole_clients_are_balanced() -> None:
+    """Who holds 800 / 4 examples gets no more, so 280 are out of reach with 80 of a class."""
+    largest = {
+        over: [
+            max(
+                sum(len(task.train) for task in tasks)
+                for tasks in cut(
+                    {"kind": "dirichlet", "alpha": 0.05, "over": over, "min_size": 1}, seed
+                ).clients
+            )
+            for seed in range(5)
+        ]
+        for over in ("clients", "pairs")
+    }
+    assert max(largest["clients"]) < 280 <= max(largest["pairs"])
+
+
+@pytest.mark.parametrize("table", [{"kind": "iid"}, {"kind": "label_shards", "shards": 2}])
+def test_the_test_set_keeps_all_its_examples(table: dict[str, object]) -> None:
+    made = cut({**table, "gamma": 0.5})
+    assert made.global_test.tolist() == list(range(200))
 
 
 def test_a_long_tailed_test_set_keeps_its_own_indices() -> None:
@@ -408,7 +486,7 @@ def test_natural_clients_keep_their_own_data() -> None:
     made = cut({"kind": "natural", "tasks": 2})
     for i, tasks in enumerate(made.clients):
         both = np.concatenate([a for task in tasks for a in (task.train, task.test)])
-        assert set(problem["groups"][both].tolist()) == {i}  # type: ignore[index]
+        assert sorted(both) == np.flatnonzero(problem["groups"] == i).tolist()
         train = np.concatenate([task.train for task in tasks])
         assert (np.diff(train) > 0).all()  # chunks of time, in order
     assert made.pooled
@@ -428,6 +506,26 @@ def test_pachinko_gives_equal_sizes_and_uses_everything() -> None:
     counts = pachinko_counts(sizes, np.array([0, 0, 1, 1]), 3, 0.3, 10.0, rng_of(0, "clients"))
     assert counts.sum(axis=0).tolist() == sizes.tolist()
     assert counts.sum(axis=1).tolist() == [27, 27, 26]
+
+
+def test_pachinko_draws_evenly_where_what_is_left_has_no_weight() -> None:
+    """Every draw gives all weight to the first class, which has one example of the two."""
+    draws_first = SimpleNamespace(
+        dirichlet=lambda alphas: np.eye(len(alphas))[0], random=lambda: 0.5
+    )
+    sizes, coarse = np.array([1, 1]), np.array([0, 0])
+    counts = pachinko_counts(sizes, coarse, 1, 0.1, 0.1, draws_first)  # type: ignore[arg-type]
+    assert counts.tolist() == [[1, 1]]
+
+
+def test_pachinko_needs_coarse_classes() -> None:
+    with pytest.raises(ConfigError, match="needs a data set with coarse classes: cifar100"):
+        partition(
+            scenario_of(kind="dirichlet_pooled", pachinko=True),
+            num_clients=2,
+            seed=0,
+            **{**small_problem(), "coarse": None},  # type: ignore[arg-type]
+        )
 
 
 def test_pooled_split_is_80_20() -> None:
@@ -492,6 +590,14 @@ def test_same_seed_same_partition_other_seed_another(table: dict[str, object]) -
     assert np.array_equal(once.global_test, again.global_test)
     if table["kind"] != "natural":  # which draws nothing
         assert all_indices(once, "train") != all_indices(other, "train")
+
+
+@pytest.mark.parametrize(("table", "pin"), list(zip(ALL_KINDS, PINS, strict=True)), ids=str)
+def test_a_seed_deals_what_it_dealt(table: dict[str, object], pin: str) -> None:
+    made = cut(table)
+    arrays = [a for tasks in made.clients for task in tasks for a in (task.train, task.test)]
+    text = str([a.tolist() for a in (*arrays, made.global_test)])
+    assert hashlib.sha256(text.encode()).hexdigest()[:8] == pin
 
 
 @pytest.mark.parametrize("table", ALL_KINDS, ids=str)

@@ -18,7 +18,12 @@ from fedmodels.methods import make
 from fedmodels.methods.fedali import prototypes_of
 from fedmodels.nets.alp import ALP, alp_layers
 from fedmodels.nets.split import weights_of
-from fedmodels.numerics.neighbour_clustering import cluster_near
+from fedmodels.numerics.neighbour_clustering import (
+    _assign,
+    _nearest,
+    _neighbours,
+    cluster_near,
+)
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.loop import train_locally
@@ -161,6 +166,8 @@ def test_weighted_points(solver):
     """Two clusters of two points each, 30 and 10: the means of the anchor's init."""
     method = make("fedali", kmeans_weighted=True, kmeans_solver=solver)
     close(clustered(method, *ANCHOR), [[0.0, 0.5], [4.5, 0.0]])
+    method = make("fedali", kmeans_weighted=True, weighting="uniform", kmeans_solver=solver)
+    close(clustered(method, *ANCHOR), [[0.0, 1.0], [5.0, 0.0]])
 
 
 @SOLVERS
@@ -250,6 +257,37 @@ def test_with_all_neighbours_it_is_lloyds(spread, neighbours):
     torch.testing.assert_close(near, exact, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("switches", "expected"),
+    [
+        ({"kmeans_solver": "neighbours", "kmeans_neighbours": 1}, [[4.5], [10.5]]),
+        ({"kmeans_solver": "neighbours", "kmeans_neighbours": 2}, [[0.0], [10.0]]),
+        ({"kmeans_solver": "torch", "kmeans_neighbours": 1}, [[0.0], [10.0]]),
+    ],
+    ids=str,
+)
+def test_only_neighbours_are_compared(switches, expected):
+    """Rows of mean 4.5 and 10.5; the point 9 of the first is nearer to the second."""
+    uploads = upload_of([[0.0], [10.0]], 5), upload_of([[9.0], [11.0]], 5)
+    close(clustered(make("fedali", **switches), *uploads), expected)
+
+
+def test_a_row_is_its_own_neighbour_even_among_equal_ones():
+    centres = torch.tensor([[0.0], [0.0], [0.0], [9.0], [10.0], [12.0]])
+    assert _neighbours(centres, 1).flatten().tolist() == [0, 1, 2, 3, 4, 5]
+    assert _neighbours(centres, 2)[3:].tolist() == [[3, 4], [3, 4], [4, 5]]
+
+
+def test_distances_to_the_nearest_are_those_of_all_pairs():
+    """They say which point fills an empty cluster."""
+    points, centres = scattered(spread=1.0)
+    x, labels = torch.cat(points), torch.arange(40).repeat(5)
+    squared = torch.cdist(x, centres).square()
+    for found in (_nearest(x, centres), _assign(x, labels, centres, _neighbours(centres, 40))):
+        assert torch.equal(found[0], squared.argmin(1))
+        torch.testing.assert_close(found[1], squared.min(1).values, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("neighbours", [1, 4, 16])
 def test_no_iteration_fits_worse(neighbours):
     points, start = scattered(spread=1.0)
@@ -277,6 +315,19 @@ def test_beta_of_the_first_round(digits, given, expected):
     ctx.at = Position(0, 1, 0)
     train_locally(method, ctx, payload, state)
     assert betas(ctx.net) == [0.3] * 2
+
+
+def test_the_influence_of_every_block_is_reported(digits):
+    """With beta = 0 prototypes change no token."""
+    experiment = aligned({"round0_beta": 0.0})
+    method, ctx = method_of(experiment), context_of(experiment, digits)
+    train_locally(method, ctx, *payload_of(experiment, ctx))
+    names = [f"prototype_{what}_{block}" for what in ("share", "angle") for block in (0, 1)]
+    assert {*names} == method.reported(ctx.run) <= ctx.metrics.keys()
+    assert [ctx.metrics[name] for name in names[:2]] == [0, 0]
+    ctx.at = Position(1, 1, 0)
+    train_locally(method, ctx, *payload_of(experiment, ctx))
+    assert all(ctx.metrics[name] > 0 for name in names[:2])
 
 
 def test_a_round_without_influence_is_fedavg(digits):

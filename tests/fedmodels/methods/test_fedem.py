@@ -17,7 +17,7 @@ from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import write_server_data
-from tests.conftest import context_of, method_of, payload_of, tiny_experiment
+from tests.conftest import OneTask, context_of, method_of, payload_of, tiny_experiment
 
 
 def context(root, learners=3, client=0, **training):
@@ -95,6 +95,15 @@ def test_pi_is_the_mean_responsibility_of_all_examples(digits):
     result = train_locally(method, ctx, payload, state)
     torch.testing.assert_close(result.state.weights["pi"], expected)
     assert not torch.allclose(expected, torch.full((3,), 1 / 3).double())
+
+
+def test_pi_stays_where_there_is_no_example(digits):
+    method, ctx, payload, state = context(digits)
+    ctx.stream = OneTask([], [])
+    state = Bundle({"pi": torch.tensor([0.5, 0.3, 0.2])})
+    refs = method.prepare(ctx, payload, state)
+    assert torch.equal(refs.pi, state.weights["pi"])
+    assert refs.q.shape == (0, 3)
 
 
 def test_examples_keep_their_weights_when_shuffled(digits):

@@ -25,6 +25,7 @@ from fedmodels.methods.fedic import (
     client_weights,
     uncalibrated,
 )
+from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.run import RunFacts
@@ -154,6 +155,18 @@ def test_the_student_begins_as_the_mean_not_as_the_fine_tuned_copy():
     for name, w in state.common.weights.items():
         assert (after.common.weights[name] - w).abs().max() <= 0.0101, name
     assert 0 <= metrics["teacher_accuracy"] <= 1
+
+
+def test_the_copy_that_calibrates_learns_the_labels():
+    method, ctx, state, _ = cohort(fine_tuning_steps=60, lr_server=0.01)
+    net, held = ctx.run.make_net(), ctx.server_data
+    load_weights(net, state.common.weights)
+    labelled, unlabelled = method._fine_tuned(net, held, ctx.generator("method"))
+    before = cross_entropy(logits_of(ctx, state.common.weights, held.x), held.y)
+    assert cross_entropy(labelled, held.y) < 0.5 * before
+    after = weights_of(net)
+    torch.testing.assert_close(labelled, logits_of(ctx, after, held.x))
+    torch.testing.assert_close(unlabelled, logits_of(ctx, after, held.unlabelled))
 
 
 def test_the_student_learns_the_labels():

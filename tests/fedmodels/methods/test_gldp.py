@@ -259,6 +259,19 @@ def test_uplink_of_moving_averages():
     assert sent == {0: [0.5, 1.0], 1: [7.0, 7.0]}
 
 
+@pytest.mark.parametrize(
+    ("eval_base", "kept"),
+    [("aggregated", {"head/weight"}), ("local", {"base/weight", "head/weight"})],
+)
+def test_a_client_keeps_a_base_only_where_it_is_scored(eval_base, kept):
+    method, ctx = client_with([[0.0, 2.0]], [0], eval_base=eval_base)
+    linear = (torch.nn.Linear(2, 2, bias=False) for _ in range(2))
+    ctx.net = SplitNet(*linear, 2)
+    payload, state = Bundle(weights={}, prototypes={}), Bundle(weights_of(ctx.net), {})
+    after = method.after_local(ctx, payload, state, method.prepare(ctx, payload, state))
+    assert after.weights.keys() == kept
+
+
 @pytest.mark.parametrize(("beta", "expected"), [(1.0, (1.0, 0.3)), (0.0, (0.1, 2.0))])
 def test_beta_at_its_ends(beta, expected):
     method, ctx = client_with([[0.1, 2.0]], [0], beta=beta)
@@ -374,6 +387,13 @@ def test_the_rule_without_a_mask_chooses_from_what_other_methods_choose_from():
     seen = {k: OWN[k] for k in (0, 1)}
     assert predicted(seen, OWN)["all_classes"] == 2
     assert "all_classes" not in predicted(seen, OWN, candidates="all")
+
+
+def test_each_rule_has_prototypes_of_its_own():
+    """z = (1, 0) is the client's class 1, and nearer to everyone's class 0 (1 against 2)."""
+    own = {0: (9.0, 0.0), 1: (1.0, 0.0)}
+    found = predicted(own, {k: OWN[k] for k in (0, 1)})
+    assert (found["gldp_gp"], found["gldp_lp"]) == (0, 1)
 
 
 def test_client_without_prototypes_uses_the_global_ones():

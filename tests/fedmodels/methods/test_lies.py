@@ -101,6 +101,13 @@ def test_a_generator_is_asked_for_and_newer_than_the_last(honest):
         method.check_upload(again, after, replace(upload, generators=honest_ones), told)
 
 
+def test_a_variance_is_not_below_zero(honest):
+    method, ctx, state, uploads, labels = honest(("fedpac", {}))
+    said = {**uploads[1].scalars, "variance": -1e-3}
+    with pytest.raises(PayloadError, match="'scalars/variance' is below zero"):
+        method.check_upload(ctx, state, replace(uploads[1], scalars=said), told_of(ctx, labels))
+
+
 def test_rows_may_come_in_any_order(honest):
     """What is refused is a class twice."""
     method, ctx, state, uploads, labels = honest(("fedproto", {}))

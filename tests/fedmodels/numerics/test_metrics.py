@@ -62,6 +62,8 @@ def test_counts_of_nothing():
 def test_counts_refuse_what_is_out_of_range():
     with pytest.raises(DataError, match="a label lies outside of 0…2"):
         ClassCounts.of([0], [3], 3)
+    with pytest.raises(DataError, match="a label lies outside of 0…2"):
+        ClassCounts.of([0, 0], [0, 3], 3)
     with pytest.raises(DataError, match="a prediction lies outside"):
         ClassCounts.of([-1], [0], 3)
     with pytest.raises(DataError, match="2 predictions for 1"):

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from fedmodels.errors import PayloadError
+from fedmodels.numerics.latest_embeddings import LatestEmbeddings
 from fedmodels.numerics.prototypes import (
     ByClass,
     mean_prototypes,
@@ -37,6 +38,33 @@ def normal(key=0):
 
 def vectors(found):
     return {int(k): v.tolist() for k, v in zip(found.labels, found.vectors, strict=True)}
+
+
+def test_latest_embeddings_are_those_of_this_epoch():
+    """Examples 0, 1 and 3 of four: class 0 has (2, 0) and (4, 2), class 1 has (1, 1)."""
+    latest = LatestEmbeddings.of(4, 2, torch.device("cpu"))
+    z = torch.tensor([[2.0, 0.0], [4.0, 2.0]], requires_grad=True)
+    latest.keep(torch.tensor([0, 1]), z)
+    assert not latest.vectors.requires_grad
+    assert latest.comes_again(torch.tensor([2, 1]))  # one of two is enough
+    assert not latest.comes_again(torch.tensor([2, 3]))
+    latest.keep(torch.tensor([3]), torch.ones(1, 2))
+    found = latest.means(torch.tensor([0, 0, 1, 1]), 2)
+    assert found.rows()[0][0].tolist() == [3, 1]
+    assert found.rows()[1][0].tolist() == [1, 1]
+    assert found.counts.tolist() == [2, 1]
+    latest.forget_visits()
+    assert not latest.means(torch.tensor([0, 0, 1, 1]), 2).labels.numel()
+
+
+@pytest.mark.parametrize("nothing", [None, Prototypes.of({}, 2)])
+def test_a_class_without_a_prototype_is_laid_out_as_zeros(nothing):
+    found = ByClass.of(nothing, 3, 2, torch.device("cpu"))
+    assert not found.vectors.any()
+    assert not found.known.any()
+    found = ByClass.of(SOME, 5, 2, torch.device("cpu"))
+    assert found.known.tolist() == [False, True, False, False, True]
+    assert [bool(row.any()) for row in found.vectors] == found.known.tolist()
 
 
 def test_release_changes_nothing_unless_asked():

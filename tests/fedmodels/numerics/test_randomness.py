@@ -33,6 +33,7 @@ def test_unknown_purpose():
 def test_generator_is_fresh():
     first, second = (torch.rand(4, generator=generator(5)) for _ in range(2))
     assert torch.equal(first, second)
+    assert not torch.equal(first, torch.rand(4, generator=generator(6)))
 
 
 def test_seeded_repeats_inside_and_restores_outside():

@@ -22,6 +22,7 @@ def test_a_description():
     assert profile.num_tasks == 2
     assert profile.train.tolist() == [[3, 1], [0, 5]]
     assert profile.test.tolist() == [[1, 0], [0, 2]]
+    assert [profile.labels(task) for task in range(3)] == [(0, 1), (1,), ()]
 
 
 def test_clients_without_a_training_example_are_named():

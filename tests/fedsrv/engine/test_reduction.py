@@ -95,6 +95,9 @@ def test_below_what_is_needed_the_run_fails_with_a_line():
     line = str(caught.value)
     assert line.startswith("client 0 failed in round 2 (reduction): method fedavg: finish failed (")
     assert "IndexError: list index out of range (1 more" in line
+    with pytest.raises(RunFailed, match=r"list index out of range") as caught:
+        reduce([(99.0, 1.0), (1.0, 1.0)], needed=2)
+    assert "more failed" not in str(caught.value)
 
 
 def test_what_no_single_client_is_behind():

@@ -2,11 +2,14 @@
 
 import json
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
 from fedmodels.errors import RunFailed
 from fedsrv.engine.admission import Admission
+from fedsrv.engine.cohort import StateLost
+from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.history import History, LossTooLarge
@@ -141,6 +144,46 @@ def test_who_is_refused(client, versions, admitted):
     else:
         with pytest.raises(LossTooLarge, match=r"max_rollback = 3.*max_rollback=10"):
             HISTORY.check(client, versions)
+
+
+def test_the_floor_is_the_last_that_a_run_goes_back_to():
+    assert HISTORY.target(9, lambda at: at == 6, {}) == 6
+    with pytest.raises(RunFailed, match="fit together at no interaction since 6"):
+        HISTORY.target(9, lambda at: at == 5, {})
+
+
+def test_the_last_that_counts_does_not_depend_on_the_order_of_what_is_known():
+    """What was undone is listed before what is committed."""
+    found = History(trained={2: {0: 2}, 1: {0: 1, 1: 1}})
+    assert found.last_trained(2) == {0: 2, 1: 1}
+    assert found.last_trained(1) == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize(
+    ("lost", "target", "told"),
+    [
+        (None, 3, ("", "states of the server or of clients are gone; interactions after 3 are")),
+        (StateLost(1, [2]), 3, (1, "client 1 holds private states [2] only; interactions after 3")),
+        (None, 5, None),  # the last commit
+        (None, 6, None),  # it was undone, and is there again
+    ],
+)
+def test_why_a_run_goes_back_is_told(lost, target, told):
+    went, events = [], []
+    store = SimpleNamespace(
+        committed=5, newest=6, has_state=None, go_to=went.append,
+        history=lambda: SimpleNamespace(target=lambda *_: target),
+    )  # fmt: skip
+    cohort = SimpleNamespace(starting_over=list, versions=dict)
+    log = SimpleNamespace(tell=lambda kind, client, **facts: events.append((kind, client, facts)))
+    assert go_to_common_commit(store, cohort, log, lost, stateful=True) == target
+    assert went == [target]
+    if told is None:
+        assert not events
+    else:
+        ((kind, client, facts),) = events
+        assert (kind, client, facts["interaction"]) == ("rollback", told[0], target)
+        assert facts["reason"].startswith(told[1])
 
 
 # --- what is kept ---------------------------------------------------------------------------------

@@ -2,19 +2,22 @@
 
 import json
 import logging
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.errors import RunFailed
 from fedsrv.engine.roster import Roster
+from fedsrv.engine.schedule import Step
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 
 
-def described(tasks: int) -> str:
-    each = {"train": [5, 5], "test": [1, 1]}
+def described(tasks: int, train: tuple[int, int] = (5, 5)) -> str:
+    each = {"train": train, "test": [1, 1]}
     facts = {"format": 1, "input_shape": [1], "num_classes": 2, "tasks": [each] * tasks}
     return json.dumps(facts)
 
@@ -68,3 +71,20 @@ def test_an_unknown_client_weighs_as_much_as_the_mean(tmp_path: Path) -> None:
     roster.add({2: described(9)})
     assert roster.weights() == {0: 10, 1: 40, 2: 25}, "fixed when the run began"
     store.close()
+
+
+def test_a_step_whose_task_nobody_has_is_one_line(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "run", own_data(), resume=False)) as store:
+        roster = Roster(store)
+        roster.add({0: described(2), 1: described(1)})
+        assert roster.cohort_of(Step(1, 0, 1, (0, 1, 2), True, True)) == (0,)
+        with pytest.raises(RunFailed, match="interaction 5: no known client has task 1"):
+            roster.cohort_of(Step(5, 2, 1, (1, 2), True, True))
+
+
+def test_rare_classes_are_those_of_all_tasks_together(tmp_path: Path) -> None:
+    """Twice (6, 4) and once (0, 3) are (12, 11), where one of each would be (6, 7)."""
+    with closing(Store(tmp_path / "run", own_data(), resume=False)) as store:
+        roster = Roster(store)
+        roster.add({0: described(2, (6, 4)), 1: described(1, (0, 3))})
+        assert roster.groups["minority"] == [1]

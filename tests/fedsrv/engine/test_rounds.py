@@ -15,10 +15,13 @@ from fedcli.runtime import workers
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.resolution import experiment_of
-from fedmodels.tensors.bundle import Problem
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem
 from fedmodels.training.run import RunFacts
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Answer, Answers
 from fedsrv.engine.rounds import Engine
-from fedsrv.engine.schedule import scorers
+from fedsrv.engine.rows import record_of
+from fedsrv.engine.schedule import Step, scorers
 from fedsrv.events import EventLog
 from fedsrv.narration import Narrator
 from fedsrv.state.record import Durations, Record, Traffic
@@ -249,3 +252,24 @@ def test_few_clients_score_the_same_ones_in_every_round(digits, tmp_path):
     assert scorers(experiment, [0, 1, 2], [0, 1]) == sorted({fixed, 0, 1})
     assert scorers(experiment, [1 - fixed % 2], [1 - fixed % 2]) == [1 - fixed % 2]
     assert scorers(tiny_experiment(), [2, 0], []) == [0, 2]
+
+
+def test_the_loss_of_a_record_is_that_of_an_example() -> None:
+    """Losses 1 of ten and 4 of five examples: 30 / 15. Who did no step has no loss, as NaN."""
+
+    def answer(loss: float, examples: int, **extra: float) -> Answer:
+        report = rpc.Report(loss=loss, num_examples=examples, seconds=loss, extra=extra)
+        return Answer(Bundle(), report, logical_up=7, logical_down=examples)
+
+    step, nan = Step(5, 2, 1, (0, 1, 2, 3), True, False), float("nan")
+    found = Answers({0: answer(1, 10), 1: answer(4, 5, own=nan), 2: answer(nan, 3)}, {3: "gone"})
+    found.by_client[EVALUATOR] = answer(9, 99)
+    record = record_of(step, found, {"mine": 0.5, "none": nan}, {})
+    assert record["metrics"] == {"loss": 2, "mine": 0.5}
+    assert (record["cohort"], record["failed"]) == ([0, 1, 2], {"3": "gone"})
+    assert (record["bytes"]["down"], record["bytes"]["up"]) == (18, 21)
+    assert [row.get("loss") for row in record["clients"].values()] == [1, 4, None]
+    assert "own" not in record["clients"]["1"]
+    none = record_of(step, Answers({2: answer(nan, 3)}, {}), {}, {})
+    assert none["metrics"] == {}
+    assert "failed" not in none

@@ -8,6 +8,7 @@ import torch
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.bundle import Bundle, GeneratorState, state_digest
 from fedmodels.training.contexts import ServerState
+from fedsrv.state.client_parts import ClientParts
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 
@@ -135,6 +136,23 @@ def test_a_lost_part_makes_its_commits_unusable(opened, damage):
     store = opened()
     assert store.committed == 0
     assert digest(store.state(0)) == digest(before)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"clients/0/g3": "part-clients-0-g3-00000000.safetensors"},
+        {"clients/0": "../part-clients-0-00000000.safetensors"},
+        {"clients/0": 3},
+        {"own": "part-clients-0-00000000.safetensors"},
+    ],
+)
+def test_a_manifest_names_files_of_its_directory_and_clients_before_generators(opened, manifest):
+    store = opened(resume=False)
+    commit(store, 0, state({0: client(1, g3=1)}))
+    (part,) = manifest
+    with pytest.raises(ArchiveError, match=f"the manifest of parts is damaged at '{part}'"):
+        ClientParts(store.states).load(manifest)
 
 
 def test_parts_of_a_commit_that_never_was(opened):

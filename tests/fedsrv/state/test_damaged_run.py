@@ -71,6 +71,14 @@ HARM = {
 }
 
 
+@pytest.mark.parametrize("harm", ["empty", "gone"])
+def test_no_database_is_made_in_place_of_one(run, harm):
+    HARM[harm](run)
+    refused(run, rf"run\.db is damaged \(it is {harm}\); nothing was changed")
+    made = run / "run.db"
+    assert (made.read_bytes() if made.exists() else None) == {"empty": b"", "gone": None}[harm]
+
+
 @pytest.mark.parametrize("harm", HARM)
 def test_a_damaged_database_is_no_new_run(run, harm):
     for more in ("run.db-wal", "run.db-shm"):
@@ -222,7 +230,18 @@ def test_a_recovered_run_ends_as_the_whole_one(half_way, digits, harm):
     assert again["metrics"] == whole["metrics"]
 
 
-@pytest.mark.parametrize("damage", ["damaged", "[" * 100_000])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "damaged",
+        "[" * 100_000,
+        "3",
+        '{"interaction": 4, "cohort": [0]}',
+        '{"interaction": 3, "cohort": ["x"]}',
+        '{"interaction": 3}',
+    ],
+    ids=["text", "deep", "number", "gap", "cohort", "no cohort"],
+)
 def test_what_cannot_be_recovered_is_said_and_set_aside(half_way, digits, damage):
     """A line of rounds.jsonl is damaged: the state behind it has no record."""
     path, whole = half_way
@@ -250,12 +269,17 @@ def test_the_command_that_recovers(half_way):
     assert f"go on with --resume --out {path}" in found.output
 
 
-@pytest.mark.parametrize("crash", ["between commits", "in a commit"])
+@pytest.mark.parametrize("crash", ["between commits", "in a commit", "in a roll-back"])
 def test_a_whole_run_is_not_recovered(half_way, crash):
     path, _ = half_way
     if crash == "in a commit":  # the state is written before its record
         states = path / "server"
         shutil.copy(states / "state-00000003.safetensors", states / "state-00000004.safetensors")
+    if crash == "in a roll-back":  # records are undone before they leave rounds.jsonl
+        lines = (path / "rounds.jsonl").read_bytes()
+        with closing(Store(path, LOCAL, True)) as store:
+            store.roll_back(2)
+        (path / "rounds.jsonl").write_bytes(lines)
     before = (path / "run.db").read_bytes()
     with pytest.raises(ArchiveError, match="is whole: there is nothing to recover"):
         recover(path, print)

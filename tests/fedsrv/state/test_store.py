@@ -226,8 +226,11 @@ def test_a_directory_is_used_by_one(opened, tmp_path):
 
 
 def test_a_directory_that_exists_needs_resume(tmp_path):
-    Store(tmp_path / "run", tiny_experiment(), False).close()
+    committed(Store(tmp_path / "run", tiny_experiment(), False), 0).close()
     with pytest.raises(ConfigError, match="already holds a run; give --resume"):
+        refuse_existing(tmp_path / "run")
+    (tmp_path / "run" / "run.db").unlink()
+    with pytest.raises(ConfigError, match="run exists and is not empty; give --resume"):
         refuse_existing(tmp_path / "run")
     other = tmp_path / "other"
     other.mkdir()
@@ -394,6 +397,27 @@ def test_the_syncer_follows():
     finally:
         syncer.close()
     assert synced == [3, 2]
+
+
+def test_a_sync_that_failed_is_tried_again_with_the_next_commit(caplog):
+    asked = []
+
+    def sync(interaction):
+        asked.append(interaction)
+        if interaction == 3:
+            raise OSError(5, "Input/output error")
+
+    syncer = Syncer(sync)
+    try:
+        syncer.want(3)
+        wait_for(lambda: caplog.messages)
+        assert syncer.durable == -1
+        syncer.want(4)
+        wait_for(lambda: syncer.durable == 4)
+    finally:
+        syncer.close()
+    assert asked == [3, 4]
+    assert caplog.messages == ["interaction 3 is not safe on the disk: Input/output error"]
 
 
 def test_a_roll_back_while_a_sync_is_under_way():

@@ -21,8 +21,8 @@ import fedsrv.cli
 from fedmodels.errors import ConfigError, Interrupted, RunFailed
 from fedmodels.resolution import parse_experiment
 from fedsrv.sweep import execution
-from fedsrv.sweep.columns import check_names
-from fedsrv.sweep.figures import difference, read_figures
+from fedsrv.sweep.columns import check_names, faults
+from fedsrv.sweep.figures import Figures, difference, read_figures
 from fedsrv.sweep.plan import Cell, Sweep, config_for, plan
 from fedsrv.sweep.sweeping import run_sweep
 from fedsrv.sweep.tables import Outcome, latex
@@ -72,7 +72,7 @@ class Launches:
             stdout.write("error: its disk is full\n")
             return SimpleNamespace(returncode=1)
         config = tomllib.loads(Path(command[4]).read_text())
-        better = {"fedavg": 0.0, "fedprox": 0.05, "local": -0.1}[config["method"]["name"]]
+        better = {"fedprox": 0.05, "local": -0.1}.get(config["method"]["name"], 0.0)
         seed = int(command[command.index("--set") + 1].removeprefix("seed="))
         finished_run(out, [0.5 + better + 0.01 * seed * (1 + better)], 3 + seed)
         return SimpleNamespace(returncode=0)
@@ -167,6 +167,7 @@ def test_every_method_runs_with_every_seed_in_every_setting(sweep: Any, tmp_path
         ({"methods": {" ": "fedavg"}}, r"\[methods\]: ' ' is no name for a table"),
         ({"against": "FedAvgg"}, "against = 'FedAvgg' is none of its methods"),
         ({"preset": "no.toml"}, r"preset = 'no\.toml' is no file"),
+        ({"preset": "studies/quickstart"}, r"preset = 'studies/quickstart' is no file, here or in"),
         ({"preset": "quickstrat"}, "Did you mean 'quickstart'"),
     ],
 )
@@ -217,6 +218,7 @@ def test_a_sweep_from_beginning_to_end(sweep: Any, tmp_path: Path, launches: Lau
     with pytest.raises(RunFailed, match="1 of 9 runs failed and are left out: local-seed1"):
         run_sweep(sweep(), out, jobs=2, say=said.append)
     assert any(s.startswith("local-seed1 failed: error: its disk is full (see ") for s in said)
+    assert sum(" failed" in s for s in said) == 1
     names = [Path(command[4]).stem for command in launches.commands]
     assert len(names) == 9
     assert sorted(launches.dealt) == [f"seed={n}" for n in range(3)]
@@ -253,6 +255,7 @@ def test_a_sweep_from_beginning_to_end(sweep: Any, tmp_path: Path, launches: Lau
     complete = (out / "table.md").read_text()
     assert "| Local | 40.90 ± 0.73 |" in complete
     assert "| FedProx, 0.5 | **56.05 ± 0.86** |" in complete  # three seeds of each other row
+    assert len(launches.dealt) == 3, "data that are there are not dealt out again"
 
 
 def test_a_finished_run_of_another_config_is_never_tabulated(
@@ -395,6 +398,53 @@ def test_data_that_are_given_are_not_dealt_out(
     assert all(command.count("--data") == 1 for command in launches.commands)
 
 
+def test_a_row_that_pools_the_data_has_its_own(
+    sweep: Any, tmp_path: Path, launches: Launches
+) -> None:
+    made = sweep(methods={"pooled": "centralized", "FedAvg": "fedavg"})
+    run_sweep(made, tmp_path / "alone", only=["pooled"], seeds=[0], say=print)
+    assert not launches.dealt
+    launches.commands.clear()
+    run_sweep(made, tmp_path / "out", seeds=[0, 1], say=print)
+    given = {Path(command[4]).stem: "--data" in command for command in launches.commands}
+    assert given == {
+        "pooled-seed0": False, "pooled-seed1": False, "fedavg-seed0": True, "fedavg-seed1": True,
+    }  # fmt: skip
+
+
+def test_a_sweep_without_columns_is_a_report(
+    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+
+    def report(runs: list[Path], _: None) -> None:
+        reported.extend(run.name for run in runs)
+
+    monkeypatch.setattr("fedsrv.sweep.sweeping.report_command", report)
+    run_sweep(sweep(columns={}), tmp_path / "out", seeds=[0], say=lambda line: None)
+    assert reported == ["fedavg-seed0", "fedprox-0-5-seed0", "local-seed0"]
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not (tmp_path / "out" / "table.md").exists()
+
+
+@pytest.mark.parametrize("on", ["slurm", ""])
+def test_only_a_cluster_gets_absolute_paths(
+    sweep: Any, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch, on: str
+) -> None:
+    """Its nodes run in directories of their own; on this machine paths stay as they were given."""
+    monkeypatch.chdir(tmp_path)
+    places: list[Path] = []
+
+    def place_of(on: str, jobs: int, resources: Any, out: Path, say: Any) -> Any:
+        places.append(out)
+        return nullcontext(lambda call, runs: (call(run, say) for run in runs))
+
+    monkeypatch.setattr("fedsrv.sweep.sweeping.place_of", place_of)
+    run_sweep(sweep(), Path("out"), seeds=[0], on=on, say=lambda line: None)
+    outs = {Path(c[c.index("--out") + 1]).parent for c in launches.commands}
+    assert outs == {*places} == {tmp_path / "out" if on else Path("out")}
+
+
 @pytest.mark.parametrize("file", ["table.md", "picture.svg", "report.html"])
 def test_a_disk_that_is_full_at_the_tables_costs_no_run(
     sweep: Any, tmp_path: Path, launches: Launches, file: str
@@ -437,6 +487,20 @@ def test_a_curve_that_no_run_has_is_named(sweep: Any, tmp_path: Path, launches: 
         run(curves={"acc": "a_lco"})
     with pytest.raises(ConfigError, match=r"curves are shown beside columns: give \[columns\]"):
         run(curves={"acc": "a_loc"}, columns={})
+
+
+def test_what_one_run_has_is_not_missed(sweep: Any, tmp_path: Path) -> None:
+    made = sweep(columns={"mine": "metrics.velocity"}, curves={"mine": "velocity"})
+    runs = [
+        Figures(Cell("", "A"), 0, {"metrics.velocity": 1.0}, {"velocity": [1.0]}, {}),
+        Figures(Cell("", "B"), 0, {"metrics.velocity": None}, {"velocity": []}, {}),
+    ]
+    finished_run(tmp_path / "run", [0.5], 3)
+    assert not list(faults(made, runs, tmp_path / "run"))
+    assert [str(fault).split()[4] for fault in faults(made, runs[1:], tmp_path / "run")] == [
+        "column",
+        "curve",
+    ]
 
 
 def test_what_no_run_can_have_is_told_before_any_run(
