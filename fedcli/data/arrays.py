@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from pathlib import Path
+from threading import Lock
 from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
@@ -22,6 +23,10 @@ DAMAGED = (
 )  # fmt: skip
 """What numpy and Pillow raise for a damaged file; numpy parses a header as Python's expressions."""
 
+_PARSING = Lock()
+"""Held while numpy parses a header. Python 3.11 raises SystemError (``AST constructor recursion
+depth mismatch``) where a thread parses while a finalizer interrupts another that does."""
+
 
 def _reason_of(error: Exception) -> str:
     """Return why numpy cannot read a file, without its advice to load what is pickled."""
@@ -37,7 +42,8 @@ def read_array(path: Path, mmap: bool = False) -> NDArray[Any]:
         DataError: it is missing or damaged.
     """
     try:
-        out: NDArray[Any] = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
+        with _PARSING:
+            out: NDArray[Any] = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except DAMAGED as error:
@@ -52,7 +58,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         DataError: it is missing or damaged.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with path.open("rb") as file, _PARSING, np.load(file, allow_pickle=False) as arrays:
             return {key: arrays[key] for key in arrays.files}
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
