@@ -124,7 +124,7 @@ def dealing_out_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     run = Launch(tiny_experiment(), tmp_path, data, hosts, Lines(), tmp_path / "none")
     log = tmp_path / "logs" / "partition.log"
     run.dealing = Forked("fedcli", lambda: os.kill(os.getpid(), signal.SIGKILL), log)
-    with pytest.raises(DataError, match="^fedcli partition was killed by signal 9$"):
+    with pytest.raises(DataError, match=r"^fedcli partition was killed by signal 9$"):
         run.partition()
     run.dealing.close()
 
