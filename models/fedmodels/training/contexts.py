@@ -72,7 +72,8 @@ class ServerContext(Located):
     limits: tuple[Tensor, Tensor] | None = None
     """Black and white of each channel after normalisation, (C,) or (1,) each, as announced."""
     ends_task: bool = False
-    """Whether the next interaction is on another task; false for the last interaction."""
+    """Whether the next interaction is on another task. False for the last interaction, so that no
+    run ends with the training of a generator that nobody will use."""
     before: ServerState = field(default_factory=lambda: ServerState(Bundle()))
     """The state before ``aggregate``, for ``finish``; empty outside of the two."""
     tell: Callable[[str, int, int, float], None] = lambda what, step, of, loss: None
