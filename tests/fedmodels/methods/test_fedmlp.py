@@ -114,6 +114,18 @@ def test_divergence():
     assert float(reverse) == pytest.approx(0.779365, abs=1e-6)
 
 
+def test_the_divergence_of_normalised_embeddings_vanishes_with_their_width():
+    width = 128  # of cnn5
+    z = torch.nn.functional.one_hot(torch.tensor([3]), width).float()
+    farthest = divergence(50 * z, -z, 1.0, "l2_softmax", "z_c").item()
+    # p is e on one coordinate and 1 on the others, q its inverse there
+    p, q = math.e / (math.e + width - 1), 1 / (1 + math.e * (width - 1))
+    rest = (1 - p) * math.log((1 - p) / (1 - q))
+    assert farthest == pytest.approx(p * math.log(p / q) + rest, rel=1e-3)
+    assert farthest < 3.1 / width
+    assert divergence(50 * z, -50 * z, 1.0, "softmax", "z_c").item() > 50
+
+
 def test_divergence_of_normalised_embeddings():
     z, c = drawn(3, 4), drawn(3, 4, seed=1)
     found = divergence(5 * z, c, 0.5, "l2_softmax", "z_c")

@@ -58,6 +58,25 @@ def test_equal_pictures_are_equal_files(tmp_path):
         assert files[0].read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_gallery_is_one_sheet_with_a_row_of_images_for_each_class(tmp_path, monkeypatch):
+    gray, coloured = torch.full((3, 1, 20, 10), 0.25), torch.zeros(2, 3, 20, 10)
+    coloured[1, 2] = 1.5  # the second one is blue, and brighter than a screen
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **how: drawn.append(figure))
+    draw(Gallery({"cat": gray, "dog": coloured}), tmp_path / "sheet.png")
+    (axes,) = drawn[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
+    assert axes.get_yticks().tolist() == [0.5, 1.5]
+    (image,) = axes.images
+    assert image.get_extent() == [0, 3, 2, 0]  # in images: three to the right, two down
+    sheet = image.get_array()
+    assert sheet.shape == (2 * 22, 3 * 11, 3)
+    assert (sheet[:20, 22:32] == 0.25).all()
+    assert (sheet[22:42, 11:21] == [0, 0, 1]).all()
+    assert (sheet[22:42, 22:] == 1).all()  # the dogs are two
+    assert (sheet[20:22] == 1).all()  # the gap
+
+
 def test_a_picture_that_does_not_fit_leaves_the_earlier_one(tmp_path, monkeypatch):
     def full(figure, path, **how):
         path.write_bytes(b"half")
