@@ -1,7 +1,8 @@
 """A small convolutional net with batch normalisation, for studies of data-free training.
 
 MFCL and TARGET read the running statistics that batch normalisation keeps, and ``digits-cnn`` has
-none; ``resnet20`` takes too long for a comparison of a dozen methods on two cores.
+none; ``resnet20`` takes too long for a comparison of a dozen methods on two cores: a step on 16
+images of 28x28 took it 108 ms of CPU, and ``digits-cnn`` 19.
 """
 
 from __future__ import annotations

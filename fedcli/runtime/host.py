@@ -1,8 +1,9 @@
 """One process that hosts one or several clients: training in turn, network beside it.
 
-Three threads: one pulls the next order, this one trains, one pushes results; a fourth sends
-heartbeats. The orders of one message wait to be done, and one more message is fetched ahead. What
-one order came to waits to be sent; where clients train together, the results of all of them.
+Of its four threads one pulls orders, the main one trains, one pushes results, and one sends
+heartbeats. While the main thread works through the orders of one message, the next message is
+fetched. A result waits until the one before it is sent; clients that train together have their
+results sent at once.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ class Trip:
 
     orders: Mapping[ClientId, rpc.Order]
     common: Bundle
+    """The part of the payload that everybody gets."""
     personal: Mapping[ClientId, Bundle] = field(default_factory=dict)
+    """The part of the payload for a client alone, of clients that have one."""
     spec: BundleSpec = field(default_factory=BundleSpec)
     """The specification of an upload as it travels."""
     needed: int | None = None
@@ -85,8 +87,11 @@ class Answer:
     upload: Bundle
     report: rpc.Report
     logical_up: int = 0
+    """What the upload's tensors hold, in bytes."""
     logical_down: int = 0
+    """What the payload's tensors held, in bytes."""
     wire_up: int = 0
+    """What the messages that brought the upload held, in bytes."""
     is_promise: bool = False
     """Whether the upload lacks its weights, which come in the sum of the client's relay."""
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmodels.training.contexts import Metrics
-from fedsrv.engine.cohort import Answers
+from fedsrv.engine.cohort import Answer, Answers
 from fedsrv.engine.schedule import Step
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, Traffic
 
 
 def record_of(step: Step, results: Answers, metrics: Metrics, series: Mapping[str, Any]) -> Record:
@@ -19,27 +19,13 @@ def record_of(step: Step, results: Answers, metrics: Metrics, series: Mapping[st
     trained = [r for r in reports.values() if r.num_examples and math.isfinite(r.loss)]
     examples = sum(r.num_examples for r in trained)
     loss = sum(r.loss * r.num_examples for r in trained)
-    per_client = {
-        str(c): {
-            "down": r.logical_down,
-            "up": r.logical_up,
-            **({"eval_up": extra} if (extra := r.upload.num_evaluation_bytes()) else {}),
-        }
-        for c, r in clients.items()
-    }
     record: Record = {
         "round": step.round,
         "interaction": step.interaction,
         "task": step.task,
         "cohort": sorted(clients),
         "metrics": _finite({"loss": loss / examples if examples else math.nan, **metrics}),
-        "bytes": {
-            "down": sum(b["down"] for b in per_client.values()),
-            "up": sum(b["up"] for b in per_client.values()),
-            "wire_down": results.wire_down,
-            "wire_up": results.wire_up,
-            "per_client": per_client,
-        },
+        "bytes": _traffic_of(results, clients),
         "seconds": {"train": max((r.seconds for r in reports.values()), default=0.0)},
         "clients": {
             str(c): _finite(
@@ -62,6 +48,25 @@ def record_of(step: Step, results: Answers, metrics: Metrics, series: Mapping[st
     if series:
         record["series"] = series
     return record
+
+
+def _traffic_of(results: Answers, clients: Mapping[int, Answer]) -> Traffic:
+    """Return what tensors held, in all and by client, and what crossed the wire."""
+    per_client = {
+        str(c): {
+            "down": r.logical_down,
+            "up": r.logical_up,
+            **({"eval_up": extra} if (extra := r.upload.num_evaluation_bytes()) else {}),
+        }
+        for c, r in clients.items()
+    }
+    return {
+        "down": sum(b["down"] for b in per_client.values()),
+        "up": sum(b["up"] for b in per_client.values()),
+        "wire_down": results.wire_down,
+        "wire_up": results.wire_up,
+        "per_client": per_client,
+    }
 
 
 def commit_facts(record: Record) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Whether a coordinator serves, asked over gRPC's health service; without importing torch."""
+"""Whether a coordinator serves, asked over gRPC's health service.
+
+Kubernetes' own gRPC probes speak no TLS, so a command asks. Probes start it every few seconds, so
+it does not import torch.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ class RemoteCohort:
         together: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_clients = self.most_present = num_clients
+        self.num_clients = num_clients
+        self.most_present = num_clients  # a relay's cohort has fewer of the run's clients
         self._most_ahead = max(self.MOST_AHEAD, 2 * together)
         self.spool, self.events = spool, events
         self.admission = admission

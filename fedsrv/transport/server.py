@@ -66,6 +66,23 @@ def _handlers(service: Service) -> tuple[grpc.GenericRpcHandler, ...]:
     return current, grpc.method_handlers_generic_handler(FORMER_SERVICE, {"Join": join})
 
 
+def _options(keepalive_ms: int) -> list[tuple[str, int]]:
+    """Return the options of the server; a link without an answer for that time ends."""
+    return [
+        ("grpc.max_concurrent_streams", 100),  # of one connection
+        ("grpc.keepalive_time_ms", keepalive_ms),  # a stopped client answers none
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        ("grpc.http2.ping_timeout_ms", keepalive_ms),  # else a minute counts
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.so_reuseport", 0),  # else a busy port would be shared in silence
+        ("grpc.max_receive_message_length", 4 << 20),
+        ("grpc.http2.bdp_probe", 0),  # it lets whole uploads pile up in gRPC, one per caller
+        ("grpc.http2.lookahead_bytes", 2 << 20),  # 40 MB/s a caller at 50 ms there and back
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", BORNE_PING_MS),
+    ]
+
+
 def start_server(
     service: Service,
     address: str,
@@ -84,19 +101,7 @@ def start_server(
         ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
         interceptors=[service.gate],
         maximum_concurrent_rpcs=threads + MOST_WAITING,
-        options=[
-            ("grpc.max_concurrent_streams", 100),  # of one connection
-            ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),  # a stopped client answers none
-            ("grpc.keepalive_timeout_ms", int(keepalive_s * 1000)),
-            ("grpc.http2.ping_timeout_ms", int(keepalive_s * 1000)),  # else a minute counts
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.so_reuseport", 0),  # else a busy port would be shared in silence
-            ("grpc.max_receive_message_length", 4 << 20),
-            ("grpc.http2.bdp_probe", 0),  # it lets whole uploads pile up in gRPC, one per caller
-            ("grpc.http2.lookahead_bytes", 2 << 20),  # 40 MB/s a caller at 50 ms there and back
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_ping_interval_without_data_ms", BORNE_PING_MS),
-        ],
+        options=_options(int(keepalive_s * 1000)),
     )
     service.complaints.open()
     server.add_generic_rpc_handlers(_handlers(service))

@@ -41,6 +41,7 @@ from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, S
 from fedmodels.training.run import RunFacts
 
 LOCAL, GLOBAL = ".local_prototypes", ".global_prototypes"
+"""Endings of the names under which a net holds P_loc and P_glo."""
 INFLUENCE = ("prototype_share", "prototype_angle")
 """What clients report of each block, see :meth:`fedmodels.nets.alp.ALP.influence`."""
 

@@ -49,7 +49,7 @@ class GldpReferences:
     own: ByClass  # C-hat_i, as it was before this interaction or epoch
     everyone: ByClass  # C-tilde
     held: Prototypes | None = None  # C-hat_i as rows, where it moves within the interaction
-    latest: LatestEmbeddings | None = None  # where class means are taken of them
+    latest: LatestEmbeddings | None = None  # of this interaction, where class means come from them
     fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
 
 

@@ -40,7 +40,9 @@ from fedmodels.training.method import Batch, Output
 from fedmodels.training.run import RunFacts
 
 PERSONAL = "personal"
+"""Prefix of the weights of C_{g,i} in a payload and in the server's state."""
 PARTS = 10**6
+"""What S adds up to where clients send shares in place of counts."""
 
 
 @register("pfedgrp")

@@ -106,25 +106,29 @@ class ALP(nn.Module):
         self.last, self.topk = last, topk
         self.ema_features, self.ema_weights, self.update = ema_features, ema_weights, update
         self.skip_cls = skip_cls
+        self._check_switches()
+        self.glu = nn.Linear(dim, 2 * dim) if glu else None
+        noise = torch.randn(num_prototypes, dim)  # N(0, 1) on the server, the same for all clients
+        self.register_buffer("global_prototypes", noise)
+        self.register_buffer("local_prototypes", noise.clone())
+
+    def _check_switches(self) -> None:
         for switch, choices in _CHOICES.items():
             if getattr(self, switch) not in choices:
                 raise ConfigError(
                     f"alp {switch}={getattr(self, switch)!r} must be one of {', '.join(choices)}"
                 )
+        topk = self.topk
         if topk not in ("paper", "official") and not (isinstance(topk, int) and topk > 0):
             raise ConfigError(f"alp topk={topk!r} must be 'paper', 'official' or a number above 0")
         for number, fits, known in (
-            ("beta", 0 <= beta <= 1, "from 0 to 1"),
-            ("gamma", 0 <= gamma <= 1, "from 0 to 1"),
-            ("epsilon", 0 < epsilon < math.inf, "above 0"),
-            ("iterations", iterations >= 1, "1 or more"),
+            ("beta", 0 <= self.beta <= 1, "from 0 to 1"),
+            ("gamma", 0 <= self.gamma <= 1, "from 0 to 1"),
+            ("epsilon", 0 < self.epsilon < math.inf, "above 0"),
+            ("iterations", self.iterations >= 1, "1 or more"),
         ):
             if not fits:
                 raise ConfigError(f"alp {number}={getattr(self, number)!r} must be {known}")
-        self.glu = nn.Linear(dim, 2 * dim) if glu else None
-        noise = torch.randn(num_prototypes, dim)  # N(0, 1) on the server, the same for all clients
-        self.register_buffer("global_prototypes", noise)
-        self.register_buffer("local_prototypes", noise.clone())
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Draw tokens (B, Z, d) towards their prototypes; return unit vectors (B, Z, d)."""

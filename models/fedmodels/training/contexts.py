@@ -65,13 +65,15 @@ class ServerContext(Located):
     server_data: ServerData | None = None
     """Present for every method that ``needs_server_data``."""
     minority: tuple[int, ...] = ()
-    """The rarer half of the classes, by all announcements; only an oracle may use them."""
+    """The rarer half of the classes over all clients and tasks, by what clients announced. Only a
+    reading that is called ``oracle`` may use it: a method would not know the tasks to come."""
     labels: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """The classes each client of the cohort trains on now, by its announcement."""
     limits: tuple[Tensor, Tensor] | None = None
     """Black and white of each channel after normalisation, (C,) or (1,) each, as announced."""
     ends_task: bool = False
-    """Whether the next interaction is on another task; false for the last interaction."""
+    """Whether the next interaction is on another task. False for the last interaction, so that no
+    run ends with the training of a generator that nobody will use."""
     before: ServerState = field(default_factory=lambda: ServerState(Bundle()))
     """The state before ``aggregate``, for ``finish``; empty outside of the two."""
     tell: Callable[[str, int, int, float], None] = lambda what, step, of, loss: None

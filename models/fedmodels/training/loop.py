@@ -162,18 +162,18 @@ class Course:
         self.ctx.tick(self._epoch, len(self._losses) - 1, loss)
 
     def end(self) -> float:
-        """Unfreeze all parameters, drop gradients; return the mean loss of the last epoch.
+        """Close, and return the mean loss of the last epoch.
 
         Raises:
             TrainingFailed: the loss is not finite.
         """
-        loss = self.left()
+        loss = self.close()
         if self._losses and not math.isfinite(loss):
             raise TrainingFailed(self._diverged(loss))
         return loss
 
-    def left(self) -> float:
-        """Do what :meth:`end` does, but return a loss that is not finite in place of raising."""
+    def close(self) -> float:
+        """Unfreeze all parameters, drop gradients; return the mean loss of the last epoch."""
         for parameter in self.ctx.net.parameters_by_key().values():
             if not parameter.requires_grad:
                 parameter.requires_grad_(True)

@@ -92,9 +92,10 @@ class Method(ABC):
     """Whether ``loss`` may be mapped over clients (``fedmodels.training.stack``). The loss then
     calculates with tensors only, of the batch, the net's output and parameters, and of references
     laid out alike for all clients; it decides nothing by their values and keeps nothing. ``fit`` is
-    the stock one. A class with its own ``fit``, ``loss`` or ``after_step`` declares it anew."""
+    FedAvg's. A class with its own ``fit``, ``loss`` or ``after_step`` declares it anew."""
     trains_alone_with: ClassVar[Mapping[str, object]] = {}
-    """Switches, maybe ``reading.…``, and values with which clients train in turn all the same."""
+    """Switches by name, such as ``reading.NAME``, each with the value with which clients train in
+    turn although ``trains_together`` is true."""
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -103,7 +104,10 @@ class Method(ABC):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Return the rules of ``predict`` in order; the first may do. ``classifier`` is the net."""
+        """Return the names of the rules that ``predict`` answers with, in its order.
+
+        The first is the method's own: trained models predict by it. ``classifier`` is the net.
+        """
         return ("classifier",)
 
     def reported(self, run: RunFacts) -> frozenset[str]:
@@ -239,7 +243,7 @@ class Method(ABC):
 
     @abstractmethod
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Any) -> float:
-        """Train ``ctx.net``; return the mean loss of the last epoch. Stock: run the phases."""
+        """Train ``ctx.net``; return the mean loss of the last epoch. FedAvg's runs the phases."""
 
     @abstractmethod
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
@@ -259,7 +263,7 @@ class Method(ABC):
 
     @abstractmethod
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Any, num_examples: int) -> Bundle:
-        """Return the upload; nothing else leaves the client."""
+        """Return the upload. Beside it only loss, scores and ``ctx.metrics`` leave the client."""
 
     @abstractmethod
     def predict(

@@ -66,7 +66,7 @@ def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
             _run(stack, phase, courses)
         finally:
             stack.keep([])
-    return [course.left() for course in courses]
+    return [course.close() for course in courses]
 
 
 def _run(stack: _Stack, phase: Phase, courses: Sequence[Course]) -> None:
