@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmodels.config.experiment import Experiment, difference
 from fedmodels.config.faults import fault_of
+from fedmodels.config.presets import preset_file
 from fedmodels.errors import ArchiveError, ConfigError, reason_of, suggestion
 from fedmodels.resolution import override, parse_experiment
-from fedsrv.presets import preset_file
 
 ROW = "a row is a method's name and its switches without blanks in them, such as 'fedprox mu=0.1'"
 NEEDED = "a sweep needs preset, a config or a preset's name, and the table methods, row = 'METHOD'"
