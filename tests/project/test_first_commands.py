@@ -95,7 +95,10 @@ def test_mistakes_are_one_line(
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ("quickstart", "; fedsrv init quickstart writes the preset of that name to quickstart.toml"),
+        (
+            "quickstart",
+            "; fedsrv init quickstart writes the preset of that name to quickstart.toml",
+        ),
         ("a/quickstart.toml", "; fedsrv init quickstart writes the preset of that name to quick"),
         ("quikstart", ". Did you mean 'quickstart'? fedsrv init copies a preset"),
         ("mine", "; mine.toml is there"),
