@@ -90,6 +90,8 @@ class Sweep(BaseModel):
             table = tomllib.loads(path.read_text("utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"cannot read the sweep {path}: {reason_of(error)}") from None
+        if "method" in table and "methods" not in table:
+            raise ConfigError(f"{path} is the config of one run, not a sweep: use fedsrv launch")
         known = sorted(cls.model_fields)
         for key in sorted(table.keys() - cls.model_fields.keys()):
             raise ConfigError(

@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedmodels.errors import DataError, reason_of
+from fedmodels.errors import DataError, reason_of, suggestion
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
 
@@ -180,4 +180,6 @@ def first_fault(error: ValidationError) -> str:
     """Return where a description is wrong, and how, in one line."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
-    return printable(f"{where}{': ' if where else ''}{first['msg']}")
+    is_unknown = first["type"] == "extra_forbidden"
+    near = suggestion(str(first["loc"][-1]), ClientFile.model_fields) if is_unknown else ""
+    return printable(f"{where}{': ' if where else ''}{first['msg']}{'.' if near else ''}{near}")

@@ -56,6 +56,8 @@ def parse_experiment(
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
+    if "methods" in tables and "method" not in tables:
+        raise ConfigError(f"{source} is a sweep, not the config of one run: use fedsrv sweep")
     _drop_former_keys(tables, overrides)
     for item in overrides:
         override(tables, item)

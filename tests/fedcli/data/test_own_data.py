@@ -92,7 +92,14 @@ def _image(path: Path, mode: str = "L") -> None:
     ("names", "line"),
     [
         ([], r'cat names no class; known are numbers: .*client\.json.*"class_names": \["cat", "d'),
-        (["cat", "cow"], r'dog names no class; known are cat, cow: .*\["cat", "cow", "dog"\]'),
+        (
+            ["cat", "cow"],
+            r'dog names no class; known are cat, cow: .*: 3, "class_names": \["cat", "cow", "dog"\]',
+        ),
+        (
+            ["cat", "dogs"],
+            r"known are cat, dogs\. Did you mean 'dogs'\? Rename the directory, or me",
+        ),
     ],
 )
 def test_folders_without_a_name_get_an_example(names, line, tmp_path):
