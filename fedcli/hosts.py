@@ -128,8 +128,12 @@ def main() -> None:
         __import__(name)
     gc.collect()
     gc.freeze()
-    _tell({"ready": True})
-    ForkServer().serve()
+    try:
+        _tell({"ready": True})
+        ForkServer().serve()
+    except BrokenPipeError:  # the end of standard input may be seen later
+        print("the launcher is gone: its clients are ended", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

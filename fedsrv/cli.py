@@ -94,7 +94,8 @@ def init(
     out: Annotated[Path | None, typer.Option(help="The file; PRESET.toml unless given.")] = None,
 ) -> None:
     """List the configs that come with fedtide, or copy one to begin with."""
-    from fedsrv.presets import about, copy_preset, presets
+    from fedmodels.config.presets import presets
+    from fedsrv.presets import about, copy_preset
 
     if preset is None:
         for name in presets():

@@ -1,37 +1,12 @@
-"""The configs that come with fedtide: their names, what each is, and a copy to begin with."""
+"""What each config that comes with fedtide is, and a copy of it to begin with."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fedmodels.errors import ConfigError, suggestion
+from fedmodels.config.presets import preset_file
+from fedmodels.errors import ConfigError
 from fedmodels.files import write_new
-
-
-def preset_directory() -> Path:
-    """Return where the presets lie: in the installed package, or in the checkout."""
-    above = Path(__file__).parent.parent
-    packaged = above / "fedtide" / "presets"
-    return packaged if packaged.is_dir() else above / "examples"
-
-
-def presets() -> list[str]:
-    """Return the names of the configs that come with fedtide."""
-    return sorted(path.stem for path in preset_directory().glob("*.toml"))
-
-
-def preset_file(name: str) -> Path:
-    """Return the file of a preset.
-
-    Raises:
-        ConfigError: there is none of that name; names the nearest.
-    """
-    known = presets()
-    if name not in known:
-        raise ConfigError(
-            f"{name[:50]!r} is no preset.{suggestion(name, known)} fedsrv init lists them"
-        )
-    return preset_directory() / f"{name}.toml"
 
 
 def about(name: str) -> str:

@@ -14,8 +14,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedmodels.config.presets import preset_directory, presets
 from fedmodels.errors import ConfigError, FedtideError, RunFailed
-from fedsrv.presets import preset_directory, presets
 
 if TYPE_CHECKING:
     import numpy as np

@@ -95,7 +95,9 @@ def final_table(run: RunRecord | Path, everything: bool = False) -> Table:
     state = "" if run.is_finished else ", not finished"
     title = Text(f"{run.title()}{seed}: {run.rounds} rounds{state}")
     cells = comparison(group_runs([run]), everything)
-    out = Table(title=title, title_justify="left", min_width=len(title), caption=_more(cells))
+    more = _more(cells)
+    width = max(len(title), len(more or ""))
+    out = Table(title=title, title_justify="left", min_width=width, caption=more)
     out.add_column("figure")
     out.add_column("value", justify="right")
     for name, (value,) in cells.lines.items():
@@ -132,7 +134,7 @@ def compare(runs: Sequence[RunRecord], everything: bool = False) -> Table:
 
 def _more(cells: Comparison) -> str | None:
     """Return how the other figures are shown."""
-    return f"{cells.hidden} more: fedsrv report --all" if cells.hidden else None
+    return f"{cells.hidden} more: fedsrv report --all RUN" if cells.hidden else None
 
 
 def write_html(runs: Sequence[RunRecord], path: Path) -> None:

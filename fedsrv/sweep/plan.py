@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmodels.config.experiment import Experiment, difference
 from fedmodels.config.faults import fault_of
+from fedmodels.config.presets import preset_file
 from fedmodels.errors import ArchiveError, ConfigError, reason_of, suggestion
 from fedmodels.resolution import override, parse_experiment
-from fedsrv.presets import preset_file
 
 ROW = "a row is a method's name and its switches without blanks in them, such as 'fedprox mu=0.1'"
 NEEDED = "a sweep needs preset, a config or a preset's name, and the table methods, row = 'METHOD'"
@@ -90,6 +90,8 @@ class Sweep(BaseModel):
             table = tomllib.loads(path.read_text("utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"cannot read the sweep {path}: {reason_of(error)}") from None
+        if "method" in table and "methods" not in table:
+            raise ConfigError(f"{path} is the config of one run, not a sweep: use fedsrv launch")
         known = sorted(cls.model_fields)
         for key in sorted(table.keys() - cls.model_fields.keys()):
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ def run_command(app: Callable[..., object], arguments: Sequence[str] | None = No
     """
     if not _has_directory():  # relative paths have no meaning, and torch ends the process
         _end("error: the current directory is gone: change to one that is there", 2)
+    _print_what_it_can()
     try:
         with exits_told():
             app(arguments)
@@ -61,6 +63,12 @@ def _has_directory() -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def _print_what_it_can() -> None:
+    """Let standard output show ``?`` for a letter that its encoding lacks, such as µ in ASCII."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an embedding program may have its own
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _interrupted() -> NoReturn:

@@ -10,14 +10,24 @@ from __future__ import annotations
 import math
 from codecs import BOM_UTF8
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
-from fedmodels.errors import DataError, reason_of
+from fedmodels.errors import DataError, reason_of, suggestion
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
 
@@ -31,6 +41,8 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Counts = Annotated[tuple[Annotated[int, Field(ge=0, lt=MOST_EXAMPLES)], ...], FailFast()]
 """Examples of each class, (K,)."""
+ClassName = Annotated[str, AfterValidator(partial(normalize, "NFC"))]
+"""A Mac writes ``ü`` as ``u`` and an accent, which looks the same and is the same name."""
 Limits = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
@@ -52,7 +64,7 @@ class ProblemFile(_File):
     mean: Annotated[tuple[Finite, ...], FailFast()] = Field(default=(0.0,), min_length=1)
     """Of ``x / scale``: one number per channel, or one for all."""
     std: Annotated[tuple[Positive, ...], FailFast()] = Field(default=(1.0,), min_length=1)
-    class_names: Annotated[tuple[str, ...], FailFast()] = ()
+    class_names: Annotated[tuple[ClassName, ...], FailFast()] = ()
     """In the order of labels; empty where nobody states them."""
     partition: dict[str, Any] | None = None
     """Config of the partition; absent for data of one's own."""
@@ -168,4 +180,6 @@ def first_fault(error: ValidationError) -> str:
     """Return where a description is wrong, and how, in one line."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
-    return printable(f"{where}{': ' if where else ''}{first['msg']}")
+    is_unknown = first["type"] == "extra_forbidden"
+    near = suggestion(str(first["loc"][-1]), ClientFile.model_fields) if is_unknown else ""
+    return printable(f"{where}{': ' if where else ''}{first['msg']}{'.' if near else ''}{near}")

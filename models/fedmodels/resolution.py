@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.faults import fault_of
+from fedmodels.config.presets import config_meant
 from fedmodels.config.scenario import Scenario
 from fedmodels.errors import ConfigError, reason_of, suggestion
 from fedmodels.own_code import digest_of, is_own, of_a_file, own_name, renew, with_place
@@ -32,7 +33,8 @@ def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     try:
         text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config {path}: {reason_of(error)}") from None
+        meant = config_meant(path) if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"cannot read the config {path}: {reason_of(error)}{meant}") from None
     return parse_experiment(text, str(path), overrides)
 
 
@@ -54,6 +56,8 @@ def parse_experiment(
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
+    if "methods" in tables and "method" not in tables:
+        raise ConfigError(f"{source} is a sweep, not the config of one run: use fedsrv sweep")
     _drop_former_keys(tables, overrides)
     for item in overrides:
         override(tables, item)

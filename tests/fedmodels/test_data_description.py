@@ -36,6 +36,7 @@ def test_normaliser_broadcasts_over_channels() -> None:
         ({"std": [1e-50]}, "mean / std and 1 / std must be finite in float32"),
         ({"mean": [1e39]}, "mean / std and 1 / std must be finite in float32"),
         ({"class_names": ["a"]}, "class_names must hold 2 names"),
+        ({"class_name": ["a", "b"]}, "class_name: Extra .* permitted. Did you mean 'class_names'"),
         ({"tasks": None}, "tasks: Input should be a valid array"),
         ({"tasks": [{"train": [1], "test": [1, 2]}]}, "tasks.0.train must hold 2 counts"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from typer.testing import CliRunner
 
 import fedcli.cli
 import fedsrv.cli
+from fedmodels.config.presets import preset_directory, presets
 from fedmodels.resolution import parse_experiment
-from fedsrv.presets import about, preset_directory, presets
+from fedsrv.presets import about
 
 BOTH = pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
 
@@ -88,6 +90,59 @@ def test_mistakes_are_one_line(
     assert len(errors) == 1
     assert line in errors[0]
     assert Path("there.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            "quickstart",
+            "; fedsrv init quickstart writes the preset of that name to quickstart.toml",
+        ),
+        ("a/quickstart.toml", "; fedsrv init quickstart writes the preset of that name to quick"),
+        ("quikstart", ". Did you mean 'quickstart'? fedsrv init copies a preset"),
+        ("mine", "; mine.toml is there"),
+        ("something-else.toml", "No such file or directory"),
+    ],
+)
+@pytest.mark.parametrize("words", ["fedsrv launch", "fedsrv serve", "fedcli partition"])
+def test_a_preset_in_place_of_a_file_is_told_how_it_becomes_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    given: str,
+    line: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").touch()
+    program, command = words.split()
+    monkeypatch.setattr(sys, "argv", [program, command, given, "--out", "run"])
+    with pytest.raises(SystemExit) as ended:
+        {"fedsrv": fedsrv.cli, "fedcli": fedcli.cli}[program].main()
+    assert ended.value.code == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert errors[0].startswith(f"error: cannot read the config {given}: No such file")
+    assert line in errors[0]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "LANG": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids=["ascii", "C"],
+)
+def test_letters_that_standard_output_lacks_are_replaced(environment: dict[str, str]) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "fedsrv", "metrics"], capture_output=True, timeout=180,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (0, b"")
+    assert b"?" in found.stdout
+    assert found.stdout.isascii()
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 import typer
 
 from fedcli.cli import app as fedcli
+from fedmodels.config.presets import preset_directory, presets
 from fedmodels.resolution import parse_experiment
 from fedsrv.cli import app as fedsrv
-from fedsrv.presets import preset_directory, presets
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,18 +102,20 @@ def coded(
         DataError: a value is none of the given names.
     """
     found, places = np.unique(values.astype(str), return_inverse=True)
+    texts = [normalize("NFC", value) for value in found.tolist()]  # accents written in one way
     if names is None:
-        names = sorted(found.tolist(), key=_by_size_or_letter)
+        names = sorted(set(texts), key=_by_size_or_letter)
         _check_unlike(names, what)
-    unknown = [value for value in found.tolist() if value not in names]
+    names = [normalize("NFC", name) for name in names]
+    unknown = [text for text in texts if text not in names]
     if unknown:
-        known = ", ".join(list(names)[:SHOWN])
+        known = ", ".join(names[:SHOWN])
         raise DataError(
             f"{what} holds the class {unknown[0]!r}, which [data.columns] classes does not list: "
-            f"{known}.{suggestion(unknown[0], list(names))}"
+            f"{known}.{suggestion(unknown[0], names)}"
         )
-    order = np.array([list(names).index(value) for value in found.tolist()], dtype=np.int64)
-    return order[places.reshape(-1)], list(names)
+    order = np.array([names.index(text) for text in texts], dtype=np.int64)
+    return order[places.reshape(-1)], names
 
 
 def _check_unlike(names: Sequence[str], what: str) -> None:

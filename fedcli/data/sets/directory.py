@@ -38,12 +38,11 @@ def directory(source: Source) -> Dataset:
             raise DataError(f"{root / 'dataset.json'}: unknown key {key!r}.{suggestion(key, KEYS)}")
     folders = (root / "train").is_dir()
     names = _class_names(root, about)
-    if folders and not names:
-        names = [path.name for path in class_folders(root / "train")]
-    for name in names if folders else ():
-        place = root / "train" / name
-        if place.is_dir() and not images_in(place):
+    for place in class_folders(root / "train") if folders else ():
+        if not images_in(place):
             raise DataError(f"{place} is empty: a class needs images to train on")
+    if folders and not names:
+        names = [*dict.fromkeys(map(called, class_folders(root / "train")))]
     parts = [
         read_class_folders(root / part, names) if folders else _read_arrays(root, part)
         for part in ("train", "test")
@@ -132,7 +131,7 @@ def _class_names(root: Path, about: dict[str, Any]) -> list[str]:
     names = about.get("class_names", [])
     if not isinstance(names, list) or not all(isinstance(name, str | int) for name in names):
         raise DataError(f"{root / 'dataset.json'}: class_names must be a list of names")
-    return [str(name) for name in names]
+    return [normalize("NFC", str(name)) for name in names]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -205,13 +204,13 @@ def read_class_folders(folder: Path, class_names: list[str]) -> Labelled:
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """Return the directories of classes by name; hidden ones are none.
+    """Return the directories of classes by what they are called; hidden ones are none.
 
     Raises:
         DataError: a name holds bytes that are no UTF-8, which no ``client.json`` can give.
     """
     found = (path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    for path in (folders := sorted(found)):
+    for path in (folders := sorted(found, key=called)):
         try:
             path.name.encode("utf-8")
         except UnicodeEncodeError:
@@ -247,15 +246,17 @@ def _label_of(place: Path, class_names: list[str]) -> int:
     raise DataError(f"{place} names no class; known are {', '.join(class_names[:20]) or 'numbers'}")
 
 
-def class_of(place: Path, class_names: list[str]) -> str | None:
-    """Return the class whose name a directory has, however accents in the name are written.
+def called(place: Path) -> str:
+    """Return the name of a class directory, in the one form in which names are compared.
 
     A Mac writes ``ü`` in a name as ``u`` and an accent, which looks the same.
     """
-    if place.name in class_names:
-        return place.name
-    alike = {normalize("NFC", name): name for name in class_names}
-    return alike.get(normalize("NFC", place.name))
+    return normalize("NFC", place.name)
+
+
+def class_of(place: Path, class_names: list[str]) -> str | None:
+    """Return the class whose name a directory has, however accents in the name are written."""
+    return called(place) if called(place) in class_names else None
 
 
 def read_image(path: Path, channels: int | None = None) -> NDArray[np.uint8]:

@@ -27,7 +27,7 @@ from fedmodels.data_description import (
     TaskCounts,
     read_file,
 )
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, suggestion
 from fedmodels.tensors.bundle import Problem
 
 Described = TypeVar("Described", bound=ProblemFile)
@@ -182,12 +182,14 @@ class ClientData:
         unnamed = [path.name for path in folders if class_of(path, names) is None]
         strange = [name for name in unnamed if not name.isdecimal()]
         if strange:
-            example = json.dumps(sorted({*names, *found}) if not names else [*names, *strange])
+            file, known = self.directory / "client.json", ", ".join(names[:20]) or "numbers"
+            line = f"{place / strange[0]} names no class; known are {known}"
+            if near := suggestion(strange[0], names):
+                raise DataError(f"{line}.{near} Rename the directory, or mend {file}")
+            wanted = [*names, *strange] if names else found
             raise DataError(
-                f"{place / strange[0]} names no class; known are "
-                f"{', '.join(names[:20]) or 'numbers'}: name every class in "
-                f'{self.directory / "client.json"}, such as "class_names": {example}, in the same '
-                "order at every client"
+                f'{line}: name every class in {file}, such as "num_classes": {len(wanted)}, '
+                f'"class_names": {json.dumps(wanted)}, in the same order at every client'
             )
         return read_class_folders(place, names)
 

@@ -32,7 +32,12 @@ from torch.nn.functional import conv2d, cross_entropy, mse_loss, pad
 
 from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount
 from fedmodels.methods import register
-from fedmodels.methods.bases.remembering import Remembering, RememberingReferences, sent_generator
+from fedmodels.methods.bases.remembering import (
+    Remembering,
+    RememberingReferences,
+    check_loss,
+    sent_generator,
+)
 from fedmodels.nets.generative.upsampling import Upsampling
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
@@ -136,6 +141,7 @@ class MFCL(Remembering):
                 x = generator(z.to(known.device))
                 logits = old(x)[:, known]
                 loss = descend(self._generator_loss(x, logits, watch.layers()), adam)
+                check_loss(ctx, "the generator", loss, "method.generator_lr")
                 if is_reported(step, self.generator_steps):
                     ctx.tell("generator", step, self.generator_steps, loss)
         version = held.version + 1 if held else 1

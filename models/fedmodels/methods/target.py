@@ -39,6 +39,7 @@ from fedmodels.methods.bases.remembering import (
     MEMORY,
     Remembering,
     RememberingReferences,
+    check_loss,
     sent_generator,
 )
 from fedmodels.nets.generative.upsampling import Upsampling
@@ -274,9 +275,14 @@ class Synthesis:
         self.losses: list[float] = []
 
     def add(self, number: int) -> float:
-        """Synthesise one batch, then teach the student; return the batch's lowest loss."""
+        """Synthesise one batch, then teach the student; return the batch's lowest loss.
+
+        Raises:
+            PayloadError: no step had a finite loss.
+        """
         adversarial = number >= self.method.warm_up
         images, loss = self._batch(adversarial)
+        check_loss(self.ctx, "the synthesis", loss, "method.lr_g, lr_z and student_lr")
         self.pool.append(images)
         self.losses.append(loss)
         if adversarial:

@@ -17,6 +17,7 @@ from PIL import Image
 from rich.console import Console
 
 from fedcli.cli import main
+from fedcli.data.own.examples import coded
 from fedcli.data.sets.directory import IMAGES, read_image
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData, GlobalTest
@@ -91,7 +92,14 @@ def _image(path: Path, mode: str = "L") -> None:
     ("names", "line"),
     [
         ([], r'cat names no class; known are numbers: .*client\.json.*"class_names": \["cat", "d'),
-        (["cat", "cow"], r'dog names no class; known are cat, cow: .*\["cat", "cow", "dog"\]'),
+        (
+            ["cat", "cow"],
+            r'dog names no class; known are cat, cow: .*: 3, "class_names": \["cat", "cow", "dog"\]',
+        ),
+        (
+            ["cat", "dogs"],
+            r"known are cat, dogs\. Did you mean 'dogs'\? Rename the directory, or me",
+        ),
     ],
 )
 def test_folders_without_a_name_get_an_example(names, line, tmp_path):
@@ -113,6 +121,39 @@ def test_accents_in_a_name_may_be_written_in_two_ways(tmp_path):
     client = ClientData(tmp_path / "0")
     assert client.arrays(0, "train")[1].tolist() == [1, 0]
     assert client.file.class_names == ("kätzchen", "cat")
+
+
+def test_clients_whose_accents_are_written_in_two_ways_agree(tmp_path):
+    told = [
+        names_of(tmp_path, client, class_names=["cat", normalize(form, "kätzchen")])
+        for client, form in enumerate(("NFC", "NFD"))
+    ]
+    admission = Admission({}, 2)
+    for client, said in enumerate(told):
+        admission.check(client, said)
+        assert admission.admit(client, said) == []
+    assert admission.settle() == []
+    for form in ("NFC", "NFD"):  # as an older client announces it
+        said = json.loads(told[0]) | {"class_names": ["cat", normalize(form, "kätzchen")]}
+        Admission({0: told[0]}, 2).check(1, json.dumps(said))
+
+
+def test_classes_in_folders_are_in_one_order_however_accents_are_written(tmp_path):
+    """Written apart, u and an accent would come before z."""
+    roots = [tmp_path / form for form in ("NFC", "NFD")]
+    for root in roots:
+        for name in ("zebra", normalize(root.name, "ürs")):
+            for part in ("train", "test"):
+                _image(root / part / name / "a.png")
+    found = [load(Data(name="directory", root=str(root))) for root in roots]
+    assert [one.class_names for one in found] == [("zebra", "ürs")] * 2
+
+
+def test_labels_of_a_table_whose_accents_are_written_in_two_ways_are_one_class():
+    texts = np.array([normalize("NFC", "kür"), "walk", normalize("NFD", "kür")])
+    for names in (None, ["kür", "walk"], [normalize("NFD", "kür"), "walk"]):
+        y, classes = coded(texts, names, "a table")
+        assert (y.tolist(), classes) == ([0, 1, 0], ["kür", "walk"])
 
 
 def test_a_missing_part_of_images_is_named_as_a_folder(tmp_path):

@@ -7,7 +7,9 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedmodels.tensors.bundle import Problem
+from fedmodels.errors import PayloadError
+from fedmodels.techniques.datafree import frozen
+from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.packed_weights import num_bytes
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.rounds import Engine
@@ -16,6 +18,7 @@ from fedsrv.launch.progress import Display
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.fedmodels.methods.test_conformance import SMALL
+from tests.interactions import Course
 
 BOTH = pytest.mark.parametrize("name", ["mfcl", "target"])
 STREAMS = {
@@ -101,6 +104,20 @@ def test_several_rounds_of_a_task(name, streams, tmp_path):
     assert downs[2:4] == downs[4:6]
     net = RunFacts(experiment, Problem((1, 8, 8), 10)).initial_weights
     assert downs[3] - downs[2] == 2 * num_bytes(net)
+
+
+@pytest.mark.parametrize("net", [{"name": "mlp", "hidden": [16]}, {"name": "resnet20"}])
+@pytest.mark.parametrize(("name", "work"), [("mfcl", "the generator"), ("target", "the synthesis")])
+def test_a_mean_model_that_overflows_is_one_line(name, work, net, digits):
+    course = Course(tiny_experiment(method={"name": name, **SMALL[name]}, net=net), digits)
+    weights = course.run.initial_weights.items()
+    large = {key: t * 1e20 if key.endswith("weight") else t for key, t in weights}
+    old, known = frozen(course.run, large, "cpu"), torch.ones(10, dtype=torch.bool)
+    line = (
+        rf"^{work} diverged after round 0: its loss is not finite.* lower \[training\] lr \(it is"
+    )
+    with pytest.raises(PayloadError, match=line):
+        course.method.remember(course.server(0), Bundle(), old, known)
 
 
 def test_the_display_shows_the_servers_work():

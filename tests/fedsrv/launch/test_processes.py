@@ -317,3 +317,17 @@ def test_what_is_said_is_heard():
     box = queue.SimpleQueue()
     box.put(Said("server", "a line"))
     assert next_said(box) == Said("server", "a line")
+
+
+def test_the_fork_server_of_a_launcher_that_is_gone_ends_with_one_line():
+    """It finds nobody who reads, before it sees the end of its orders."""
+    script = "from fedcli import hosts; hosts.PRELOADED = (); hosts.main()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as nobody:
+        found = subprocess.run(
+            [sys.executable, "-c", script], stdin=subprocess.DEVNULL, stdout=nobody,
+            stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert found.returncode == 1
+    assert found.stderr == "the launcher is gone: its clients are ended\n"

@@ -315,7 +315,7 @@ def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
     cells = report.comparison(group_runs(map(read_run, several)))
     assert next(iter(cells.lines)) == "a_loc_received %", "one view for all methods"
     assert cells.hidden == len(names) - 4 + 5
-    assert "12 more: fedsrv report --all" in text_of(report.compare([*map(read_run, several)]))
+    assert "12 more: fedsrv report --all RUN" in text_of(report.compare([*map(read_run, several)]))
     assert len(report.comparison(group_runs(map(read_run, several)), everything=True).lines) == 18
 
 

@@ -18,8 +18,9 @@ import tomli_w
 from typer.testing import CliRunner
 
 import fedsrv.cli
+from fedmodels.config.presets import preset_file
 from fedmodels.errors import ConfigError, Interrupted, RunFailed
-from fedmodels.resolution import parse_experiment
+from fedmodels.resolution import parse_experiment, read_experiment
 from fedsrv.sweep import execution
 from fedsrv.sweep.columns import check_names, faults
 from fedsrv.sweep.figures import Figures, difference, read_figures
@@ -182,6 +183,18 @@ def test_what_a_sweep_needs(tmp_path: Path, text: str, key: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"key '{key}' is missing; a sweep needs preset, a con"):
         Sweep.read(path)
+
+
+def test_a_run_and_a_sweep_that_are_mixed_up_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text(preset_file("quickstart").read_text())
+    with pytest.raises(ConfigError, match="config of one run, not a sweep: use fedsrv launch$"):
+        Sweep.read(path)
+    path.write_text('preset = "quickstart"\n[methods]\nFedAvg = "fedavg"\n')
+    with pytest.raises(
+        ConfigError, match="is a sweep, not the config of one run: use fedsrv sweep"
+    ):
+        read_experiment(path)
 
 
 def test_a_sweep_that_is_no_file_gets_the_line_of_other_commands(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ orders bring neither the old model nor the memory.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -54,6 +55,28 @@ def sent_generator(payload: Bundle, key: str) -> dict[str, Tensor]:
     if key not in payload.generators:
         raise PayloadError(f"the memory came without its generator {key!r}")
     return dict(payload.generators[key].tensors)
+
+
+def check_loss(ctx: ServerContext, work: str, loss: float, rates: str) -> None:
+    """Check the loss of what a server trains against the old model.
+
+    Args:
+        ctx: where in the run.
+        work: what is trained or made.
+        loss: of it.
+        rates: the method's own learning rates in that work.
+
+    Raises:
+        PayloadError: it is not finite. The engine then looks for a client whose upload is behind
+            it; where all are, their lines are the same one.
+    """
+    if not math.isfinite(loss):
+        raise PayloadError(
+            f"{work} diverged after round {ctx.round}: its loss is not finite, as where logits of "
+            "the mean model overflow; what usually helps is a lower [training] lr (it is "
+            f"{ctx.run.experiment.training.lr:g}), a net that normalises, such as [net] norm = "
+            f'"layer", or lower {rates}'
+        )
 
 
 @dataclass(frozen=True)
