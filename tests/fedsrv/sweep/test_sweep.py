@@ -217,7 +217,8 @@ def test_mistakes_in_a_plan(sweep: Any, tmp_path: Path) -> None:
         plan(sweep(), tmp_path, ["FedAvg"], [4, 4])
     with pytest.raises(ConfigError, match="row 'FedAvg' is named 2 times"):
         plan(sweep(), tmp_path, ["FedAvg", "FedAvg"], [0])
-    with pytest.raises(ConfigError, match=r"preset .*sweep\.toml is a sweep, not the config of one run"):
+    line = r"preset .*sweep\.toml is a sweep, not the config of one run"
+    with pytest.raises(ConfigError, match=line):
         plan(sweep(preset="sweep.toml"), tmp_path, ["FedAvg"], [0])
     assert sweep(preset="quickstart").preset.name == "quickstart.toml"
 
