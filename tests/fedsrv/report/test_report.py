@@ -166,6 +166,13 @@ def test_final_table_shows_metrics_and_cost(tmp_path: Path) -> None:
     assert line_of(text, "seconds wall") == ["12.0 s"]
 
 
+def test_how_to_see_the_other_figures_is_on_one_line_under_a_narrow_table(tmp_path: Path) -> None:
+    metrics = dict.fromkeys(("a_loc", "a_sel", "recall", "precision"), 0.5)
+    run = read_run(write_run(tmp_path / "run", method="x", metrics=metrics, config={"data": {}}))
+    run.summary.pop("data", None)
+    assert " more: fedsrv report --all RUN" in text_of(report.final_table(run))
+
+
 def test_a_run_in_progress_shows_what_it_has(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", rounds=2, tasks=2, summary=False))
     text = text_of(report.final_table(run, everything=True))
