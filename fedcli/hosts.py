@@ -132,8 +132,7 @@ def main() -> None:
         _tell({"ready": True})
         ForkServer().serve()
     except BrokenPipeError:  # the end of standard input may be seen later
-        print("the launcher is gone: its clients are ended", file=sys.stderr)
-        sys.exit(1)
+        sys.exit("the launcher is gone: its clients are ended")
 
 
 if __name__ == "__main__":

@@ -103,6 +103,7 @@ def test_mistakes_are_one_line(
         ("quikstart", ". Did you mean 'quickstart'? fedsrv init copies a preset"),
         ("mine", "; mine.toml is there"),
         ("something-else.toml", "No such file or directory"),
+        pytest.param("a" * 252, "No such file or directory", id="long"),  # with .toml too long
     ],
 )
 @pytest.mark.parametrize("words", ["fedsrv launch", "fedsrv serve", "fedcli partition"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fedmodels.errors import ConfigError, suggestion
@@ -39,7 +40,7 @@ def config_meant(path: Path) -> str:
     It may be a file whose ``.toml`` was left out, or a preset that was not copied yet.
     """
     file = path if path.suffix == ".toml" else path.with_name(f"{path.name}.toml")
-    if file.is_file():
+    if os.path.isfile(file):  # false for a name too long for the disk, where Path.is_file raises
         return f"; {file} is there"
     known = presets()
     if file.stem in known:
