@@ -50,6 +50,10 @@ OwnCode = Annotated[
     list[Path] | None,
     typer.Option(help="A file of one's own, method.py, that the run's config may name."),
 ]
+OwnWeights = Annotated[
+    list[Path] | None,
+    typer.Option(help="A copy of the file of weights that the run's config may begin with."),
+]
 Authority = Annotated[Path | None, typer.Option(help="Authority of the server.")]
 Certificate = Annotated[Path | None, typer.Option(help="This client's certificate.")]
 Key = Annotated[Path | None, typer.Option(help="Its key.")]
@@ -96,6 +100,7 @@ def join(
     give_up_after: GiveUpAfter = None,
     start_over: StartOver = False,
     code: OwnCode = None,
+    weights: OwnWeights = None,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
@@ -124,7 +129,8 @@ def join(
         raise ConfigError(f"--state-dir {state_dir} is a file, not a directory; give another one")
     link = Link(server, credentials, give_up_after)
     where = _device(device)
-    host = Host(clients, link, data, state_dir, where, start_over=start_over, code=code or ())
+    own = {"code": code or (), "weights": weights or ()}
+    host = Host(clients, link, data, state_dir, where, start_over=start_over, **own)
     try:
         host.run()
     except DataError as error:  # as with a wrong option, the same command again is in vain

@@ -21,6 +21,7 @@ import torch
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
+from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
 from fedmodels.own_code import exits_told
@@ -153,7 +154,7 @@ def serve(
         cohort = _cohort_of(experiment, store, events, expects_evaluator)
         service = Service(
             store.run_id,
-            experiment.to_dict(),
+            without_places(experiment.to_dict()),
             cohort,
             events,
             requires_identity=listen.requires_identity,

@@ -37,7 +37,7 @@ from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, FedtideError, LinkError, PayloadError
 from fedmodels.own_code import exits_told
 from fedmodels.printable import printable
-from fedmodels.resolution import experiment_of
+from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.heap import give_back_free_pages
@@ -63,6 +63,7 @@ class Host:
         *,
         start_over: bool = False,
         code: Sequence[Path] = (),
+        weights: Sequence[Path] = (),
     ) -> None:
         """Make ready; what is wrong with a client's data or state shows when it joins.
 
@@ -74,8 +75,9 @@ class Host:
             device: where nets are trained.
             start_over: go on from the initial private state where a lost one is too far back.
             code: files of one's own whose code may run, if the server's experiment asks for it.
+            weights: files that may hold the initial weights, if the experiment has such a file.
         """
-        self.link, self.code, self._states = link, code, states
+        self.link, self.code, self.weights, self._states = link, code, weights, states
         self.workers = Workers(clients, data, states, device)
         self._ids = frozenset(map(str, clients))
         self.enrolment = Enrolment(link, self.workers, states, start_over=start_over)
@@ -99,8 +101,8 @@ class Host:
         """
         reply = self.enrolment.join()
         self.beat_every_s = reply.beat_every_s
-        experiment = experiment_of(
-            values_of(reply.experiment), "the server's experiment", self.code
+        experiment = received_experiment(
+            values_of(reply.experiment), "the server's experiment", self.code, self.weights
         )
         torch.set_num_threads(experiment.training.threads)
         self._together = experiment.training.together

@@ -23,6 +23,7 @@ from fedmodels.methods import make
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.fault import faults_told
+from fedmodels.training.hooks import init_client
 
 MOST_OPEN = 64
 """Clients of a process that are open at a time; more where more train together."""
@@ -63,8 +64,10 @@ class Workers:
             self._most_open = max(MOST_OPEN, 2 * experiment.training.together)
             table = experiment.method
             with faults_told(make(table.name, **table.hyper_parameters())):
-                self.of(self.clients[0])  # what is wrong with the run shows at once
+                first = self.of(self.clients[0])  # what is wrong with the run shows at once
                 assert self.payload_spec
+                if experiment.net.weights_sha256 and isinstance(first.client, int):
+                    init_client(first.method, first.run, first.client)
 
     def data(self, client: ClientId) -> ClientData:
         """Open a client's data.

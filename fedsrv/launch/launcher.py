@@ -159,7 +159,9 @@ def _joining(
     """Return what every host of an experiment is told."""
     names = (experiment.method.name, experiment.net.name)
     code = [word for n in names if is_own(n) for word in ("--code", n.rpartition(":")[0])]
-    return Joining(data, states, device, ("--log-level", log_level, *code))
+    weights = experiment.net.weights
+    given = ["--weights", str(Path(weights).resolve())] if weights else []
+    return Joining(data, states, device, ("--log-level", log_level, *code, *given))
 
 
 def _hosts_of(

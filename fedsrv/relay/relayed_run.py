@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
-from fedmodels.resolution import experiment_of
+from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.compression import Compression
@@ -57,7 +57,7 @@ class RelayedRun:
         Raises:
             ConfigError: relays cannot carry this run.
         """
-        experiment = experiment_of(table, "the coordinator's experiment", code)
+        experiment = received_experiment(table, "the coordinator's experiment", code)
         if experiment.schedule.order == "asynchronous":
             raise ConfigError(
                 "asynchronous rounds take no relay: let the clients join the coordinator itself"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -30,6 +31,18 @@ def sync_path(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a regular file in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read, or is a device or a pipe, which may have no end.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

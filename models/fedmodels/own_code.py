@@ -7,7 +7,6 @@ one that the server runs.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import sys
 import traceback
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ConfigError, RunFailed, RunStopped, suggestion
+from fedmodels.files import sha256_of
 
 
 def is_own(name: str) -> bool:
@@ -85,7 +85,7 @@ def digest_of(name: str) -> str:
     """
     file = name.rpartition(":")[0]
     try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        return sha256_of(Path(file))
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
 
@@ -130,6 +130,25 @@ def own(name: str) -> Any:
         digest = digest_of(name)
         _FOUND[name] = digest, _loaded(name, digest)
     return _FOUND[name][1]
+
+
+def check_offered(name: str) -> None:
+    """Check that a file offers what a name stands for: it defines that, or lists it in ``__all__``.
+
+    A client's user trusts a file, and not every function that the file happens to import.
+
+    Raises:
+        ConfigError: the file only imports it, fails, or holds no such thing.
+    """
+    found, (file, _, inside) = own(name), name.rpartition(":")
+    module = sys.modules[f"{_MODULE}{_FOUND[name][0][:16]}"]
+    if getattr(found, "__module__", None) != module.__name__ and inside not in getattr(
+        module, "__all__", ()
+    ):
+        raise ConfigError(
+            f"{file} only imports {inside!r}; a run may use what the file itself defines, or lists "
+            "in __all__"
+        )
 
 
 def _loaded(name: str, digest: str) -> Any:

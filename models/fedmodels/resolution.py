@@ -15,8 +15,17 @@ from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.faults import fault_of
 from fedmodels.config.presets import config_meant
 from fedmodels.config.scenario import Scenario
+from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, reason_of, suggestion
-from fedmodels.own_code import digest_of, is_own, of_a_file, own_name, renew, with_place
+from fedmodels.own_code import (
+    check_offered,
+    digest_of,
+    is_own,
+    of_a_file,
+    own_name,
+    renew,
+    with_place,
+)
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -120,6 +129,29 @@ def experiment_of(
     return experiment.model_copy(update={"method": resolved})
 
 
+def received_experiment(
+    tables: Mapping[str, Any], source: str, code: Sequence[Path], weights: Sequence[Path] = ()
+) -> Experiment:
+    """Check the experiment that a server sent, as :func:`experiment_of` does, and return it.
+
+    It names no place on this machine: code and initial weights are those files of the user that
+    have the digests of the experiment.
+
+    Args:
+        tables: what the server sent.
+        source: its name in error lines.
+        code: the only files whose code may run.
+        weights: the files that may hold the initial weights.
+
+    Raises:
+        ConfigError: names the key, what it may be and the nearest known one.
+    """
+    from fedmodels.training.initial_weights import with_own_weights  # it imports torch
+
+    experiment = experiment_of(without_places(tables), source, code)
+    return with_own_weights(experiment, weights)
+
+
 def _check_declared(method: Method) -> None:
     """Refuse words of a method's declarations that nothing knows."""
     models = ("global", "after_local", "after_downlink")
@@ -161,6 +193,8 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
         table: MethodTable | NetTable = getattr(experiment, key)
         if is_own(table.name):
             name = own_name(table.name, key, table.code_sha256, code)
+            if code is not None:
+                check_offered(name)
             update = {"name": name, "code_sha256": digest_of(name)}
             found[key] = table.model_copy(update=update)
     data = experiment.data

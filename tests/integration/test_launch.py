@@ -159,13 +159,14 @@ def test_clients_draw_what_they_learnt(launch: Any, tmp_path: Path) -> None:
 def test_a_run_that_starts_from_a_file_of_weights(launch: Any, tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     save(file, Bundle(weights={"head/bias": torch.full((10,), 2.0)}), {})
-    table = {**SHORT, "net": {"name": "digits-cnn", "weights": str(file)}}
+    own_head = {**SHORT, "method": {"name": "fedper"}}  # clients begin with a part of the file
+    table = {**own_head, "net": {"name": "digits-cnn", "weights": str(file)}}
     status, output = launch(table, "--hosts", "1").end()
     assert status == 0, output
     out = tmp_path / "run"
     alone = run_in_process(table, out / "data", tmp_path / "alone", evaluator=True)
     assert summary_of(out)["state_sha256"] == alone["state_sha256"]
-    plain = {**SHORT, "net": {"name": "digits-cnn"}}
+    plain = {**own_head, "net": {"name": "digits-cnn"}}
     other = run_in_process(plain, out / "data", tmp_path / "other", evaluator=True)
     assert other["state_sha256"] != alone["state_sha256"]
     save(file, Bundle(weights={"head/bias": torch.full((10,), 3.0)}), {})

@@ -39,7 +39,7 @@ class Liar(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     def Join(self, request: rpc.JoinRequest, context: Any) -> rpc.JoinResponse:  # noqa: N802
         facts = {"run_id": "abc", "beat_every_s": 2.0, **self.joined}
-        return rpc.JoinResponse(experiment=table_of(EXPERIMENT.to_dict()), **facts)
+        return rpc.JoinResponse(**{"experiment": table_of(EXPERIMENT.to_dict()), **facts})
 
     def Pull(self, request: rpc.PullRequest, context: Any) -> Iterator[rpc.PullResponse]:  # noqa: N802
         if self.pushed.is_set():
@@ -127,6 +127,18 @@ def test_a_run_with_a_malformed_id_is_not_joined(run_id: str, lied_to: Any, tmp_
     with pytest.raises(FedtideError, match="the server's run has a malformed id: ") as caught:
         lied_to(joined={"run_id": run_id})
     assert str(caught.value).isprintable()
+
+
+def test_a_file_of_weights_is_the_users_own_and_not_one_that_the_server_names(
+    lied_to: Any, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("what stays here")
+    tables = {**EXPERIMENT.to_dict(), "method": {"name": "fedrep"}}
+    tables["net"] |= {"weights": str(secret), "weights_sha256": "0" * 64}
+    with pytest.raises(FedtideError, match="join with --weights FILE") as caught:
+        lied_to(joined={"experiment": table_of(tables)})
+    assert "secret" not in str(caught.value)
 
 
 def test_an_honest_order_is_done(lied_to: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fedmodels.config.bounds import PositiveCount
-from fedmodels.config.strict_table import StrictTable
+from fedmodels.config.strict_table import CodeName, Place, StrictTable
 from fedmodels.errors import ConfigError
 
 
@@ -55,9 +55,9 @@ class Columns(StrictTable):
 class Data(StrictTable):
     """``[data]``: which data set, and where it lies."""
 
-    name: str
+    name: CodeName
     """One of ``fedcli data``, or ``file.py:function``."""
-    root: str | None = None
+    root: Place = None
     """Directory to look in first; then ``$FEDTIDE_DATA``, then the cache."""
     max_per_class: PositiveCount | None = None
     """Keep at most this many training examples of each class, drawn with the run's seed."""

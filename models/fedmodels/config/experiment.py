@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedmodels.config.bounds import Count, PositiveCount
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Scenario
-from fedmodels.config.strict_table import StrictTable
+from fedmodels.config.strict_table import CodeName, Place, StrictTable
 from fedmodels.errors import ConfigError
 from fedmodels.own_code import short_name
 
@@ -26,15 +26,16 @@ class NetTable(BaseModel):
     """``[net]``: a registered net and its options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
+    name: CodeName
     """A net's name, or ``file.py:Name``."""
-    weights: str | None = None
-    """A file of weights that all start from, such as ``fedcli pretrain`` writes; every process
-    of the run reads it. Weights that the file lacks are drawn from the seed, and so are all of
-    FedEM's learners but the first."""
+    weights: Place = None
+    """A file of weights that all start from, such as ``fedcli pretrain`` writes. Weights that the
+    file lacks are drawn from the seed, and so are all of FedEM's learners but the first. Where a
+    part of the net is private, clients on other machines give their copy: ``fedcli join
+    --weights FILE``."""
     weights_sha256: str | None = None
-    """SHA-256 of the file ``weights``; the coordinator fills it in, and every process checks what
-    it reads."""
+    """SHA-256 of the file ``weights``; the coordinator fills it in, and a client takes the file
+    that has it."""
 
     code_sha256: str | None = None
     """SHA-256 of the file in ``name``, if it is ``file.py:Name``; filled in when it is read."""
@@ -48,7 +49,7 @@ class MethodTable(BaseModel):
     """``[method]``: a registered method and its hyper-parameters."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
+    name: CodeName
     """One of ``fedsrv methods``, or ``file.py:Name``."""
     code_sha256: str | None = None
     """SHA-256 of the file in ``name``, if it is ``file.py:Name``; filled in when it is read."""
@@ -78,7 +79,7 @@ class Schedule(StrictTable):
     """Clients beyond ``per_round`` that train as well. A round ends with the first ``per_round``
     uploads, so that stragglers hold up nobody. Which uploads these are depends on time, and is
     recorded."""
-    availability: str | None = None
+    availability: Place = None
     """File that says which clients are there in which rounds: docs/populations.md."""
     availability_sha256: str | None = None
     """SHA-256 of the file ``availability``; filled in when it is read."""
@@ -91,7 +92,7 @@ class Schedule(StrictTable):
     staleness_exponent: Annotated[float, Field(ge=0)] = 0.5
     """a: with ``asynchronous``, the difference of an upload with staleness tau is multiplied by
     (1 + tau)^-a: FedBuff's 1 / sqrt(1 + tau) unless given; with 0, stale uploads count in full."""
-    arrivals: str | None = None
+    arrivals: Place = None
     """With ``asynchronous``, a run directory whose recorded order of arrivals is followed."""
 
     @property
@@ -186,7 +187,7 @@ class Evaluate(StrictTable):
     """Which of a client's models are scored: docs/metrics.md."""
     last_rounds: PositiveCount = 1
     """Summary metrics are means over this many last scored rounds."""
-    reference: str | None = None
+    reference: Place = None
     """Run directory against which the average forgetting measure is taken."""
     batch_size: PositiveCount = 256
     """Examples that are scored together."""

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict
+
+HERE = "here"
+NAMED = "named"
+Place = Annotated[str | None, HERE]
+"""A path on the machine of whoever wrote the config. It never crosses the wire."""
+CodeName = Annotated[str, NAMED]
+"""A registered name, or ``file.py:Name``, of which the directory never crosses the wire."""
 
 
 class StrictTable(BaseModel):

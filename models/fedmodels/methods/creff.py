@@ -112,12 +112,12 @@ class CReFF(FedAvg):
         return ServerState(Bundle(weights={**weights, **heads}), Bundle(weights=own))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
-        weight, bias = (run.initial_weights[key] for key in HEAD)
+        weight, bias = (run.forms[key] for key in HEAD)
         width = weight.numel() + bias.numel()
         return super().upload_spec(run) | prototype_spec("gradient", width, len(bias))
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        weights = run.initial_weights
+        weights = run.forms
         heads = {new: weights[old] for new, old in zip(RETRAINED, HEAD, strict=True)}
         return BundleSpec.of(Bundle(weights={**weights, **heads})), BundleSpec()
 

@@ -164,8 +164,8 @@ class FedAli(FedAvg):
         return replace(bundle, prototypes={**bundle.prototypes, **twins})
 
     def _spec(self, run: RunFacts) -> BundleSpec:
-        prototypes = prototypes_of(run.initial_weights)
-        bundle = Bundle(self.shared(run.initial_weights), prototypes)
+        prototypes = prototypes_of(run.forms)
+        bundle = Bundle(self.shared(run.forms), prototypes)
         return BundleSpec.of(self._sent(bundle, prototypes))
 
     # --- client half ---------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class FedAli(FedAvg):
                 layer.beta = self.round0_beta
 
     def reported(self, run: RunFacts) -> frozenset[str]:
-        blocks = range(len(prototypes_of(run.initial_weights)))
+        blocks = range(len(prototypes_of(run.forms)))
         return frozenset(f"{name}_{block}" for name in INFLUENCE for block in blocks)
 
     def after_local(self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: Any) -> Bundle:

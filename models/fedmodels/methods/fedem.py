@@ -72,10 +72,14 @@ class FedEM(FedAvg):
         return ServerState(Bundle(weights=self._initial(run)))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
-        return BundleSpec.of(Bundle(weights=self._initial(run))) | scalar_spec("num_examples")
+        return self._spec(run) | scalar_spec("num_examples")
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        return BundleSpec.of(Bundle(weights=self._initial(run))), BundleSpec()
+        return self._spec(run), BundleSpec()
+
+    def _spec(self, run: RunFacts) -> BundleSpec:
+        learners = [_named(m, run.forms) for m in range(self.learners)]
+        return BundleSpec.of(Bundle(weights={k: t for own in learners for k, t in own.items()}))
 
     def _initial(self, run: RunFacts) -> dict[str, Tensor]:
         """Return M different sets of weights: equal learners would stay equal for ever."""

@@ -106,7 +106,7 @@ class FedPAC(FedAvg):
     def upload_spec(self, run: RunFacts) -> BundleSpec:
         classes = run.problem.num_classes
         return (
-            BundleSpec.of(Bundle(run.initial_weights))
+            BundleSpec.of(Bundle(run.forms))
             | prototype_spec("class", run.width, classes)
             | prototype_spec("statistics", run.width, classes)
             | scalar_spec("num_examples", "variance")
@@ -120,7 +120,7 @@ class FedPAC(FedAvg):
             raise PayloadError("tensor 'scalars/variance' is below zero")
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        weights, classes = run.initial_weights, run.problem.num_classes
+        weights, classes = run.forms, run.problem.num_classes
         common = BundleSpec.of(Bundle(self.shared(weights)))
         own = {name: t for name, t in weights.items() if not self.shares(name)}
         return common | prototype_spec("class", run.width, classes), BundleSpec.of(Bundle(own))

@@ -126,7 +126,7 @@ class PFedGRP(GenerativeReplay):
         server_replay.check_generators(upload.generators, announced, ctx.interaction)
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        personal = under(PERSONAL, run.initial_weights)
+        personal = under(PERSONAL, run.forms)
         return super().payload_spec(run)[0], BundleSpec.of(Bundle(weights=personal))
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:

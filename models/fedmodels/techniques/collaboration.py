@@ -116,8 +116,8 @@ def personal_models(
 def model_spec(run: RunFacts) -> BundleSpec:
     """Return what a client is sent: its model, and from round 1 on its neighbours' normed mean."""
     keys = parameter_keys(run.make_net())
-    near = {NEIGHBOURS + key: run.initial_weights[key] for key in keys}
-    model = BundleSpec.of(Bundle(weights=run.initial_weights))
+    near = {NEIGHBOURS + key: run.forms[key] for key in keys}
+    model = BundleSpec.of(Bundle(weights=run.forms))
     return BundleSpec(model.required, BundleSpec.of(Bundle(weights=near)).required)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedmodels.config.experiment import Experiment
+from fedmodels.config.experiment import Experiment, NetTable
 from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.files import sha256_of
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Weights
 
@@ -19,19 +20,51 @@ def pinned(experiment: Experiment) -> Experiment:
     """
     net = experiment.net
     if net.weights is None:
+        if net.weights_sha256 is not None:
+            raise ConfigError("[net] weights_sha256 needs weights, the file that has this digest")
         return experiment
     found = net.model_copy(update={"weights_sha256": _digest(net.weights, net.weights_sha256)})
     return experiment.model_copy(update={"net": found})
 
 
-def _digest(path: str, expected: str | None) -> str:
+def with_own_weights(experiment: Experiment, files: Sequence[Path]) -> Experiment:
+    """Return the experiment with the one of these files that has the digest of initial weights.
+
+    A run may do without the file: where every weight travels, a client needs none of its own.
+    """
+    sha256 = experiment.net.weights_sha256
+    if sha256 is None:
+        return experiment
+    fitting = [str(file) for file in files if _digest(str(file)) == sha256]
+    net = experiment.net.model_copy(update={"weights": fitting[0] if fitting else None})
+    return experiment.model_copy(update={"net": net})
+
+
+def from_file(net: NetTable, fresh: Weights) -> Weights:
+    """Return initial weights: fresh ones, with the tensors of the net's file in their place.
+
+    Raises:
+        ConfigError: the file is missing, is not the expected one, or does not fit the net.
+    """
+    if net.weights is None and net.weights_sha256 is None:
+        return fresh
+    if net.weights is None:
+        raise ConfigError(
+            "this run begins with a file of weights, which a part of the net that stays here needs "
+            f"(sha256 {net.weights_sha256}): join with --weights FILE, where FILE is your copy"
+        )
+    _digest(net.weights, net.weights_sha256)
+    return _replaced(net.weights, fresh)
+
+
+def _digest(path: str, expected: str | None = None) -> str:
     """Return the SHA-256 of a file of weights.
 
     Raises:
         ConfigError: the file cannot be read, or its digest is not the expected one.
     """
     try:
-        found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        found = sha256_of(Path(path))
     except FileNotFoundError:
         raise ConfigError(f"[net] weights: {path} is missing") from None
     except OSError as error:
@@ -44,13 +77,12 @@ def _digest(path: str, expected: str | None) -> str:
     return found
 
 
-def pretrained(path: str, fresh: Weights, sha256: str | None = None) -> Weights:
-    """Return initial weights, with the tensors of a file in place of fresh ones.
+def _replaced(path: str, fresh: Weights) -> Weights:
+    """Return fresh weights with the tensors of a file in their place.
 
     Raises:
-        ConfigError: the file cannot be read, is not the expected one, or does not fit the net.
+        ConfigError: the file is no archive, or does not fit the net.
     """
-    _digest(path, sha256)
     try:
         found = load(path)[0].weights
     except ArchiveError as error:

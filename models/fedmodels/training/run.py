@@ -13,7 +13,7 @@ from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.tensors.bundle import Problem, Weights
-from fedmodels.training.initial_weights import pretrained
+from fedmodels.training.initial_weights import from_file
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,9 @@ class RunFacts:
         """Return the initial weights of all clients and the server.
 
         Raises:
-            ConfigError: ``[net] weights`` is no file of weights for this net.
+            ConfigError: ``[net] weights`` is no file of weights for this net, or is not here.
         """
-        fresh, net = weights_of(self.make_net()), self.experiment.net
-        return pretrained(net.weights, fresh, net.weights_sha256) if net.weights else fresh
+        return from_file(self.experiment.net, weights_of(self.make_net()))
 
     def forget_initial_weights(self) -> None:
         """Free the initial weights; the next access builds them again."""

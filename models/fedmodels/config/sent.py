@@ -1,0 +1,47 @@
+"""The part of an experiment that crosses the wire: everything but places on a machine.
+
+The coordinator sends no path, and a client takes none. So no key of an experiment makes a client
+open a file that its own user has not named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.config.strict_table import HERE, NAMED
+from fedmodels.own_code import short_name
+
+
+def without_places(
+    tables: Mapping[str, Any], model: type[BaseModel] = Experiment
+) -> dict[str, Any]:
+    """Return the tables of an experiment without paths; a file of code keeps its bare name.
+
+    Args:
+        tables: an experiment as plain values; they may come from anybody.
+        model: the class that checks the tables.
+    """
+    sent: dict[str, Any] = {}
+    for key, value in tables.items():
+        field = model.model_fields.get(key)
+        marks = field.metadata if field else []
+        if HERE in marks:
+            continue
+        inner = _table_in(field.annotation) if field else None
+        if inner is not None and isinstance(value, Mapping):
+            value = without_places(value, inner)
+        elif NAMED in marks and isinstance(value, str):
+            value = short_name(value)
+        sent[key] = value
+    return sent
+
+
+def _table_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the table that a key holds; none where it holds a value, or one of several tables."""
+    kinds = (annotation, *get_args(annotation))
+    found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return found[0] if len(found) == 1 else None
