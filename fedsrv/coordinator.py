@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
 import subprocess
@@ -45,7 +44,6 @@ from fedsrv.transport.spool import Spool
 
 DRAIN_S = 20.0
 """Time that an interaction under way has to end when the run is to stop."""
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,13 +82,16 @@ class Listen:
         if client_ca is not None and cert is None:
             raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
         credentials = server_credentials(cert, key, client_ca) if cert and key else None
-        if credentials is not None and client_ca is None:
-            log.warning(
-                "--tls-cert without --tls-client-ca: whoever reaches %s may join as any client, "
-                "and watch; give --tls-client-ca (fedsrv certs makes certificates for clients)",
-                address,
-            )
         return cls(address, credentials, client_ca is not None, insecure)
+
+    def caveats(self) -> list[str]:
+        """Return what a user may not mean: TLS that says who the server is, and nobody else."""
+        if self.credentials is None or self.requires_identity:
+            return []
+        return [
+            f"--tls-cert without --tls-client-ca: whoever reaches {self.address} may join as any "
+            "client, and watch; give --tls-client-ca (fedsrv certs makes certificates for clients)"
+        ]
 
     def check(self) -> None:
         """Check the address, and that other machines reach it over TLS alone unless ``insecure``.
@@ -166,6 +167,8 @@ def serve(
         all_are_needed = experiment.server.deadline_s is None  # to begin with
         needed = clients if all_are_needed else experiment.min_clients
         events.tell("listening", address=address, clients=clients, needed=needed)
+        for line in (*listen.caveats(), *store.differences):
+            events.tell("note", line=line)
         if changed:
             line = f"the run was computed so far with {changed}: others may round otherwise"
             events.tell("note", line=line)

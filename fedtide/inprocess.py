@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ from fedsrv.state.run_directory import (
     refuse_existing,
 )
 from fedsrv.state.store import Store
+
+log = logging.getLogger(__name__)
 
 
 def transported(bundle: Bundle, spec: Any) -> Bundle:
@@ -211,6 +214,8 @@ def run_in_process(
     place = data / "server"
     held = server_data_for(experiment, place if place.is_dir() else None)
     store = Store(out, experiment, resume)
+    for line in store.differences:
+        log.warning("%s", line)
     try:
         if facts:
             write_facts(out, experiment, computes=store.ended() is None)

@@ -98,6 +98,8 @@ def serve_relay(
         address = listen.at(port)
         count = len(clients)
         events.tell("listening", address=address, clients=count, needed=count)
+        for line in listen.caveats():
+            events.tell("note", line=line)
         telling.begin(address, events)
         relaying = Relaying(cohort, uplink)
         stack.callback(relaying.stop)

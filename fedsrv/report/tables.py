@@ -15,6 +15,7 @@ from fedmodels.files import write_atomically
 from fedsrv.report.comparison import TEST, Comparison, comparison
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
 from fedsrv.report.story import story
+from fedsrv.state.cross_check import differences
 
 MOST_COLUMNS = 4
 """Beyond this many groups a comparison has one line, not one column, for each."""
@@ -35,7 +36,8 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
     if not runs:
         raise ConfigError("fedsrv report needs at least one run directory")
     records, unread = _read(runs)
-    for line in [*_given_again(runs), *_cut_short(records)]:
+    differing = [f"note: {line}" for run in records for line in differences(run.path)]
+    for line in [*_given_again(runs), *_cut_short(records), *differing]:
         Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
     if not records:
         raise unread[0]

@@ -25,6 +25,7 @@ from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
+from fedsrv.state.cross_check import differences
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record, trained_in
@@ -76,6 +77,8 @@ class Store:
         self._db = self._ledger.db
         self.run_id = self._ledger.run_id
         self._files = StateFiles(self.states, self.run_id, strict=self.strict)
+        self.differences = differences(path)
+        """What ``run.db`` and ``rounds.jsonl`` did not have in common, a line each."""
         try:
             self._compare_experiment()
             self._sync_log()  # before any client stores the run's id
