@@ -28,7 +28,7 @@ export OMP_NUM_THREADS := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-loopback test-gpu soak \
-	fuzz golden docs docs-check demo bench compare compare-gldp compare-fedmlp report build clean check
+	fuzz golden docs docs-check sizes demo bench compare compare-gldp compare-fedmlp report build clean check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ docs: $(STAMP)  ## build the documentation site into build/site; a warning is an
 docs-check: $(STAMP)  ## check what the pages link to
 	$(PYTEST) tests/test_docs.py tests/project/test_pages.py
 
+sizes: $(STAMP)  ## name the long files and the large rooms; advice, no gate
+	@$(PYTHON) -m tests.sizes
+
 demo: $(STAMP)  ## FedAvg, GLDP and pFedGRP on a stream of digits: what each forgets, in a table and a page
 	rm -rf demo-run && $(BIN)/fedsrv sweep benchmarks/studies/demo.toml --out demo-run --jobs 2
 
@@ -120,7 +123,7 @@ report: $(STAMP)  ## tables and a page of RUNS="run …" (HTML=report.html)
 build: $(STAMP)  ## build the wheel and the source archive into dist/
 	$(PYTHON) -m build
 
-check: proto-check lint types test docs-check  ## everything a change must pass
+check: proto-check lint types test docs-check sizes  ## everything a change must pass
 
 clean:  ## remove what was built or cached; runs and .venv stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
