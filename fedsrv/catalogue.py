@@ -15,6 +15,7 @@ from fedmodels.errors import ConfigError, suggestion
 from fedmodels.methods import method_class, names, reading_of
 from fedmodels.numerics.metric_names import (
     ENDINGS,
+    EVERYONE,
     METRICS,
     REPORTED,
     SCORES,
@@ -77,7 +78,7 @@ def _title(name: str, cls: type[Method]) -> str:
     return f"{name}: {_first_line(cls)} {getattr(cls, 'citation', '')}"
 
 
-_METRIC_HEADS = ("metric", "what it is", "formula", "range", "better", "source")
+_METRIC_HEADS = ("metric", "what it is", "formula", "over whom", "range", "better", "source")
 _WAYS = {1: "more", -1: "less", 0: "–"}
 
 
@@ -96,6 +97,8 @@ def metrics_table(names: Collection[str]) -> Table:
     table = Table(Column("metric", no_wrap=True), "meaning", "range", "better", "source")
     for found in map(metric, names or METRICS):
         meaning = f"{found.title}: {found.meaning}".replace("`", "")
+        if found.population != EVERYONE:
+            meaning += f"; over {found.population}".replace("`", "")
         table.add_row(found.name, meaning, found.range, _WAYS[found.better], found.source)
     return table
 
@@ -126,7 +129,8 @@ def metrics_markdown() -> str:
 
 def _cells(found: Metric) -> tuple[str, ...]:
     way = _WAYS[found.better]
-    return (f"`{found.name}`", found.title, found.meaning, found.range, way, found.source)
+    facts = (found.population, found.range, way, found.source)
+    return (f"`{found.name}`", found.title, found.meaning, *facts)
 
 
 def _first_line(cls: type[Method]) -> str:

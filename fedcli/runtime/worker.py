@@ -92,7 +92,12 @@ class Worker:
         self.run = sibling.run if sibling else RunFacts(self.experiment, self.data.problem)
         self.net = sibling.net if sibling else self.run.make_net().to(self.device).pack()
         self.nets = sibling.nets if sibling else [self.net]
-        self.stream = TaskStream(self.data, self.device, keep_history=self.method.keeps_history)
+        self.stream = TaskStream(
+            self.data,
+            self.device,
+            keep_history=self.method.keeps_history,
+            accumulates=self.experiment.accumulates,
+        )
         how = sibling.compression if sibling else Compression.of(self.method, self.run)
         self.compression = how
         self.stateful = self.method.keeps_state(self.run) or self.compression.feedback
@@ -269,12 +274,17 @@ class Worker:
         state = Bundle() if self.client == EVALUATOR else self._state(order)
         for view in order.views:
             ctx.view = view
+            after = state
             if view == "global":
                 self.method.load_global(ctx, payload)
-                self._add_counts(report, order, ctx, view, payload, state)
-            elif self.client != EVALUATOR:
+            elif self.client == EVALUATOR:
+                continue
+            elif view == "after_local":  # outside of the cohort: nothing of it is kept or sent
+                ctx.view = ""
+                after = train_locally(self.method, ctx, payload, state).state
+            else:
                 self.method.load(ctx, payload, state)
-                self._add_counts(report, order, ctx, view, payload, state)
+            self._add_counts(report, order, ctx, view, payload, after)
         self.progress = Progress()
         tell_scored(order, report)
         return Result(order, Bundle(), report)

@@ -47,10 +47,25 @@ class Profile:
         """Return how many tasks the client has."""
         return len(self.train)
 
-    def labels(self, task: int) -> tuple[int, ...]:
-        """Return the classes the client trains on in a task; empty if it does not have the task."""
-        here = self.train[task] if task < self.num_tasks else np.zeros(0)
-        return tuple(int(c) for c in np.flatnonzero(here))
+    def given(self, task: int, accumulates: bool = False) -> npt.NDArray[np.int64]:
+        """Return what the client trains on in a task, (K,); nothing if it does not have the task.
+
+        Args:
+            task: from 0.
+            accumulates: whether that is the data of all tasks up to this one.
+        """
+        if task >= self.num_tasks:
+            return np.zeros(self.problem.num_classes, dtype=np.int64)
+        first = 0 if accumulates else task
+        return np.asarray(self.train[first : task + 1].sum(0), dtype=np.int64)
+
+    def labels(self, task: int, accumulates: bool = False) -> tuple[int, ...]:
+        """Return the classes the client trains on in a task; none if it does not have the task."""
+        return tuple(int(c) for c in np.flatnonzero(self.given(task, accumulates)))
+
+    def met(self, tasks: int) -> tuple[int, ...]:
+        """Return the classes the client has training examples of in its first tasks."""
+        return tuple(int(c) for c in np.flatnonzero(self.train[:tasks].sum(0)))
 
     @staticmethod
     def parse(client: ClientId, text: str) -> Profile:

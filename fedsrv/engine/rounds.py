@@ -33,11 +33,11 @@ from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip, fewest
 from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
-from fedsrv.engine.rows import commit_facts, record_of
-from fedsrv.engine.schedule import Step, ends_task, is_scored, scorers, steps
-from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
+from fedsrv.engine.rows import add_wire, commit_facts, put_scores, record_of
+from fedsrv.engine.schedule import Step, ends_task, is_scored, scorers, steps, tasks_seen, tryers
+from fedsrv.engine.scores import Scores
 from fedsrv.engine.server_data import check_fits, check_given
-from fedsrv.engine.summary import check_reference, summarise
+from fedsrv.engine.summary import check_reference, left_out, summarise
 from fedsrv.engine.terms import Terms
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
@@ -135,13 +135,14 @@ class Engine:
 
     def _context(self, step: Step, cohort: tuple[int, ...]) -> ServerContext:
         """Return the context of the server half at a step."""
+        accumulates = self.experiment.accumulates
         return ServerContext(
             self.run_facts,
             step,
             cohort,
             server_data=self.server_data,
             minority=tuple(self.groups["minority"]),
-            labels={c: self.profiles[c].labels(step.task) for c in cohort},
+            labels={c: self.profiles[c].labels(step.task, accumulates) for c in cohort},
             limits=self.roster.limits,
             ends_task=ends_task(self.steps, step),
             tell=partial(self._tell_work, step),
@@ -207,6 +208,7 @@ class Engine:
         ctx = self._context(step, self._present(step))
         begun = time.monotonic()
         due = is_scored(self.steps, step, self.experiment.evaluate.every)
+        tried = self._try_training(step, ctx) if due else Answers({}, {})
         results = self._train(ctx, due)
         trained = time.monotonic()
         self.state, metrics, series = self._reduce(ctx, results)
@@ -214,8 +216,9 @@ class Engine:
         record["seconds"]["server"] = time.monotonic() - trained
         self._settle()
         record["seconds"]["wall"] = time.monotonic() - begun
+        add_wire(record, tried)
         scores = Scores()
-        scores.add(results.by_client)
+        scores.add({**tried.by_client, **results.by_client})
         needs_trip = due and bool(self._views(step))
         if due and not needs_trip:
             self._fill_in(step, record, scores)
@@ -268,8 +271,7 @@ class Engine:
     def _trip(self, ctx: ServerContext, state: ServerState, due: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
         common, personal = broadcast(self.method, ctx, state)
-        scored = due and "after_local" in {*self.method.views} & {*self.experiment.evaluate.views}
-        views = ["after_local"] if scored else []
+        views = ["after_local"] if due and self._scores_trained else []
         orders = self._orders(ctx, rpc.ORDER_KIND_TRAIN, ctx.cohort, views, ctx.task + 1)
         count = self.method.count if self.method.reduction == "mean" else None
         wanted = self.experiment.cohort_size
@@ -316,6 +318,22 @@ class Engine:
 
     # --- scoring ----------------------------------------------------------------------------------
 
+    def _try_training(self, step: Step, ctx: ServerContext) -> Answers:
+        """Let clients beside the cohort train for the score, before it: a commit has all scores."""
+        others = tryers(self.experiment, self.profiles, self.tasks, step, ctx.cohort)
+        if not others or not self._scores_trained:
+            return Answers({}, {})
+        theirs, views = self._context(step, others), ["after_local"]
+        common, personal = broadcast(self.method, theirs, self.state)
+        orders = self._orders(theirs, rpc.ORDER_KIND_EVALUATE, others, views, step.task + 1)
+        needed = fewest(self.experiment, others)
+        return self.cohort.exchange(self.trip(orders, common, personal, needed=needed))
+
+    @property
+    def _scores_trained(self) -> bool:
+        """Whether models are scored right after local training."""
+        return "after_local" in {*self.method.views} & {*self.experiment.evaluate.views}
+
     def _views(self, step: Step) -> list[str]:
         """Return the views that need an evaluation trip after a step of a scored round."""
         wanted: list[str] = [v for v in self.experiment.evaluate.views if v in self.method.views]
@@ -330,13 +348,12 @@ class Engine:
         clients: list[ClientId] = [*self._scorers(step, record)]
         if step.ends_round and self.cohort.has_evaluator():
             clients.append(EVALUATOR)
-        views, seen = self._views(step), self._tasks_seen(step)
+        views, seen = self._views(step), tasks_seen(self.experiment, self.tasks, step)
         orders = self._orders(ctx, rpc.ORDER_KIND_EVALUATE, clients, views, seen)
         trip = self.trip(orders, common, personal, needed=fewest(self.experiment, clients))
         results = self.cohort.exchange(trip)
         scores.add(results.by_client)
-        record["bytes"]["wire_down"] += results.wire_down
-        record["bytes"]["wire_up"] += results.wire_up
+        add_wire(record, results)
         self._fill_in(step, record, scores)
         self.store.add_scores(record)
 
@@ -350,27 +367,11 @@ class Engine:
         for other in scores.settle_global_test():
             reason = "its global test set is not what most others scored on: its scores are dropped"
             self.events.tell("failed", other, interaction=step.interaction, reason=reason)
-        view = self.method.local_view
-        own = scores.of(view)
-        a_sel = accuracy_over(own_test(own[c]) for c in record["cohort"] if c in own)
-        if a_sel is not None:
-            record["metrics"]["a_sel"] = a_sel
-        if step.ends_round:
-            seen = self._tasks_seen(step)
-            found = round_metrics(scores, view, self.groups, self.profiles, seen)
-            record["metrics"] |= found
-        for client, row in client_rows(scores, self._tasks_seen(step)).items():
-            record["clients"].setdefault(client, {}).update(row)
-        if scores.confusions:
-            record["confusions"] = scores.confusions
+        seen, view = tasks_seen(self.experiment, self.tasks, step), self.method.local_view
+        put_scores(record, scores, view, self.groups, self.profiles, seen, ends=step.ends_round)
         self.events.tell(
             "scores", interaction=step.interaction, round=step.round, metrics=record["metrics"]
         )
-
-    def _tasks_seen(self, step: Step) -> int:
-        """Return how many tasks clients are scored on: with ``rounds_outer``, all after a round."""
-        all_seen = self.experiment.schedule.order == "rounds_outer" and step.ends_round
-        return max(self.tasks.values()) if all_seen else step.task + 1
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -391,10 +392,6 @@ class Engine:
         names = [profile.dataset for profile in self.profiles.values()]
         summary = summarise(records, self.experiment, self.method.local_view, digest, macs, names)
         asked = {*everyone, *range(self.experiment.schedule.clients)}
-        missing = sorted(str(c) for c in asked if c not in results.by_client)
-        if missing:
-            summary["clients_missing"] = missing
-        if self.history.started_over:
-            summary["clients_started_over"] = sorted(self.history.started_over)
+        summary |= left_out(asked - results.by_client.keys(), self.history.started_over)
         self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)
         return summary

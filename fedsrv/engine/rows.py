@@ -1,14 +1,16 @@
-"""The record of an interaction before its models are scored."""
+"""The record of an interaction, and the scores that are put into it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmodels.training.contexts import Metrics
+from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import Answer, Answers
 from fedsrv.engine.schedule import Step
+from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
 from fedsrv.state.record import Record, Traffic
 
 
@@ -48,6 +50,36 @@ def record_of(step: Step, results: Answers, metrics: Metrics, series: Mapping[st
     if series:
         record["series"] = series
     return record
+
+
+def put_scores(
+    record: Record,
+    scores: Scores,
+    local_view: str,
+    groups: Mapping[str, Sequence[int]],
+    profiles: Mapping[int, Profile],
+    tasks_seen: int,
+    *,
+    ends: bool,
+) -> None:
+    """Put scores into a record; arguments as in :func:`round_metrics`, ``ends``: a round ends."""
+    own = scores.of(local_view)
+    a_sel = accuracy_over(own_test(own[c]) for c in record["cohort"] if c in own)
+    if a_sel is not None:
+        record["metrics"]["a_sel"] = a_sel
+    if ends:
+        found = round_metrics(scores, local_view, groups, profiles, tasks_seen)
+        record["metrics"] |= found
+    for client, row in client_rows(scores, tasks_seen, groups.get("minority", ())).items():
+        record["clients"].setdefault(client, {}).update(row)
+    if scores.confusions:
+        record["confusions"] = scores.confusions
+
+
+def add_wire(record: Record, answers: Answers) -> None:
+    """Add the bytes of a trip of scores to a record."""
+    record["bytes"]["wire_down"] += answers.wire_down
+    record["bytes"]["wire_up"] += answers.wire_up
 
 
 def _traffic_of(results: Answers, clients: Mapping[int, Answer]) -> Traffic:

@@ -143,23 +143,43 @@ def round_metrics(
         scores: counts of the round.
         local_view: view that stands for "the client's model"; ``global`` where a client has none.
         groups: classes by name, such as ``minority``, for variants over these classes alone.
-        profiles: the clients' descriptions; training examples met so far weigh ``iaa``.
+        profiles: the clients' descriptions; training examples met so far weigh ``iaa``, and say
+            which classes a client has met.
         tasks_seen: how many tasks the clients have met.
     """
     out: dict[str, float | None] = {}
     for key, view in {"a_glo": "global", **_local_views(scores, local_view)}.items():
-        own = {c: own_test(sets) for c, sets in scores.of(view).items()}
-        union = [sets.get(GLOBAL_TEST) for sets in scores.of(view).values()]
-        if view == "global":
-            union = [scores.of_everyone()]
-        for suffix, found in (("", list(own.values())), ("_balanced", union)):
+        for suffix, found in _test_sets(scores, view, None, profiles, tasks_seen).items():
             out |= _variants(key + suffix, found, groups)
         for rule in scores.rules()[1:] if key in ("a_glo", "a_loc") else (SEEN, ALL):
-            other = (own_test(sets) for sets in scores.of(view, rule).values())
-            out[f"{key}_{rule}"] = accuracy_over(other)
+            for suffix, found in _test_sets(scores, view, rule, profiles, tasks_seen).items():
+                if not suffix or rule in (SEEN, ALL):
+                    out[f"{key}{suffix}_{rule}"] = accuracy_over(found)
     out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)
     out |= _f1(scores, "after_local" if scores.of("after_local") else "after_downlink")
     return {key: value for key, value in out.items() if value is not None and math.isfinite(value)}
+
+
+def _test_sets(
+    scores: Scores,
+    view: str,
+    rule: str | None,
+    profiles: Mapping[int, Profile],
+    tasks_seen: int,
+) -> dict[str, list[ClassCounts | None]]:
+    """Return the counts of one view and rule on each test set, by the ending of its columns.
+
+    ``""`` is a client's own test data, ``_balanced`` the global test set. ``_own_classes`` is what
+    the global test set has of the classes that the client has met: a private head can hardly name
+    another one, so on the whole set its accuracy has a ceiling near the share of classes met.
+    """
+    found = scores.of(view, rule)
+    own = [own_test(sets) for sets in found.values()]
+    if view == "global":
+        return {"": own, "_balanced": [scores.of_everyone()] if rule is None else []}
+    union = {c: sets.get(GLOBAL_TEST) for c, sets in found.items()}
+    met = [c and c.subset(profiles[i].met(tasks_seen)) for i, c in union.items() if i in profiles]
+    return {"": own, "_balanced": list(union.values()), "_own_classes": met}
 
 
 def _local_views(scores: Scores, local_view: str) -> dict[str, str]:
@@ -211,8 +231,10 @@ def _f1(scores: Scores, view: str) -> dict[str, float | None]:
     return out
 
 
-def client_rows(scores: Scores, tasks_seen: int) -> dict[str, dict[str, Any]]:
-    """Return every client's accuracies by view: overall, per task and per class.
+def client_rows(
+    scores: Scores, tasks_seen: int, minority: Sequence[int] = ()
+) -> dict[str, dict[str, Any]]:
+    """Return every client's accuracies by view: overall, on rare classes, per task and per class.
 
     A row covers the tasks seen so far and no more. A view by its own name is scored by the method's
     own rule, which clients report first; ``view:rule`` by another one.
@@ -227,6 +249,7 @@ def client_rows(scores: Scores, tasks_seen: int) -> dict[str, dict[str, Any]]:
         tasks = max((t + 1 for t in range(tasks_seen) if f"task/{t}" in sets), default=0)
         views[name] = {
             "accuracy": total.accuracy(),
+            **({"minority": _accuracy(total.subset(minority))} if minority else {}),
             "loss": total.loss() if math.isfinite(total.loss()) else None,
             "tasks": [_accuracy(sets.get(f"task/{t}")) for t in range(tasks)],
             "classes": [None if math.isnan(a) else float(a) for a in total.per_class()],

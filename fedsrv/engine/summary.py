@@ -15,6 +15,7 @@ from fedmodels.errors import DataError
 from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.metrics import average_forgetting_measure, best_round, forgetting
 from fedmodels.own_code import short_name
+from fedmodels.tensors.bundle import ClientId
 from fedsrv.engine.schedule import Step, is_scored
 from fedsrv.state.record import ClientRow, Record
 
@@ -64,6 +65,20 @@ def summarise(
         },
         "state_sha256": state_sha256,
     }
+
+
+def left_out(missing: Iterable[ClientId], started_over: Iterable[int]) -> dict[str, list[Any]]:
+    """Return the entries of a summary that name clients, where there are any.
+
+    Args:
+        missing: clients that were not there at the end.
+        started_over: clients that lost their private state and began anew.
+    """
+    found: dict[str, list[Any]] = {
+        "clients_missing": sorted(map(str, missing)),
+        "clients_started_over": sorted(started_over),
+    }
+    return {key: clients for key, clients in found.items() if clients}
 
 
 def data_of(experiment: Experiment, datasets: Sequence[str]) -> str:
@@ -129,18 +144,18 @@ def _a_sel_by_task(records: Sequence[Record], last_rounds: int) -> dict[str, flo
     out: dict[str, float] = {}
     received = "after_downlink" if _is_scored(records, "after_downlink") else "global"
     for moment, view in (("received", received), ("trained", "after_local")):
-        series: dict[int, list[float]] = {}
-        for record in records:
-            rows = [record.get("clients", {}).get(str(c), {}) for c in record["cohort"]]
-            views = [row["views"][view] for row in rows if view in row.get("views", {})]
-            if views:
-                mean = float(np.mean([each["accuracy"] for each in views]))
-                series.setdefault(record["task"], []).append(mean)
-        if len(series) > 1:
-            out |= {
-                f"a_sel_{moment}_task_{task}": float(np.mean(means[-last_rounds:]))
-                for task, means in series.items()
-            }
+        for part, key in (("", "accuracy"), ("_minority", "minority")):
+            series: dict[int, list[float]] = {}
+            for record in records:
+                rows = [record.get("clients", {}).get(str(c), {}) for c in record["cohort"]]
+                views = [row["views"][view] for row in rows if view in row.get("views", {})]
+                if known := [each[key] for each in views if each.get(key) is not None]:
+                    series.setdefault(record["task"], []).append(float(np.mean(known)))
+            if len(series) > 1:
+                out |= {
+                    f"a_sel_{moment}{part}_task_{task}": float(np.mean(means[-last_rounds:]))
+                    for task, means in series.items()
+                }
     return out
 
 

@@ -58,7 +58,8 @@ class Terms:
 
     def announced(self, client: int, step: Step) -> Announced:
         """Return the announced examples behind a client's upload."""
-        train = self.profiles[client].train
+        profile, accumulates = self.profiles[client], self.run.experiment.accumulates
+        train = profile.train
         begun, trained = 0, torch.zeros(train.shape[1], dtype=torch.int64)
         known = self._announced.get(client)
         if known is not None and known[0] <= step.interaction:
@@ -67,8 +68,9 @@ class Terms:
                 return known[1]
         steps = self.steps[begun : step.interaction + 1]
         ordered = [s.task for s in steps if client in s.cohort and s.task < len(train)]
-        counts = train[step.task], train[: step.task + 1].sum(0), train[ordered].sum(0)
-        now, met, more = (torch.from_numpy(each.copy()) for each in counts)
+        each = np.array([profile.given(task, accumulates) for task in range(len(train))])
+        counts = each[step.task], train[: step.task + 1].sum(0), each[ordered].sum(0)
+        now, met, more = (torch.from_numpy(part.copy()) for part in counts)
         found = Announced(client, now, met, trained + more)
         if len(self._announced) >= MOST_REMEMBERED:
             self._announced.clear()

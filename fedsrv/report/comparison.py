@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TypeVar
 
-from fedmodels.numerics.metric_names import metric
+from fedmodels.numerics.metric_names import metric, with_population
 from fedsrv.report.run_record import RunRecord, SeedGroup, Spread
 
 K = TypeVar("K", bound=Hashable)
@@ -73,8 +73,9 @@ def comparison(groups: Sequence[SeedGroup], everything: bool = False) -> Compari
     merged = [group.merge(RunRecord.metrics) for group in groups]
     names = list(dict.fromkeys(name for values in merged for name in values))
     shown = names if everything else headline(groups, names)
+    selected = " or ".join(sorted({group.runs[0].selected for group in groups} - {""}))
     for name in shown:
-        label = metric(name).label
+        label = with_population(name, selected)
         lines[label] = [metric_text(name, values.get(name)) for values in merged]
         if (first := winner(groups, name)) is not None:
             best[label] = first

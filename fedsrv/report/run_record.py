@@ -98,6 +98,14 @@ class RunRecord:
             value = table(value).get(part)
         return value
 
+    @property
+    def selected(self) -> str:
+        """Return how many clients a figure of the cohort is of; empty where that is all of them."""
+        some, everybody = self.setting("schedule.per_round"), self.setting("schedule.clients")
+        if some in (None, everybody) or self.setting("evaluate.trained") == "all":
+            return ""
+        return printable(f"{some} of {everybody} clients")
+
     def title(self) -> str:
         """Return one line that says what this run is."""
         data = self.summary.get("data") or short_name(str(self.setting("data.name") or ""))

@@ -1,7 +1,7 @@
 """A sweep's outcome as small JSON: all that its tables and pictures are made from.
 
     {"format": 1, "columns": …, "curves": …, "against": …, "seeds": …, "lengths": …,
-     "cells": [[setting, row], …], "environments": [{…}, …],
+     "selected": …, "cells": [[setting, row], …], "environments": [{…}, …],
      "runs": [{"setting", "row", "seed", "environment", "values": {…}, "curves": {…}}, …]}
 
 A run names its environment (versions and commit) by its place in the list. Figures have six digits.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ConfigError
+from fedmodels.resolution import parse_experiment
 from fedsrv.sweep.figures import Figures, read_figures
 from fedsrv.sweep.plan import Cell, PlannedRun, Sweep
 from fedsrv.sweep.tables import Outcome
@@ -44,7 +45,9 @@ def outcome_of(
     cells = list(dict.fromkeys(run.cell for run in planned))
     against = sweep.against or next(iter(sweep.methods))
     lengths = {name: rung.length for name, rung in sweep.rungs().items()}
-    return Outcome(ended, cells, sweep.columns, against, seeds, sweep.curves, lengths)
+    cohorts = {parse_experiment(run.config).selected for run in planned}
+    selected = cohorts.pop() if len(cohorts) == 1 else "the cohort"
+    return Outcome(ended, cells, sweep.columns, against, seeds, sweep.curves, lengths, selected)
 
 
 def to_json(outcome: Outcome) -> str:
@@ -68,6 +71,7 @@ def to_json(outcome: Outcome) -> str:
         "against": outcome.against,
         "seeds": outcome.seeds,
         "lengths": dict(outcome.lengths),
+        **({"selected": outcome.selected} if outcome.selected else {}),
         "cells": [[cell.setting, cell.row] for cell in outcome.cells],
         "environments": list(map(json.loads, environments)),
     }
@@ -100,7 +104,7 @@ def read_record(path: Path) -> Outcome:
         cells = [Cell(*cell) for cell in found["cells"]]
         return Outcome(
             runs, cells, found["columns"], found["against"], found["seeds"], found["curves"],
-            found["lengths"],
+            found["lengths"], found.get("selected", ""),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(f"{path} is no record of a sweep: {error!r}") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 from fedmodels.files import replacing
-from fedmodels.numerics.metric_names import metric
+from fedmodels.numerics.metric_names import metric, with_population
 from fedsrv.sweep.figures import (
     Difference,
     Figures,
@@ -41,6 +41,8 @@ class Outcome:
     curves: Mapping[str, str] = field(default_factory=dict)
     lengths: Mapping[str, int] = field(default_factory=dict)
     """By setting; all of them 1 where a sweep has no lengths."""
+    selected: str = ""
+    """How many clients a cohort's figure is of; empty where that is all of them."""
 
     @cached_property
     def values(self) -> Mapping[str, Values]:
@@ -61,6 +63,16 @@ class Outcome:
             for table, _, name in [path.partition(".")]
             if table == "metrics"
         }
+
+    @cached_property
+    def headings(self) -> list[str]:
+        """The columns' headings, with the clients of those that are not of all."""
+        return [self.titled(heading, path) for heading, path in self.columns.items()]
+
+    def titled(self, heading: str, path: str) -> str:
+        """Return a column's heading, with its clients where they are not all."""
+        table, _, name = path.partition(".")
+        return with_population(name, self.selected, heading) if table == "metrics" else heading
 
     def rows(self, bold: str = "{}") -> Iterator[tuple[str, list[str]]]:
         """Yield title and cells of each row: mean ± population standard deviation over seeds.
@@ -132,7 +144,7 @@ def ladders(outcome: Outcome) -> Iterator[str]:
                 )
                 for row in rows
             ]
-            yield markdown(list(outcome.lengths), iter(lines), heading)
+            yield markdown(list(outcome.lengths), iter(lines), outcome.titled(heading, path))
 
 
 def curve_means(outcome: Outcome, name: str) -> dict[Cell, dict[int, float]]:
@@ -167,12 +179,13 @@ def curves(outcome: Outcome) -> Iterator[str]:
                 for cell, line in means.items()
                 if tuple(line) == rounds
             ]
-            yield markdown([*map(str, rounds), "mean"], iter(rows), heading)
+            corner = outcome.titled(heading, f"metrics.{name}")
+            yield markdown([*map(str, rounds), "mean"], iter(rows), corner)
 
 
 def page(outcome: Outcome) -> str:
     """Return all tables in Markdown: figures, ladders, differences, curves."""
-    headings = list(outcome.columns)
+    headings = outcome.headings
     parts = [markdown(headings, outcome.rows(BOLD)), *ladders(outcome)]
     compared = list(outcome.difference_rows())
     if any(outcome.winners.values()):
@@ -189,7 +202,7 @@ def page(outcome: Outcome) -> str:
 def latex(outcome: Outcome) -> str:
     """Return the table of figures for LaTeX; it needs the package booktabs."""
     lines = [r"\begin{tabular}{l" + "r" * len(outcome.columns) + "}", r"\toprule"]
-    lines.append(" & ".join(["", *map(_escaped, outcome.columns)]) + r" \\ \midrule")
+    lines.append(" & ".join(["", *map(_escaped, outcome.headings)]) + r" \\ \midrule")
     for title, cells in outcome.rows():
         lines.append(" & ".join(map(_escaped, [title, *cells])) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"

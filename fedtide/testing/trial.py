@@ -99,7 +99,8 @@ def context_of(
     """Return the context in which one client of a partition trains on a task."""
     data = ClientData(root / str(client))
     run = RunFacts(experiment, data.problem)
-    stream = TaskStream(data, keep_history=method_of(experiment).keeps_history)
+    keeps = method_of(experiment).keeps_history
+    stream = TaskStream(data, keep_history=keeps, accumulates=experiment.accumulates)
     stream.open(task)
     return ClientContext(
         run, client, Position(interaction, 0, task), run.make_net(), stream, torch.device("cpu")

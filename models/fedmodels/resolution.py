@@ -115,6 +115,11 @@ def experiment_of(
                 f"[evaluate] views = {list(views)}: {method.name} has {list(method.views)} alone, "
                 "so no model would be scored"
             )
+        if experiment.accumulates and method.replaces_old_data:
+            raise ConfigError(
+                '[scenario] training_data = "accumulated" keeps the data of old tasks, and method '
+                f"{method.name!r} is about their loss: leave it out"
+            )
         if experiment.training.together > 1 and not method.may_train_together():
             raise ConfigError(
                 f"[training] together = {experiment.training.together}: clients of method "

@@ -78,7 +78,7 @@ def run_partition(
     config: dict[str, Any] = {
         "data": experiment_data.identity(),
         "variant": dataset.identity,
-        "scenario": experiment_scenario.model_dump(mode="json"),
+        "scenario": experiment_scenario.identity(),
         "clients": num_clients,
         "seed": seed,
     }

@@ -1,8 +1,9 @@
 """The task stream of one client: the current task's data, and nothing of the past.
 
 Training data of a task exist only while that task is open. Whoever asks for those of another task
-gets an error, so a method cannot see old data even by mistake. Test data of every task met so far
-stay, since they only measure.
+gets an error, so a method cannot see old data even by mistake. A reading of the scenario counts
+those of earlier tasks among a task's own. Test data of every task met so far stay, since they only
+measure.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ class TaskStream:
     """What a client may see of its own data at this moment."""
 
     def __init__(
-        self, data: ClientData, device: torch.device | str = "cpu", *, keep_history: bool = False
+        self,
+        data: ClientData,
+        device: torch.device | str = "cpu",
+        *,
+        keep_history: bool = False,
+        accumulates: bool = False,
     ) -> None:
         """Start before the first task.
 
@@ -35,10 +41,12 @@ class TaskStream:
             data: the client's directory.
             device: where tensors are put.
             keep_history: allow :meth:`train_up_to` (Centralized on a client's own history).
+            accumulates: a task's training data are those of all tasks up to it, a reading of the
+                scenario.
         """
         self.data = data
         self.device = torch.device(device)
-        self.keep_history = keep_history
+        self.keep_history, self.accumulates = keep_history, accumulates
         self.task: int | None = None
         """The open task."""
         self.num_seen = 0
@@ -82,7 +90,7 @@ class TaskStream:
         if task != self.task:
             raise DataError(self._gone(task))
         if task not in self._train:
-            self._train[task] = self._tensors(*self.data.arrays(task, "train"))
+            self._train[task] = self._up_to(task) if self.accumulates else self._of(task)
         return self._train[task]
 
     def train_up_to(self, task: int) -> Examples:
@@ -93,8 +101,14 @@ class TaskStream:
         """
         if not self.keep_history or task != self.task:
             raise DataError(self._gone(task))
-        parts = [self._tensors(*self.data.arrays(t, "train")) for t in range(task + 1)]
+        return self._up_to(task)
+
+    def _up_to(self, task: int) -> Examples:
+        parts = [self._of(earlier) for earlier in range(task + 1)]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+    def _of(self, task: int) -> Examples:
+        return self._tensors(*self.data.arrays(task, "train"))
 
     def test(self, task: int) -> Examples:
         """Return the test data of a task met so far.

@@ -193,7 +193,11 @@ class Evaluate(StrictTable):
     """Examples that are scored together."""
     generalization: bool = False
     """Score clients' models on the global test set too, where there is one: costly. It gives
-    FedAli's Generalization and FedMLP's A_loc (``a_loc_balanced``)."""
+    FedAli's Generalization and FedMLP's A_loc (``a_loc_own_classes``)."""
+    trained: Literal["cohort", "all"] = "cohort"
+    """Whose models are scored right after local training. With ``all``, the clients beside the
+    cohort train in the last interaction of a scored round as well, and keep and send nothing of it.
+    Then ``a_loc_trained`` is of the same clients as ``a_loc_received``."""
     class_masks: bool = False
     """Score clients' models twice more by the method's own rule: among the classes a client has
     met (``…_seen_classes``), as GLDP does, and among all (``…_all_classes``), as others do."""
@@ -307,10 +311,31 @@ class Experiment(StrictTable):
             raise ConfigError(f"[server] min_clients = {needed} exceeds clients = {clients}")
         return self
 
+    @model_validator(mode="after")
+    def _cohorts_are_known(self) -> Experiment:
+        if self.evaluate.trained == "all" and self.schedule.is_asynchronous:
+            raise ConfigError(
+                '[evaluate] trained = "all" needs rounds with a cohort: leave it out with '
+                'order = "asynchronous"'
+            )
+        return self
+
+    @property
+    def accumulates(self) -> bool:
+        """Return whether clients train on the data of all tasks up to the present one."""
+        return self.scenario is not None and self.scenario.training_data == "accumulated"
+
     @property
     def cohort_size(self) -> int:
         """Return how many clients take part in a round."""
         return self.schedule.per_round or self.schedule.clients
+
+    @property
+    def selected(self) -> str:
+        """Return how many clients a figure of the cohort is of; empty where that is all of them."""
+        if not self.schedule.selects or self.evaluate.trained == "all":
+            return ""
+        return f"{self.schedule.per_round} of {self.schedule.clients} clients"
 
     @property
     def min_clients(self) -> int:

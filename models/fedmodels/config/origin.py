@@ -44,12 +44,14 @@ def differences(experiment: Experiment, made: Mapping[str, Any]) -> list[str]:
         made: what the partition follows from, as it is written beside it.
     """
     wanted: dict[str, Any] = {}
-    for name in ("data", "scenario"):
-        table = getattr(experiment, name)
-        if table is not None:
-            wanted[name] = table.model_dump(mode="json")
+    if experiment.data is not None:
+        wanted["data"] = experiment.data.model_dump(mode="json")
     if experiment.scenario is not None:
-        wanted |= {"clients": experiment.schedule.clients, "seed": experiment.seed}
+        wanted |= {
+            "scenario": experiment.scenario.identity(),
+            "clients": experiment.schedule.clients,
+        }
+        wanted["seed"] = experiment.seed
     ours, theirs = (leaves(placeless(t)) for t in (wanted, {k: made.get(k) for k in wanted}))
     return [
         f"{_named(key)} = {_short(ours.get(key))} in the config, {_short(theirs.get(key))} there"

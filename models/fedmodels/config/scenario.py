@@ -49,6 +49,9 @@ class ScenarioTable(StrictTable):
     """``ratio``: gamma = 1 / IF; ``percent``: gamma = IF / 100 (GLDP)."""
     test_long_tail: bool = False
     """Cut the same tail into the test set, which otherwise stays as it is (GLDP)."""
+    training_data: Literal["task", "accumulated"] = "task"
+    """What clients train on at a task: its own data, or those of all tasks up to it, as a code base
+    beside FedMLP and GLDP does against their text. Methods that replay old classes refuse it."""
 
     @model_validator(mode="after")
     def _check_tail(self) -> ScenarioTable:
@@ -75,6 +78,10 @@ class ScenarioTable(StrictTable):
                 f"[scenario] {self.name} itself fixes the number of tasks: leave out 'tasks'"
             )
         return self
+
+    def identity(self) -> dict[str, object]:
+        """Return what a partition follows from: all keys but those that change no partition."""
+        return self.model_dump(mode="json", exclude={"training_data"})
 
     @property
     def name(self) -> str:

@@ -1,9 +1,6 @@
-"""What every metric and every view is called, and what it means: the one table of each.
+"""What metrics are called: names of today and of earlier versions, and what the tables say of them.
 
-Reports, ``fedsrv metrics`` and ``docs/metrics.md`` are made from these tables. A name is an entry
-of :data:`METRICS`, or one of its accuracies with endings from :data:`ENDINGS`:
-``a_loc_received_balanced_minority`` is the accuracy of clients' models as received, on the global
-test set, over the rare classes alone.
+:mod:`fedmodels.numerics.metric_tables` has the tables.
 """
 
 from __future__ import annotations
@@ -11,286 +8,34 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
+from fedmodels.numerics.metric_tables import (
+    COHORT,
+    ENDINGS,
+    EVERYONE,
+    METRICS,
+    REPORTED,
+    SCORES,
+    VIEWS,
+    Metric,
+)
 
-@dataclass(frozen=True)
-class View:
-    """One of a client's models, at one moment."""
-
-    title: str
-    meaning: str
-
-
-VIEWS: Mapping[str, View] = {
-    "global": View("global model", "everyone's model, the same for all clients"),
-    "after_local": View("after local training", "a client's model, right after it trained"),
-    "after_downlink": View("after the downlink", "what a client holds before it trains again"),
-}
-"""The models that are scored, in the order in which reports show them."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One figure that a run may write."""
-
-    name: str
-    title: str
-    """A few words for a reader who does not know the name."""
-    meaning: str
-    """The formula, or one line where there is none."""
-    source: str = "–"
-    """The paper that defines it."""
-    better: Literal[1, -1, 0] = 1
-    """1 where more is better, -1 where less is, 0 where neither is."""
-    unit: Literal["%", ""] = "%"
-    """``%``: a fraction of one, which reports show as a percentage."""
-    range: str = "0 … 1"
-
-    @property
-    def label(self) -> str:
-        """Return how a table calls it."""
-        return f"{self.name} %" if self.unit else self.name
-
-
-_BY_CLIENTS = "with the best `personalization`, or the best `a_loc_trained` by `select_by`"
-_BY_SERVER = "with the best `global_f1`, or the best `a_glo_balanced` by `select_by`"
-
-SCORES = (
-    Metric(
-        "a_glo", "global model, clients' test data",
-        "mean over clients i of acc_i(global model), on i's own test data of the tasks so far",
-        "GLDP, FedMLP",
-    ),
-    Metric(
-        "a_loc", "clients' models, own test data",
-        "mean over clients i of acc_i(model of i), on i's own test data of the tasks so far. The "
-        "method says which view is the model: it is `a_loc_received` or `a_loc_trained`",
-        "GLDP, FedMLP",
-    ),
-    Metric(
-        "a_loc_received", "clients' models, as received",
-        "`a_loc` of the model that a client holds before it trains: its own, or everyone's where "
-        "it holds no private part",
-    ),
-    Metric(
-        "a_loc_trained", "clients' models, just trained",
-        "`a_loc` of the model right after local training",
-    ),
-    Metric(
-        "a_sel", "selected clients' models",
-        "`a_loc` over the cohort of one interaction alone; everyone's model where clients have no "
-        "model of their own. A summary has it where `schedule.per_round` selects clients",
-        "GLDP, FedMLP",
-    ),
-    Metric(
-        "a_sel_received_task", "selected clients' models, as received",
-        "`…_K`: as `a_sel`, after task K, of what clients hold before they train again: mean over "
-        "the last scored rounds of task K. It is there where `schedule.per_round` selects clients",
-        "GLDP, figure 4",
-    ),
-    Metric(
-        "a_sel_trained_task", "selected clients' models, just trained",
-        "`…_K`: as `a_sel_received_task_K`, of models right after local training",
-    ),
-    Metric(
-        "iaa", "instant average accuracy",
-        "Σ n_i acc_i / Σ n_i of what clients hold after the downlink; n_i: training examples that "
-        "client i has met",
-        "pFedGRP",
-    ),
-    Metric(
-        "aa", "average accuracy over the run",
-        "mean of `iaa` over all rounds; it is there if every round is scored",
-        "pFedGRP",
-    ),
-    Metric(
-        "aa_scored", "average accuracy over scored rounds",
-        "mean of `iaa` over the scored rounds, where some are not: it depends on `evaluate.every`",
-    ),
-    Metric(
-        "afm", "average forgetting measure",
-        "mean over scored rounds of (`iaa` of the reference run − `iaa`). Both runs must have "
-        "scored the same rounds",
-        "pFedGRP, Eq. 11", -1, range="−1 … 1",
-    ),
-    Metric(
-        "forgetting", "forgetting",
-        "mean over tasks k < T − 1 of max_t R[t, k] − R[T − 1, k], k ≤ t < T − 1. R[t, k]: mean "
-        "accuracy of clients on task k after the last round of task t, in the view of `a_loc`. A "
-        "difference is of the clients that are scored at both times; where there are none, the "
-        "metric is missing",
-        "Chaudhry et al. 2018", -1, range="−1 … 1",
-    ),
-    Metric(
-        "forgetting_received", "forgetting, models as received",
-        "as `forgetting`, in the view of `a_loc_received`: it compares methods at one moment",
-        "Chaudhry et al. 2018", -1, range="−1 … 1",
-    ),
-    Metric(
-        "forgetting_trained", "forgetting, models just trained",
-        "as `forgetting`, in the view of `a_loc_trained`",
-        "Chaudhry et al. 2018", -1, range="−1 … 1",
-    ),
-    Metric(
-        "forgetting_scored", "forgetting between scored rounds",
-        "as `forgetting`, after the last scored round of each task, where the last round of a task "
-        "is not scored: it depends on `evaluate.every`",
-        "Chaudhry et al. 2018", -1, range="−1 … 1",
-    ),
-    Metric(
-        "personalization", "macro-F1 on own test data",
-        "mean over clients of the macro-F1 of the model after local training, on own test data",
-        "FedAli",
-    ),
-    Metric(
-        "personalization_std", "deviation of that over clients",
-        "population standard deviation over clients of what `personalization` averages",
-        "FedAli", 0,
-    ),
-    Metric(
-        "generalization", "macro-F1 on everyone's test data",
-        "as `personalization`, on the global test set",
-        "FedAli",
-    ),
-    Metric(
-        "generalization_std", "deviation of that over clients",
-        "population standard deviation over clients of what `generalization` averages",
-        "FedAli", 0,
-    ),
-    Metric("global_f1", "macro-F1 of the global model", "on the global test set", "FedAli"),
-    *(
-        Metric(
-            f"best_{name}", f"best round: {name}",
-            f"`{name}` of the scored round {which}; it depends on which rounds are scored",
-            "FedAli", 0 if name.endswith("_std") else 1,
-        )
-        for which, names in (
-            (_BY_CLIENTS, ("personalization", "personalization_std")),
-            (_BY_CLIENTS, ("generalization", "generalization_std")),
-            (_BY_SERVER, ("global_f1", "a_glo_balanced")),
-        )
-        for name in names
-    ),
-)  # fmt: skip
-"""What the coordinator computes from the clients' counts."""
-
-
-def _share(name: str, title: str, meaning: str, source: str = "–") -> Metric:
-    return Metric(name, title, meaning, source, better=0)
-
-
-def _number(name: str, title: str, meaning: str, source: str = "–", range: str = "≥ 0") -> Metric:
-    return Metric(name, title, meaning, source, better=0, unit="", range=range)
-
-
-REPORTED = (
-    Metric("loss", "training loss", "mean over the cohort's examples", "–", -1, "", "≥ 0"),
-    _number(
-        "prototype_drift", "how far class prototypes moved",
-        "mean over classes of ‖p' − p‖ / ‖p‖: prototypes p before and p' after an interaction",
-    ),
-    _number(
-        "staleness", "rounds that uploads lag behind",
-        "mean over the uploads of an asynchronous round: the commits since the model they began "
-        "with", "FedBuff",
-    ),
-    _share(
-        "prototypes_moved", "prototypes that changed rows",
-        "share of the clients' prototypes that k-means puts into another row than their own",
-        "FedAli",
-    ),
-    _share(
-        "prototype_share", "part of prototypes in tokens",
-        "`…_K`, block K: mean over tokens of the prototype's length in Eq. 7 over the sum of both "
-        "parts' lengths", "FedAli",
-    ),
-    _number(
-        "prototype_angle", "turn of tokens by prototypes",
-        "`…_K`, block K: mean over tokens of the angle between a token with its prototype and "
-        "without, in degrees", "FedAli", "0 … 180",
-    ),
-    _share("known_share", "classes with a prototype", "share of all K classes", "FedMLP"),
-    _share(
-        "weights_self", "weight of a client on itself",
-        "mean over clients of the aggregation weight of their own model", "pFedGRP, pFedGraph",
-    ),
-    _number(
-        "weights_entropy", "spread of the aggregation weights",
-        "mean over clients of −Σ_j w_ij ln w_ij / ln n, n clients in the round: 1 is uniform",
-        "pFedGRP, pFedGraph", "0 … 1",
-    ),
-    _number(
-        "gradient_cosine", "gradient match", "cosine of matched gradients", "CReFF", "−1 … 1"
-    ),
-    _share(
-        "teacher_accuracy", "accuracy of the calibrated ensemble",
-        "on the server's own examples", "FEDIC",
-    ),
-    _share(
-        "synthesis_accuracy", "agreement on made images",
-        "share of synthesised images that the old model takes for their label", "TARGET",
-    ),
-    _number(
-        "generator_spread", "spread of generated classes",
-        "1 − the loss that makes the generator draw all classes alike", "MFCL", "real",
-    ),
-    _share(
-        "consolidation_agreement", "agreement after consolidation",
-        "share of generated examples on which the consolidated model agrees", "FedCIL",
-    ),
-    _share(
-        "server_acceptance", "images accepted on the server",
-        "share of drawn images that their client's model takes for their class", "pFedGRP",
-    ),
-    _share(
-        "server_shortage", "images lacking on the server",
-        "accepted images that are lacking, over those asked for", "pFedGRP",
-    ),
-    _share("alpha", "mixing weight", "weight of the private model in the mixture", "APFL"),
-    _number("flow_loss", "loss of the flow", "per dimension, of the last step", "AF-FCL", "real"),
-    _number("flow_density", "density of embeddings", "mean over a batch, last step", "AF-FCL"),
-    _number("credibility", "credibility of replayed embeddings", "mean, last step", "AF-FCL"),
-    _number("generator_loss", "loss of the generator", "of the last step", "FedCIL", "real"),
-    _share(
-        "replay_acceptance", "replayed images accepted",
-        "share of drawn images that the old model takes for their class; `…_K`: of class K",
-        "pFedGRP",
-    ),
-    _number("replay_examples", "replayed images", "how many are trained on", "pFedGRP"),
-    _number("replay_shortage", "replayed images lacking", "of those asked for", "pFedGRP"),
-    _number("generators_trained", "generators trained", "in this interaction", "pFedGRP"),
-    _number("generator_trainings", "trainings of generators", "since the beginning", "pFedGRP"),
-    _share(
-        "generator_ratio", "quality of a generator",
-        "`…_K`: share of its images of class K that the model just trained takes for K", "pFedGRP",
-    ),
-)  # fmt: skip
-"""What methods and clients report beside."""
-
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*SCORES, *REPORTED)}
-
-ENDINGS: Mapping[str, tuple[str, str]] = {
-    "balanced": ("on the global test set", "on the global test set, in place of own test data"),
-    "many": (
-        "frequent classes",
-        "over the most frequent 20 % of the classes that clients train on",
-    ),
-    "medium": ("medium classes", "over the next 30 % of these classes"),
-    "minority": ("rare classes", "over the lower half of these classes by training examples"),
-    "classifier": ("by the classifier", "by the net's classifier"),
-    "nearest": ("by the nearest prototype", "by the nearest class prototype"),
-    "prototype": ("by prototypes", "by FedMLP's prototypes"),
-    "gldp_gp": ("by global prototypes", "by GLDP's global prototypes"),
-    "gldp_lp": ("by local prototypes", "by GLDP's local prototypes"),
-    "seen_classes": (
-        "among classes met",
-        "by the method's rule, among the classes a client has met",
-    ),
-    "all_classes": ("among all classes", "by the method's rule, among all classes"),
-}
-"""Endings of ``a_glo`` and the ``a_loc…``: title and meaning; the last ones are methods' rules."""
+__all__ = [
+    "ENDINGS",
+    "EVERYONE",
+    "METRICS",
+    "REPORTED",
+    "SCORES",
+    "VIEWS",
+    "Metric",
+    "current",
+    "find",
+    "is_known",
+    "is_written_by_runs",
+    "metric",
+    "with_population",
+]
 
 RETIRED: Mapping[str, str] = {
     "few": "minority",
@@ -319,6 +64,20 @@ def metric(name: str) -> Metric:
         title = f"{family.title}, {which} {name.rpartition('_')[2]}"
         return replace(family, name=name, title=title)
     return Metric(name, name, "a metric of the method's own", better=0, unit="", range="real")
+
+
+def with_population(name: str, selected: str, told: str = "") -> str:
+    """Return what stands above a metric in a table, with its clients where they are not all.
+
+    Args:
+        name: of the metric.
+        selected: how many clients a cohort has, such as ``10 of 20 clients``; empty where all that
+            score train for the score.
+        told: the heading that a user gave; the metric's label unless given.
+    """
+    found = metric(name)
+    told = told or found.label
+    return f"{told} ({selected})" if selected and found.population == COHORT else told
 
 
 def is_known(name: str) -> bool:

@@ -82,6 +82,8 @@ class Method(ABC):
     """Whether clients may look at the training data of earlier tasks."""
     replays: ClassVar[bool] = False
     """Whether clients train on generated examples too, of no class more than of the largest one."""
+    replaces_old_data: ClassVar[bool] = False
+    """Whether the method makes up for training data that are gone, and so must not see them."""
     needs_server_data: ClassVar[bool] = False
     """Whether the server half trains on examples of its own."""
     reduction: ClassVar[Reduction] = "each"

@@ -91,6 +91,40 @@ def test_a_loc_in_both_views_whatever_the_method_reports():
     assert shared["a_loc_received"] == shared["a_glo"] == pytest.approx(0.375)
 
 
+def test_a_private_head_is_scored_on_its_own_classes():
+    """Two of ten classes met, all of their examples right: 1 on own classes, 0.2 on the whole set.
+
+    FedMLP's A_loc is the former. The latter has a ceiling of (classes met) / (all classes).
+    """
+    both = [10, 10, *[0] * 8]
+    own = [
+        counts([1, 1, *[0] * 8], [1, 1, *[0] * 8], "after_downlink"),
+        counts(both, [10] * 10, "after_downlink", "global-test"),
+    ]
+    found = metrics_of(
+        scores_of({0: own}), "after_downlink", (1, 2, 3), {0: profile([7, 3, *[0] * 8])}
+    )
+    for view in ("a_loc", "a_loc_received"):
+        assert found[f"{view}_own_classes"] == 1
+        assert found[f"{view}_own_classes_minority"] == 1
+        assert found[f"{view}_balanced"] == pytest.approx(0.2)
+        assert found[f"{view}_balanced_minority"] == pytest.approx(1 / 3)
+
+
+def test_own_classes_are_those_met_so_far_by_each_client():
+    """Client 0 met class 0 and has half of it right, client 1 met class 1 and has all of it."""
+    tested = {
+        0: counts([2, 4], [4, 4], "after_local", "global-test"),
+        1: counts([0, 4], [4, 4], "after_local", "global-test"),
+    }
+    given = {0: profile([5, 0], [0, 5]), 1: profile([0, 5], [5, 0])}
+    scores = scores_of({c: [each] for c, each in tested.items()})
+    first = metrics_of(scores, profiles=given)
+    assert first["a_loc_trained_own_classes"] == pytest.approx((2 / 4 + 4 / 4) / 2)
+    both = metrics_of(scores, profiles=given, tasks_seen=2)
+    assert both["a_loc_trained_own_classes"] == both["a_loc_trained_balanced"]
+
+
 def test_what_was_not_scored_is_in_no_column():
     """Private models that nobody scored after the downlink are not everyone's model."""
     given = {0: [counts([4, 2], [4, 4]), counts([1, 1], [4, 4], "after_local")]}
@@ -244,6 +278,7 @@ def test_rows_of_clients():
         }
     )
     rows = client_rows(scores, 3)
+    assert client_rows(scores, 3, [1])["0"]["views"]["global"]["minority"] == 1
     assert rows["0"]["views"]["global"] == {
         "accuracy": pytest.approx(4 / 6),
         "loss": 1.0,
@@ -430,6 +465,20 @@ def test_a_sel_by_task():
     one_task = run_metrics(records[::2], tiny_experiment(**how), "after_local")
     assert not any(name.startswith("a_sel_") for name in one_task)
     assert not any(name.startswith("a_sel_") for name in run_of(records))
+
+
+def test_a_sel_of_rare_classes_by_task():
+    """Clients 0 and 1 are the cohort: .2 and .4 after task 0; client 1 has no rare example then."""
+    views = [{"accuracy": 0.9, "minority": m} for m in (0.2, None, 0.9, 0.4, 0.6, 0.9)]
+    rows = [
+        {str(c): {"views": {"after_local": views[3 * t + c]}} for c in range(3)} for t in (0, 1)
+    ]
+    records = [{**record(t, t, rows[t]), "cohort": [0, 1]} for t in (0, 1)]
+    selecting = tiny_experiment(schedule={"clients": 3, "per_round": 2})
+    found = run_metrics(records, selecting, "after_local")
+    assert found["a_sel_trained_minority_task_0"] == pytest.approx(0.2)
+    assert found["a_sel_trained_minority_task_1"] == pytest.approx(0.5)
+    assert found["a_sel_trained_task_0"] == pytest.approx(0.9)
 
 
 def scored_as(accuracies):

@@ -31,7 +31,7 @@ from fedmodels.numerics.metrics import forgetting
 from fedsrv.engine.summary import accuracy_lost
 from fedsrv.report import quantities
 from fedsrv.report import tables as report
-from fedsrv.report.comparison import paired_p
+from fedsrv.report.comparison import comparison, paired_p
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
@@ -193,6 +193,25 @@ def test_seeds_merge_as_mean_and_population_deviation(tmp_path: Path) -> None:
     assert line_of(text, "a_glo %") == ["81.67 ± 1.70"]
     assert line_of(text, "entropy") == ["2 ± 0"]
     assert "3 seeds" in text
+
+
+@pytest.mark.parametrize(
+    ("config", "heading"),
+    [
+        ({"schedule": {"clients": 4, "per_round": 2}}, "a_loc_trained % (2 of 4 clients)"),
+        (
+            {"schedule": {"clients": 4, "per_round": 2}, "evaluate": {"trained": "all"}},
+            "a_loc_trained %",
+        ),
+        ({"schedule": {"clients": 4, "per_round": 4}}, "a_loc_trained %"),
+    ],
+)
+def test_a_figure_of_the_cohort_says_of_how_many(tmp_path, config, heading) -> None:
+    metrics = {"a_loc_trained": 0.5, "a_loc_received": 0.6}
+    run = read_run(write_run(tmp_path / "run", metrics=metrics, config=config))
+    lines = comparison(group_runs([run]), everything=True).lines
+    assert lines[heading] == ["50.00"]
+    assert lines["a_loc_received %"] == ["60.00"]
 
 
 def test_a_copied_run_is_no_further_seed(tmp_path: Path) -> None:

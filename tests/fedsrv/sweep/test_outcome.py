@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,7 +20,7 @@ from fedsrv.sweep.figures import Figures, winners
 from fedsrv.sweep.pictures import draw
 from fedsrv.sweep.plan import Cell, Sweep, plan
 from fedsrv.sweep.record import read_record, to_json
-from fedsrv.sweep.tables import Outcome, page
+from fedsrv.sweep.tables import Outcome, latex, page
 from tests.conftest import TABLES
 
 LENGTHS = {"1 × rounds": 1, "2 × rounds": 2}
@@ -105,6 +106,17 @@ def test_a_ladder_is_a_table_of_scores_against_length() -> None:
     assert "| A | 55.00 ± 4.08 | **75.00 ± 4.08** |\n| B | 55.00 ± 3.27 | 65.03 ± 4.08 |\n" in text
     # differences of 10, 10 and 9.9: s = 0.0577, and t of two degrees of freedom is 4.303
     assert "| 2 × rounds: A | +9.97 [+9.82, +10.11] * |" in text
+
+
+def test_a_heading_names_the_clients_where_they_are_not_all() -> None:
+    columns = {f"A_loc, {view}": f"metrics.a_loc_{view}" for view in ("received", "trained")}
+    whole = replace(outcome(), columns=columns)
+    assert whole.headings == ["A_loc, received", "A_loc, trained"]
+    some = replace(whole, selected="10 of 20 clients")
+    assert some.headings == ["A_loc, received", "A_loc, trained (10 of 20 clients)"]
+    assert some.headings[1] in page(some)
+    assert "trained (10 of 20 clients)" in latex(some)
+    assert some.selected in to_json(some)
 
 
 def test_a_curve_stands_at_the_rounds_that_were_scored(tmp_path: Path) -> None:

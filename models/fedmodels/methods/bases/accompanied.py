@@ -21,6 +21,7 @@ from fedmodels.training.contexts import ClientContext, ServerContext, ServerStat
 class Accompanied(FedAvg):
     """FedAvg whose orders to train bring more than the net's weights."""
 
+    replaces_old_data: ClassVar[bool] = True
     roles: ClassVar[tuple[str, ...]]
     """Roles of the weights that go beside the net's own, such as ``flow`` of ``flow/…``."""
 

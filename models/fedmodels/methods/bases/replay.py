@@ -28,6 +28,7 @@ class GenerativeReplay(FedAvg):
     """FedAvg whose clients replay the classes they met; its fields are settings of the replay."""
 
     replays: ClassVar[bool] = True
+    replaces_old_data: ClassVar[bool] = True
     trains_together: ClassVar[bool] = False
 
     cap: Literal["total", "generated"] = "total"

@@ -1,0 +1,71 @@
+"""``[scenario] training_data = "accumulated"``: a task's data are those of all tasks up to it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedcli.data.store.client_data import ClientData
+from fedcli.data.store.stream import TaskStream
+from fedmodels.errors import ConfigError, DataError
+from fedmodels.methods import method_class, names
+from fedmodels.resolution import experiment_of
+from fedtide.inprocess import run_in_process
+from tests.conftest import TABLES, records_of, tiny_experiment
+
+ACCUMULATED = {"training_data": "accumulated"}
+
+
+def trained_on(run):
+    """Return how many examples each client trained on in each interaction."""
+    return [
+        {int(c): row["num_examples"] for c, row in r["clients"].items() if "num_examples" in row}
+        for r in records_of(run)
+    ]
+
+
+def test_the_stream_adds_up_what_came_and_shows_nothing_else(digits):
+    data = ClientData(digits / "1")
+    alone, grown = (TaskStream(data, accumulates=each) for each in (False, True))
+    for stream in (alone, grown):
+        stream.open(0)
+    assert grown.train(0)[1].tolist() == alone.train(0)[1].tolist()
+    before = alone.train(0)[1].tolist()
+    for stream in (alone, grown):
+        stream.open(1)
+    assert grown.train(1)[1].tolist() == before + alone.train(1)[1].tolist()
+    with pytest.raises(DataError, match="out of reach"):
+        grown.train(0)
+    with pytest.raises(DataError, match="out of reach"):
+        grown.train_up_to(1)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "gldp", "fedmlp", "fedproto"])
+def test_a_round_begins_with_the_first_task_alone(method, digits, tmp_path):
+    """Counts of uploads are checked against what a client has: honest ones must pass."""
+    tables = [json.loads((digits / str(c) / "client.json").read_text())["tasks"] for c in range(3)]
+    sizes = [[sum(task["train"]) for task in tasks] for tasks in tables]
+    run_in_process(tiny_experiment(method=method), digits, tmp_path / "task")
+    run_in_process(
+        tiny_experiment(method=method, scenario=ACCUMULATED), digits, tmp_path / "accumulated"
+    )
+    first, second = ({c: sizes[c][t] for c in range(3)} for t in (0, 1))
+    both = {c: first[c] + second[c] for c in range(3)}
+    assert trained_on(tmp_path / "task") == [first, second] * 2
+    assert trained_on(tmp_path / "accumulated") == [first, both] * 2
+
+
+def test_what_makes_up_for_old_data_refuses_them():
+    for name in names():
+        tables = {**TABLES, "method": {"name": name}}
+        tables["scenario"] = {**tables["scenario"], **ACCUMULATED}
+        if method_class(name).replaces_old_data:
+            with pytest.raises(ConfigError, match="is about their loss"):
+                experiment_of(tables)
+        else:
+            assert experiment_of(tables).accumulates
+    replacing = {name for name in names() if method_class(name).replaces_old_data}
+    assert replacing == {
+        "af-fcl", "fedavg-replay", "fedcil", "mfcl", "pfedgraph-replay", "pfedgrp", "target",
+    }  # fmt: skip
