@@ -7,6 +7,7 @@ from typing import Any
 
 from fedmodels.errors import ConfigError
 from fedsrv.events import Ending, Event, EventLog
+from fedsrv.monitor.page_server import Answer, PageServer
 from fedsrv.narration import Pace
 
 MISSING = "--metrics-port needs prometheus-client: pip install 'fedtide[prometheus]'"
@@ -86,19 +87,19 @@ def export(events: EventLog, host: str, port: int) -> Ending:
     except ImportError:
         raise ConfigError(MISSING) from None
     exporter = Exporter(prometheus)
-    try:
-        server, _ = prometheus.start_http_server(port, host, exporter.registry)
-    except OSError as error:
-        why = error.strerror
-        raise ConfigError(f"--metrics-port {host}:{port} cannot be used: {why}") from None
-    shown = f"[{host}]" if ":" in host else host
-    events.tell("metrics", url=f"http://{shown}:{server.server_port}/metrics")
+
+    def answer(accept: str) -> Answer:
+        encode, kind = prometheus.exposition.choose_encoder(accept)
+        return Answer(encode(exporter.registry), kind)
+
+    server = PageServer(host, port, {"/metrics": answer, "/": answer})
+    events.tell("metrics", url=f"{server.url}metrics")
     thread = events.follow(exporter.take, "metrics")
+    stop = server.begin("metrics")
 
     def end() -> None:
         events.close()
         thread.join()
-        server.shutdown()
-        server.server_close()
+        stop()
 
     return end

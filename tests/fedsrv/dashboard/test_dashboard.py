@@ -22,7 +22,7 @@ from fedsrv.dashboard.clients import (
     phases_of,
     rows_of,
 )
-from fedsrv.dashboard.server import PAGE, PageServer, page, serve_page, show
+from fedsrv.dashboard.server import PAGE, page, page_server, serve_page, show
 from fedsrv.dashboard.state import MOST_COLUMNS, MOST_POINTS, State, _cells, _curve, _of_few
 from fedsrv.events import EventLog
 from fedtide.inprocess import run_in_process
@@ -120,8 +120,9 @@ def test_only_this_page_and_its_state_are_served(going_on: Any) -> None:
     status, headers, body = asked(address)
     assert (status, body) == (200, PAGE.read_text())
     assert headers["Content-Security-Policy"].startswith(
-        f"default-src 'none'; script-src '{page()[1]}';"
+        "default-src 'none'; frame-ancestors 'none';"
     )
+    assert f"; script-src '{page()[1]}';" in headers["Content-Security-Policy"]
     assert headers["X-Content-Type-Options"] == "nosniff"
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as line:
@@ -169,17 +170,17 @@ def test_a_directory_that_is_no_run(tmp_path: Path, run: Path) -> None:
     with pytest.raises(ConfigError, match="--serve shows one run"):
         serve_page([run, run], "127.0.0.1", 0, print)
     with (
-        PageServer("127.0.0.1", 0, State(run)) as server,
+        page_server("127.0.0.1", 0, State(run)) as server,
         pytest.raises(ConfigError, match=r"no page at 127\.0\.0\.1:\d+: "),
     ):
-        PageServer("127.0.0.1", server.server_port, State(run))
+        page_server("127.0.0.1", server.server_port, State(run))
     with pytest.raises(ConfigError, match=r"no page at bü\.\.x:0: "):
-        PageServer("bü..x", 0, State(run))
+        page_server("bü..x", 0, State(run))
 
 
 def test_a_damaged_run_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "rounds.jsonl").write_text("nonsense\n")
-    with PageServer("127.0.0.1", 0, State(tmp_path)) as server:
+    with page_server("127.0.0.1", 0, State(tmp_path)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         status, _, body = asked(urlsplit(server.url).netloc, "/state.json")

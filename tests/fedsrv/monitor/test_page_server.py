@@ -1,0 +1,128 @@
+"""The server of pages: whom it answers, and that slow, large and many callers cost it little."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import pytest
+
+from fedmodels.errors import ConfigError
+from fedsrv.events import EventLog
+from fedsrv.monitor import page_server
+from fedsrv.monitor.page_server import MOST_BYTES, MOST_CONNECTIONS, Answer, PageServer
+from fedsrv.tracking.prometheus import export
+
+Connect = Callable[[], socket.socket]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[tuple[str, int]]:
+    """Return the place of a server of one page."""
+    server = PageServer("127.0.0.1", 0, {"/": lambda accept: Answer(b"here")})
+    end = server.begin("pages")
+    yield server.server_address[0], server.server_port  # type: ignore[misc]
+    end()
+
+
+@pytest.fixture
+def connect(address: tuple[str, int]) -> Iterator[Connect]:
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(socket.create_connection(address, timeout=30))
+
+
+def got(address: tuple[str, int], path: str = "/", method: str = "GET", **headers: str) -> int:
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    try:
+        connection.request(method, path, headers=headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def end_of(connection: socket.socket) -> bytes:
+    """Return all that comes until a connection is closed."""
+    found = b""
+    try:
+        while part := connection.recv(65536):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def test_slow_connections_have_few_threads_and_keep_nobody_away(
+    address: tuple[str, int], connect: Connect
+) -> None:
+    before = threading.active_count()
+    slow = [connect() for _ in range(3 * MOST_CONNECTIONS)]
+    for connection in slow:
+        connection.sendall(b"GET / HTTP/1.0\r\n")
+    assert got(address) == 200
+    assert threading.active_count() - before <= MOST_CONNECTIONS
+    assert end_of(slow[0]) == b"", "the oldest made room"
+
+
+def test_a_connection_has_a_time_in_all(
+    address: tuple[str, int], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it says something: here the server's clock goes on, and the caller does too."""
+    slow = connect()
+    slow.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n")
+    monkeypatch.setattr(page_server, "CONNECTION_S", 0.0)
+    slow.sendall(b"X-More: 1\r\n")
+    assert end_of(slow) == b""
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET / HTTP/1.0\r\nX: " + b"x" * MOST_BYTES + b"\r\n\r\n", b" 431 "),
+        (b"GET / HTTP/1.0\r\n" + b"X: 1\r\n" * MOST_BYTES + b"\r\n", b" 431 "),
+        (b"GET /" + b"x" * MOST_BYTES + b" HTTP/1.0\r\n\r\n", b""),
+        (b"nonsense\r\n\r\n", b"Bad request syntax"),
+        (b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n", b" 200 "),
+    ],
+)
+def test_a_request_has_a_size(connect: Connect, request_: bytes, status: bytes) -> None:
+    caller = connect()
+    caller.sendall(request_)
+    assert status in end_of(caller).split(b"\r\n")[0]
+
+
+def test_a_system_without_threads_costs_one_connection(
+    address: tuple[str, int], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        for _ in range(MOST_CONNECTIONS + 1):
+            assert end_of(connect()) == b""
+    assert got(address) == 200
+
+
+def test_a_machine_may_be_asked_by_its_name(address: tuple[str, int]) -> None:
+    assert got(address, Host=socket.gethostname()) == 200
+
+
+def test_the_page_of_prometheus_has_the_same_checks() -> None:
+    pytest.importorskip("prometheus_client")
+    events = EventLog()
+    end = export(events, "127.0.0.1", 0)
+    url = urlsplit(events._kept[0].detail["url"])
+    assert url.hostname is not None
+    assert url.port is not None
+    place = (url.hostname, url.port)
+    assert got(place, url.path) == 200
+    assert got(place, url.path, Host="evil.example") == 421
+    assert got(place, url.path, "POST") == 501
+    assert got(place, "/config.toml") == 404
+    with pytest.raises(ConfigError, match=r"no page at 127\.0\.0\.1:\d+: .*give another port"):
+        export(EventLog(), *place)
+    end()
