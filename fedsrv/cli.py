@@ -210,7 +210,7 @@ def _http_place(text: str, option: str, insecure: bool) -> tuple[str, int]:
     """Return where a page is: it has no TLS and asks nobody who they are."""
     from fedmodels.config.places import http_place
     from fedmodels.errors import ConfigError
-    from fedsrv.identity.tls import is_loopback
+    from fedpb.channels import is_loopback
 
     host, port = http_place(text, option)
     if not insecure and not is_loopback(f"[{host}]" if ":" in host else host):

@@ -27,13 +27,14 @@ from fedmodels.own_code import exits_told
 from fedmodels.printable import printable
 from fedmodels.training.fault import faults_told
 from fedmodels.training.initial_weights import pinned
+from fedpb.channels import is_loopback
 from fedsrv.availability import with_digest
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.buffered_rounds import check_schedule, engine_for
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_data import server_data_for
 from fedsrv.events import HAS_FAILED, Ending, EventLog
-from fedsrv.identity.tls import Credentials, is_loopback, server_credentials
+from fedsrv.identity.tls import Credentials, server_credentials
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.tracking.trackers import check_extras, track

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import threading
@@ -23,6 +24,7 @@ from fedmodels.tensors.bundle import Problem, state_digest
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.position import START
 from fedmodels.training.run import RunFacts
+from fedpb.channels import EXCEPTIONS, PROXIES
 from fedtide.testing.trial import (
     TABLES,
     context_of,
@@ -52,6 +54,8 @@ settings.register_profile("fedtide", deadline=None, max_examples=50)
 settings.load_profile("fedtide")
 # A shell that runs the suite in the background ignores Ctrl-C, and what it starts inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for variable in (*PROXIES, *EXCEPTIONS):  # the tests' own channels talk to loopback
+    os.environ.pop(variable, None)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,8 @@ const [address, client_id, data, session_file] = process.argv.slice(2);
 const folder = path.join(data, client_id);
 const description = JSON.parse(fs.readFileSync(path.join(folder, 'client.json')));
 const server = new fedpb.v1.CoordinatorService(address, grpc.credentials.createInsecure(),
-  { 'grpc.max_receive_message_length': 4 << 20 });
+  { 'grpc.max_receive_message_length': 4 << 20,
+    'grpc.enable_http_proxy': /^(127\.|localhost:|\[::1\])/.test(address) ? 0 : 1 });
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 // --- calls ---------------------------------------------------------------------------------------

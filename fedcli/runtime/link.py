@@ -30,7 +30,7 @@ from fedcli.runtime.answers import (
 from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
-from fedpb.channels import channel_options
+from fedpb.channels import channel_options, why_unreachable
 from fedpb.codec import frames_of, merged, messages
 from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES, packed
 from fedpb.handshakes import distrust
@@ -68,7 +68,7 @@ class Link:
         self._answered = False
         """Whether the server has ever answered a call."""
         alone = ChannelOptions.SingleThreadedUnaryStream  # a Pull needs no thread of its own
-        options = [*channel_options(), (alone, 1)]
+        options = [*channel_options(address), (alone, 1)]
         self._channel = (
             grpc.secure_channel(address, credentials, options)
             if credentials
@@ -168,27 +168,16 @@ class Link:
         return now
 
     def _explained(self, details: str) -> str:
-        """Say what a failed TLS handshake looks like; one that cannot succeed is final.
+        """Say why a server that never answered does not; a handshake that cannot succeed is final.
 
         Raises:
             LinkError: the server's certificate is not to be trusted, or names another host.
         """
         if why := distrust(details, self.address):
             raise LinkError(why)
-        if not self._over_tls and not self._answered and "Socket closed" in details:
-            return f"{details} (a server that wants TLS ends calls like this: give --tls-ca)"
-        if (
-            self._over_tls
-            and "Stream removed" not in details
-            and (  # one that was open ended
-                "Socket closed" in details or "handshake" in details.lower()
-            )
-        ):
-            return (
-                f"{details} (over TLS this may be a certificate that the server does not accept: "
-                "check --tls-cert and --tls-ca)"
-            )
-        return details
+        if self._answered and "handshake" not in details.lower():
+            return details
+        return why_unreachable(details, self.address, over_tls=self._over_tls)
 
     # --- calls ------------------------------------------------------------------------------------
 

@@ -1,16 +1,15 @@
-"""TLS of a coordinator and its monitors: credentials, who the peer is, what counts as loopback."""
+"""TLS of a coordinator and its monitors: credentials, channels, and who the peer is."""
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from pathlib import Path
 from typing import TypeAlias
 
 import grpc
 
-from fedpb.channels import channel_options
-from fedpb.handshakes import distrust
+from fedmodels.printable import printable
+from fedpb.channels import channel_options, why_unreachable
+from fedpb.handshakes import distrust, meaning_of_failure
 from fedpb.pem import caller_pems, check_authority, check_pair, read_pem
 
 IDENTITY_SCHEME = "fedtide:"
@@ -55,27 +54,30 @@ def caller_credentials(
 def caller_channel(address: str, credentials: ChannelCredentials | None) -> grpc.Channel:
     """Return a monitor's or a relay's channel, over TLS if there are credentials."""
     if credentials is None:
-        return grpc.insecure_channel(address, options=channel_options())
-    return grpc.secure_channel(address, credentials, options=channel_options())
+        return grpc.insecure_channel(address, options=channel_options(address))
+    return grpc.secure_channel(address, credentials, options=channel_options(address))
 
 
-def silence_of(channel: grpc.Channel, address: str) -> str:
+def silence_of(channel: grpc.Channel, address: str, *, over_tls: bool) -> str:
     """Return why a channel that never got ready did not, as far as that can be told."""
-    return distrust_of(channel, address) or (
-        f"no coordinator answers at {address}: is the address right, the run still going on, and "
-        "TLS used on both sides or on none?"
-    )
+    details = _failure(channel)
+    why = why_unreachable(details, address, over_tls=over_tls)
+    if not meaning_of_failure(details, over_tls, "--tls"):
+        why = f"is the address right, and the run still going on? {why}"
+    return distrust(details, address) or f"no coordinator answers at {address}: {why}"
 
 
 def distrust_of(channel: grpc.Channel, address: str) -> str:
-    """Return why a channel that never got ready distrusts its server; empty if it does not.
+    """Return why a channel that never got ready distrusts its server; empty if it does not."""
+    return distrust(_failure(channel), address)
 
-    Only a call that does not wait for the channel is told that.
-    """
+
+def _failure(channel: grpc.Channel) -> str:
+    """Return what gRPC says of a failed call, which it tells a call that does not wait alone."""
     try:
         channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1.0)
     except grpc.RpcError as error:
-        return distrust(error.details() or "", address)
+        return printable(error.details() or "")
     return ""
 
 
@@ -89,20 +91,3 @@ def peer_identity(context: grpc.ServicerContext) -> str | None:
         uri.decode(errors="replace") for uri in uris if uri.startswith(IDENTITY_SCHEME.encode())
     }
     return identities.pop() if len(identities) == 1 else None
-
-
-def is_loopback(address: str) -> bool:
-    """Tell whether only this machine can reach a gRPC address; in doubt it is not loopback."""
-    if re.match(r"unix(-abstract)?:", address):
-        return True
-    target = re.sub(r"^(dns:(///)?|ipv4:|ipv6:)", "", address)
-    match = re.fullmatch(r"\[(?P<six>[^\]]+)\](:\d+)?|(?P<host>[^:]*)(:\d+)?", target)
-    host = (match["six"] or match["host"]) if match else target
-    if host == "localhost":
-        return True
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped or ip).is_loopback

@@ -16,8 +16,8 @@ from typing import Any
 
 from fedmodels.errors import ConfigError
 from fedmodels.tensors.bundle import EVALUATOR
+from fedpb.channels import is_loopback
 from fedsrv.identity.certificates import SERVER, init_authority, issue
-from fedsrv.identity.tls import is_loopback
 from fedsrv.launch.hosts import Joining
 from fedsrv.launch.processes import Box, Said
 from fedsrv.launch.remote_host import Dealing, RemoteHost, Stay

@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
+from fedpb.channels import EXCEPTIONS
 from fedsrv.launch.processes import Box, Child, Said, started
 
 
@@ -47,6 +48,12 @@ class Stay:
     """Option of ``fedcli join`` -> the content of the file that it names."""
     dealing: Dealing | None = None
 
+    @property
+    def host(self) -> str:
+        """Return where the coordinator is."""
+        server = self.arguments[self.arguments.index("--server") + 1]
+        return server.rpartition(":")[0].strip("[]")
+
 
 class RemoteHost:
     """The actor of one host."""
@@ -62,6 +69,7 @@ class RemoteHost:
                 return
         with TemporaryDirectory(prefix="fedtide-host-") as private:
             secrets = _written(stay.secrets, Path(private))
+            os.environ[EXCEPTIONS[0]] = stay.host  # no proxy is between nodes of a cluster
             yield from _hosted(stay.clients, [*stay.arguments, *secrets])
 
 

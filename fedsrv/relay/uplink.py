@@ -11,6 +11,7 @@ from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
 from fedpb import AGAIN_AFTER, CROWDED
+from fedpb.channels import why_unreachable
 from fedpb.codec import frames_of, messages
 from fedpb.handshakes import distrust
 from fedpb.headers import header_of
@@ -65,6 +66,7 @@ class Uplink:
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.address, self.zstd = address, False
+        self._over_tls = credentials is not None
         self._channel = caller_channel(address, credentials)
         self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
         self._join_several = self._unary(
@@ -130,10 +132,12 @@ class Uplink:
         try:
             self._channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=CHECK_S)
         except CallFailed as error:
-            if why := distrust(error.details() or "", self.address):
+            details = printable(error.details() or "")
+            if why := distrust(details, self.address):
                 raise LinkError(why.replace("--tls-ca", "--up-ca")) from None
-            meaning = meaning_of(error)
-            return str(meaning) if isinstance(meaning, Away) else ""
+            if isinstance(meaning_of(error), Away):
+                tls = self._over_tls
+                return why_unreachable(details, self.address, over_tls=tls, option="--up")
         return ""
 
     def close(self) -> None:

@@ -1,13 +1,26 @@
-"""The options of a channel to a coordinator, a client's or a relay's."""
+"""The way of a caller to its server: options of the channel, proxies, and why nobody answers."""
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import re
+import socket
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from fedpb.handshakes import meaning_of_failure
+
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
 """After so long without a byte a server is asked whether it is there, and has so long to answer."""
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""The variables that name gRPC's proxy; the first one that is set counts."""
+EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
+"""The variables that name hosts without proxy; the first one that is set counts."""
 
 
-def channel_options() -> list[tuple[str, int]]:
-    """Return gRPC's options: a silent server is noticed, and connected again within two seconds."""
+def channel_options(address: str) -> list[tuple[str, int]]:
+    """Return gRPC's options of a channel: a silent server is noticed, and loopback has no proxy."""
     return [
         ("grpc.max_receive_message_length", 4 << 20),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
@@ -17,4 +30,81 @@ def channel_options() -> list[tuple[str, int]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", int(not is_here(address))),
     ]
+
+
+def why_unreachable(details: str, address: str, *, over_tls: bool, option: str = "--tls") -> str:
+    """Return why a server cannot be reached: gRPC's words, their meaning, and a proxy on the way.
+
+    Args:
+        details: what gRPC says of the failed call, in printable characters.
+        address: of the server, as the user gave it.
+        over_tls: whether the caller has credentials.
+        option: how the options of TLS begin, ``--tls`` or ``--up``.
+    """
+    said = details.rpartition("last error: ")[2]
+    if meaning := meaning_of_failure(details, over_tls, option):
+        said = f"{said} ({meaning})"
+    if proxy := proxy_to(address):
+        said += f"; {proxy} is on the way: name {_host(address)} in no_proxy to do without it"
+    return said
+
+
+def proxy_to(address: str) -> str:
+    """Return the proxy between here and a server, and the variable that names it; empty for none.
+
+    These are gRPC's rules. A password in the variable is left out.
+    """
+    if is_here(address) or _is_socket(address):
+        return ""
+    variable = next((name for name in PROXIES if os.environ.get(name)), "")
+    with suppress(ValueError):  # a port that is none: gRPC passes over such a value
+        proxy = urlsplit(os.environ.get(variable, ""))
+        if proxy.scheme == "http" and proxy.hostname and not _is_exempt(_host(address)):
+            port = f":{proxy.port}" if proxy.port else ""
+            return f"the proxy {proxy.hostname}{port} of {variable}"
+    return ""
+
+
+def _is_exempt(host: str) -> bool:
+    """Tell whether a variable says that a host is reached without proxy."""
+    listed = next((os.environ[name] for name in EXCEPTIONS if os.environ.get(name)), "")
+    for entry in filter(None, (part.strip() for part in listed.split(","))):
+        if host.lower().endswith(entry.lower()):
+            return True
+        with suppress(ValueError):  # one of the two is a name
+            if ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False):
+                return True
+    return False
+
+
+def is_here(address: str) -> bool:
+    """Tell whether a gRPC address is on this machine: loopback, or by the machine's own name."""
+    return is_loopback(address) or _host(address).lower() == socket.gethostname().lower()
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether only this machine can reach a gRPC address; in doubt it is not loopback."""
+    if _is_socket(address):
+        return True
+    host = _host(address)
+    if host == "localhost":
+        return True
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
+def _is_socket(address: str) -> bool:
+    return re.match(r"unix(-abstract)?:", address) is not None
+
+
+def _host(address: str) -> str:
+    """Return the host of a gRPC address, without brackets."""
+    target = re.sub(r"^(dns:(///)?|ipv4:|ipv6:)", "", address)
+    match = re.fullmatch(r"\[(?P<six>[^\]]+)\](:\d+)?|(?P<host>[^:]*)(:\d+)?", target)
+    return (match["six"] or match["host"]) if match else target

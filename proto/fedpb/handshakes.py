@@ -26,6 +26,27 @@ def distrust(details: str, address: str) -> str:
     return ""
 
 
+def meaning_of_failure(details: str, over_tls: bool, option: str) -> str:
+    """Return what a failed connection looks like, where the two sides may differ in TLS.
+
+    Args:
+        details: what gRPC says of the failed call.
+        over_tls: whether the caller has credentials.
+        option: how the caller's options of TLS begin, ``--tls`` or ``--up``.
+    """
+    ended = "Socket closed" in details
+    if not over_tls:
+        return f"a server that wants TLS ends calls like this: give {option}-ca" if ended else ""
+    if "WRONG_VERSION_NUMBER" in details:
+        return f"a server without TLS answers like this: leave out {option}-ca"
+    if ended or "handshake" in details.lower():
+        return (
+            "over TLS a server ends calls like this where it wants a certificate, or does not "
+            f"accept the one it got: check {option}-cert and {option}-key"
+        )
+    return ""
+
+
 def _kind(host: str) -> str:
     try:
         ip_address(host)

@@ -121,7 +121,9 @@ def test_a_link_on_which_nothing_moves_outlives_its_pings(
     events = EventLog()
     with (
         served(cohort, events) as port,
-        grpc.insecure_channel(f"127.0.0.1:{port}", options=channels.channel_options()) as channel,
+        grpc.insecure_channel(
+            f"127.0.0.1:{port}", options=channels.channel_options("127.0.0.1:9")
+        ) as channel,
     ):
         watch = channel.unary_stream(f"/{service.SERVICE}/Watch")
         with pytest.raises(grpc.RpcError) as ended:
@@ -134,7 +136,7 @@ def test_grpc_knows_every_option_of_a_server_and_a_channel(
     monkeypatch: pytest.MonkeyPatch, cohort: RemoteCohort
 ) -> None:
     """One that it does not know is passed over in silence."""
-    names = {name for name, _ in channels.channel_options()}
+    names = {name for name, _ in channels.channel_options("127.0.0.1:9")}
     begun = grpc.server
 
     def server(pool: object, options: list[tuple[str, int]], **more: object) -> grpc.Server:

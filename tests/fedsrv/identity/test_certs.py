@@ -16,6 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedcli.runtime import tls as client_tls
 from fedmodels.errors import ConfigError
+from fedpb.channels import is_loopback
 from fedsrv.coordinator import Listen
 from fedsrv.identity import certificates as certs
 from fedsrv.identity import tls
@@ -208,7 +209,7 @@ def test_covers(uri: str, yes: list[Any], no: list[Any]) -> None:
     ],
 )
 def test_is_loopback(address: str, expected: bool) -> None:
-    assert tls.is_loopback(address) is expected
+    assert is_loopback(address) is expected
 
 
 def test_unusable_files_name_the_option_and_the_path(authority: Path) -> None:

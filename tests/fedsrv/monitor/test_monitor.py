@@ -18,7 +18,7 @@ import fedsrv.cli
 from fedmodels.errors import LinkError
 from fedpb.channels import channel_options
 from fedsrv.events import EventLog
-from fedsrv.identity import certificates
+from fedsrv.identity import certificates, tls
 from fedsrv.identity.tls import server_credentials
 from fedsrv.monitor.health import check_health
 from fedsrv.monitor.watch import watched
@@ -224,8 +224,20 @@ def test_only_a_monitor_may_watch_over_mutual_tls(
         status, out, errors = asked("client-0")
         assert (status, out) == (1, [])
         assert "fedtide:client:0 may not watch this run (PERMISSION_DENIED)" in errors[-1]
-        with pytest.raises(LinkError, match="TLS used on both sides"):
+        with pytest.raises(LinkError, match="a server that wants TLS ends calls like this"):
             list(watched(f"127.0.0.1:{port}", connect_s=0.5))
+        nameless = tls.caller_credentials(tmp_path / "ca.pem", None, None, "--tls")
+        for call in (
+            lambda: list(watched(f"127.0.0.1:{port}", nameless, connect_s=0.5)),
+            lambda: check_health(f"127.0.0.1:{port}", nameless, within_s=0.5),
+        ):
+            with pytest.raises(LinkError) as caught:
+                call()
+            assert str(caught.value) == (
+                f"no coordinator answers at 127.0.0.1:{port}: UNAVAILABLE: ipv4:127.0.0.1:{port}: "
+                "Socket closed (over TLS a server ends calls like this where it wants a "
+                "certificate, or does not accept the one it got: check --tls-cert and --tls-key)"
+            )
     finally:
         events.close()
         stop_server(server)
@@ -247,7 +259,7 @@ def test_a_monitor_notices_that_its_coordinator_fell_silent(
         seen.clear()
         with pytest.raises(LinkError, match="enough"):
             call()
-        assert seen == channel_options()
+        assert seen == channel_options("a:1")
 
 
 def test_mistakes_are_one_line(
