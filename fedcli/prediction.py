@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import read_array
-from fedcli.data.sets.directory import read_image
+from fedcli.data.pictures import read_image
 from fedcli.runtime.state import PERSONAL
 from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts, TrainedModel
@@ -72,7 +73,7 @@ def predictions(model: TrainedModel, inputs: list[Path], top: int = 3) -> list[P
     return found
 
 
-def read_input(path: Path, facts: ModelFacts) -> NDArray[np.float32]:
+def read_input(path: Path, facts: ModelFacts) -> NDArray[Any]:
     """Read a file as raw inputs (n, *input_shape).
 
     Raises:
@@ -83,6 +84,12 @@ def read_input(path: Path, facts: ModelFacts) -> NDArray[np.float32]:
         x = read_array(path)
     elif len(shape) == 3 and shape[0] in (1, 3):
         x = read_image(path, shape[0])
+        if not facts.is_of_bytes or (x.dtype == np.uint16) != (facts.scale > 255):
+            trained = f"values from 0 to {facts.scale:g}" if facts.is_of_bytes else "numbers"
+            raise DataError(
+                f"{path} holds {8 * x.itemsize} bits a shade, and the model was trained on "
+                f"{trained}: give an .npy file of inputs as they were, or save it likewise"
+            )
     else:
         raise DataError(f"{path} is not an .npy file; the model takes {list(shape)}, not images")
     if x.dtype.kind not in "iuf":
@@ -93,9 +100,9 @@ def read_input(path: Path, facts: ModelFacts) -> NDArray[np.float32]:
     if not len(x):
         raise DataError(f"{path} holds no example")
     with np.errstate(over="ignore"):
-        found = x.astype(np.float32)
-    if not np.isfinite(found).all():
+        narrow = x.astype(np.float32)
+    if not np.isfinite(narrow).all():
         raise DataError(f"{path} holds values that are not finite in float32")
-    if fault := facts.fault_of(torch.from_numpy(found)):
+    if fault := facts.fault_of(torch.from_numpy(narrow)):
         raise DataError(f"{path} {fault}")
-    return found
+    return x.astype(np.float64) if facts.is_wide else narrow

@@ -86,8 +86,9 @@ def _to_onnx(model: TrainedModel, out: Path) -> None:
 
 
 def _program(model: TrainedModel) -> torch.export.ExportedProgram:
-    """Return the graph of a model, for any number of raw float32 inputs."""
-    x = torch.zeros(2, *model.facts.input_shape)
+    """Return the graph of a model, for any number of raw inputs: float32, float64 if it is wide."""
+    kind = torch.float64 if model.facts.is_wide else torch.float32
+    x = torch.zeros(2, *model.facts.input_shape, dtype=kind)
     batch = torch.export.Dim("batch", min=1)
     try:
         return torch.export.export(model.eval(), (x,), dynamic_shapes={"x": {0: batch}})

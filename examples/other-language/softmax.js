@@ -4,12 +4,13 @@
 const fs = require('fs');
 const path = require('path');
 
-// Reads an array of numpy: uint8, float32 or int64, in C order.
+// Reads an array of numpy: uint8, uint16, float32, float64 or int64, in C order.
 function npy(file) {
   const bytes = fs.readFileSync(file), size = bytes.readUInt16LE(8);
   const head = bytes.toString('latin1', 10, 10 + size), body = bytes.subarray(10 + size);
   const [, dtype] = /'descr': '[|<](\w+)'/.exec(head);
-  const [width, read] = { u1: [1, (i) => body[i]], f4: [4, (i) => body.readFloatLE(4 * i)],
+  const [width, read] = { u1: [1, (i) => body[i]], u2: [2, (i) => body.readUInt16LE(2 * i)],
+    f4: [4, (i) => body.readFloatLE(4 * i)], f8: [8, (i) => body.readDoubleLE(8 * i)],
     i8: [8, (i) => Number(body.readBigInt64LE(8 * i))] }[dtype];
   return Float64Array.from({ length: body.length / width }, (_, i) => read(i));
 }

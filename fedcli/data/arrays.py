@@ -1,4 +1,4 @@
-"""Reading array files, never a pickle, and one line about what is wrong with arrays."""
+"""Arrays of examples: read from files, never a pickle, narrowed to float32, and checked."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmodels.data_description import ProblemFile
+from fedmodels.data_description import SCALES, ProblemFile, channel_axis
 from fedmodels.errors import DataError, reason_of
+from fedmodels.files import open_regular
 
 IntArray = NDArray[np.int64]
 DAMAGED = (
@@ -28,27 +29,40 @@ _PARSING = Lock()
 depth mismatch``) where a thread parses while a finalizer interrupts another that does."""
 
 
-def _reason_of(error: Exception) -> str:
-    """Return why numpy cannot read a file, without its advice to load what is pickled."""
-    if "pickle" in str(error):
-        return "it is no file of numpy, or holds objects; give an array of numbers"
-    return reason_of(error)
+LOST = 1e-3
+"""Part of a channel's deviation by which float32 may change a number."""
 
 
 def read_array(path: Path, mmap: bool = False) -> NDArray[Any]:
     """Read an ``.npy`` file, memory-mapped if ``mmap``.
 
     Raises:
-        DataError: it is missing or damaged.
+        DataError: it is missing, damaged, no regular file, or of another kind.
     """
     try:
-        with _PARSING:
-            out: NDArray[Any] = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
+        with open_regular(path) as file, _PARSING:
+            if not mmap:
+                return np.lib.format.read_array(file, allow_pickle=False)
+            return np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except DAMAGED as error:
         raise DataError(f"{path} cannot be read: {_reason_of(error)}") from None
-    return out
+
+
+_OF_OTHERS = ("pickle", "Object arrays", "Python objects", "magic string")
+"""Words of numpy about a file that is none of its own, or holds objects."""
+
+
+_OF_OTHERS = ("pickle", "Object arrays", "Python objects", "magic string")
+"""Words of numpy about a file that is none of its own, or holds objects."""
+
+
+def _reason_of(error: Exception) -> str:
+    """Return why numpy cannot read a file, without its advice to load what is pickled."""
+    if any(words in str(error) for words in _OF_OTHERS):
+        return "it is no file of numpy, or holds objects; give an array of numbers"
+    return reason_of(error)
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -58,12 +72,59 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         DataError: it is missing or damaged.
     """
     try:
-        with path.open("rb") as file, _PARSING, np.load(file, allow_pickle=False) as arrays:
+        with open_regular(path) as file, _PARSING, np.load(file, allow_pickle=False) as arrays:
             return {key: arrays[key] for key in arrays.files}
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (*DAMAGED, AttributeError) as error:  # an .npy under that name
         raise DataError(f"{path} cannot be read: {_reason_of(error)}") from None
+
+
+def as_numbers(x: NDArray[Any]) -> NDArray[Any]:
+    """Return inputs of any type of numbers as bytes, float32 or, to be narrowed, float64."""
+    return x if x.dtype in (np.uint8, np.float32) else x.astype(np.float64)
+
+
+def narrowed(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return numbers of float64 as float32, unless that would take them for one another.
+
+    Time stamps of a day differ by parts of a second and lie beyond 1e9, where float32 knows every
+    128th number alone. Such numbers stay, and are narrowed after they are normalised.
+
+    Args:
+        train: inputs (n, *input_shape); what is not of float64 stays as it is.
+        test: inputs (m, *input_shape).
+    """
+    if train.dtype != np.float64:
+        return train, test
+    axes = _but_channels(train)
+    spread = train.std(axis=axes)
+    found = train.astype(np.float32), test.astype(np.float32)
+    for wide, narrow in zip((train, test), found, strict=True):
+        change = np.abs(wide - narrow).max(axis=axes, initial=0)
+        if ((change > LOST * spread) & (spread > 0)).any():
+            return train, test
+    return found
+
+
+def channel_moments(x: NDArray[Any], scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of ``x / scale`` per channel; a deviation of 0 becomes 1.
+
+    Args:
+        x: inputs (n, *input_shape).
+        scale: what they are divided by.
+    """
+    others = _but_channels(x)
+    mean = x.mean(axis=others, dtype=np.float64) / scale
+    std = x.std(axis=others, dtype=np.float64) / scale
+    std = np.where(std > 0, std, 1.0)
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _but_channels(x: NDArray[Any]) -> tuple[int, ...]:
+    """Return every axis of inputs (n, *input_shape) but that of their channels."""
+    channels = 1 + channel_axis(x.shape[1:])
+    return tuple(axis for axis in range(x.ndim) if axis != channels)
 
 
 def check_examples(
@@ -81,8 +142,8 @@ def check_examples(
     Raises:
         DataError: says what is wrong with which of them.
     """
-    if x.dtype not in (np.uint8, np.float32):
-        raise DataError(f"{inputs}: inputs are {x.dtype}; expected uint8 or float32")
+    if x.dtype.name not in SCALES:
+        raise DataError(f"{inputs}: inputs are {x.dtype}; expected {', '.join(SCALES)}")
     if x.shape[1:] != problem.input_shape:
         raise DataError(
             f"{inputs}: inputs have shape {list(x.shape[1:])}; expected {list(problem.input_shape)}"

@@ -10,14 +10,17 @@ here knows a data set: arrays are read as they lie.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin
-from fedmodels.data_description import Normaliser, ProblemFile, read_file
+from fedmodels.data_description import SCALES, Normaliser, ProblemFile, read_file
 from fedmodels.errors import ConfigError, DataError
+from fedmodels.files import open_regular
 from fedmodels.methods import method_class
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.contexts import ServerData
@@ -54,6 +57,11 @@ def check_given(experiment: Experiment, given: bool) -> None:
         )
 
 
+def _read(path: Path) -> NDArray[Any]:
+    with open_regular(path) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
 def read_server_data(directory: Path) -> ServerData:
     """Read and normalise the server's examples.
 
@@ -62,20 +70,17 @@ def read_server_data(directory: Path) -> ServerData:
     """
     facts = read_file(directory / "problem.json", ProblemFile)
     try:
-        x, y, unlabelled = (
-            np.load(directory / f"{name}.npy", allow_pickle=False)
-            for name in ("x", "y", "unlabelled_x")
-        )
-    except (OSError, ValueError) as error:
+        x, y, unlabelled = (_read(directory / f"{name}.npy") for name in ("x", "y", "unlabelled_x"))
+    except (OSError, ValueError, EOFError, SyntaxError, MemoryError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(f"{directory} is not a directory of server data: {reason}") from None
-    if "scale" not in facts.model_fields_set and x.dtype == np.uint8:
-        facts = facts.model_copy(update={"scale": 255.0})
-    for name, inputs in (("x", x), ("unlabelled_x", unlabelled)):
-        if inputs.dtype not in (np.uint8, np.float32) or inputs.shape[1:] != facts.input_shape:
+    if "scale" not in facts.model_fields_set:
+        facts = facts.model_copy(update={"scale": SCALES.get(x.dtype.name, 1.0)})
+    for name, raw in (("x", x), ("unlabelled_x", unlabelled)):
+        if raw.dtype.name not in SCALES or raw.shape[1:] != facts.input_shape:
             raise DataError(
-                f"{directory / name}.npy holds {inputs.dtype} {list(inputs.shape)}; expected "
-                f"uint8 or float32 [n, {', '.join(map(str, facts.input_shape))}]"
+                f"{directory / name}.npy holds {raw.dtype} {list(raw.shape)}; expected "
+                f"{' or '.join(SCALES)} [n, {', '.join(map(str, facts.input_shape))}]"
             )
     if y.dtype != np.int64 or y.shape != (len(x),) or not len(y):
         raise DataError(f"{directory / 'y.npy'} must hold one int64 label for each example of x")

@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from fedmodels.errors import DataError, reason_of, suggestion
+from fedmodels.files import open_regular
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Problem
 
@@ -43,6 +44,8 @@ Counts = Annotated[tuple[Annotated[int, Field(ge=0, lt=MOST_EXAMPLES)], ...], Fa
 """Examples of each class, (K,)."""
 ClassName = Annotated[str, AfterValidator(partial(normalize, "NFC"))]
 """A Mac writes ``ü`` as ``u`` and an accent, which looks the same and is the same name."""
+SCALES = {"uint8": 255.0, "uint16": 65535.0, "float32": 1.0, "float64": 1.0}
+"""Types in which inputs are stored, and the ``scale`` of each unless a file says another."""
 Limits = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
@@ -135,8 +138,8 @@ class Normaliser:
     """Turns raw inputs into what a net sees: ``(x / scale - mean) / std``."""
 
     scale: float
-    mean: NDArray[np.float32]  # broadcasts over (n, *input_shape)
-    std: NDArray[np.float32]
+    mean: NDArray[np.float64]  # broadcasts over (n, *input_shape)
+    std: NDArray[np.float64]
 
     @classmethod
     def of(cls, problem: ProblemFile) -> Normaliser:
@@ -144,19 +147,24 @@ class Normaliser:
         axis = channel_axis(problem.input_shape)
         shape = [1] * len(problem.input_shape)
 
-        def spread(values: tuple[float, ...]) -> NDArray[np.float32]:
+        def spread(values: tuple[float, ...]) -> NDArray[np.float64]:
             shape[axis] = len(values)
-            return np.array(values, dtype=np.float32).reshape(shape)
+            return np.array(values, dtype=np.float64).reshape(shape)
 
         return cls(problem.scale, spread(problem.mean), spread(problem.std))
 
     def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        """Return a normalised copy (n, …) of raw inputs."""
-        out = x.astype(np.float32)
-        out /= np.float32(self.scale)
-        out -= self.mean
-        out /= self.std
-        return out
+        """Return a normalised copy (n, …) of raw inputs.
+
+        Those of float64 become float32 at the end: it cannot tell large ones apart.
+        """
+        kind = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
+        out: NDArray[Any] = x.astype(kind)
+        out /= kind.type(self.scale)
+        out -= self.mean.astype(kind)
+        out /= self.std.astype(kind)
+        with np.errstate(over="ignore"):  # infinity is told where it is looked for
+            return out.astype(np.float32, copy=False)
 
 
 def read_file(path: Path, kind: type[File]) -> File:
@@ -166,8 +174,9 @@ def read_file(path: Path, kind: type[File]) -> File:
         DataError: it is missing, or says what it must not.
     """
     try:
-        # some editors begin a file with a mark
-        return kind.model_validate_json(path.read_bytes().removeprefix(BOM_UTF8))
+        with open_regular(path) as file:
+            # some editors begin a file with a mark
+            return kind.model_validate_json(file.read().removeprefix(BOM_UTF8))
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except OSError as error:

@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from fedcli.data.arrays import DAMAGED, as_numbers
 from fedcli.data.own.examples import SHOWN, Examples, dataset_of
+from fedcli.data.pictures import pixels_of
 from fedcli.data.sets.dataset import Dataset, Inputs, Source, named_classes
 from fedmodels.data_description import MOST_CLASSES
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, reason_of
 
 
 def from_function(name: str, load: Callable[..., Any], source: Source) -> Dataset:
@@ -119,25 +122,23 @@ def examples_of(dataset: Any, what: str) -> Examples:
 
 
 def as_array(value: Any, what: str) -> NDArray[Any]:
-    """Return one input as uint8 or float32; a picture of Pillow becomes (C, H, W).
+    """Return one input as an array; a picture of Pillow is read as one in a file is.
 
     Raises:
         DataError: it is text or a table of objects, or holds NaN or infinity.
     """
-    picture = hasattr(value, "getbands")
     try:
+        if isinstance(value, Image.Image):
+            return pixels_of(value)
         array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what} cannot be read as an array: {error}") from None
-    if picture:
-        array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    if array.dtype != np.uint8 and array.dtype.kind in "iufb":
-        array = array.astype(np.float32)
-    if array.dtype not in (np.uint8, np.float32) or not array.ndim:
+    except (*DAMAGED, RuntimeError) as error:
+        raise DataError(f"{what} cannot be read: {reason_of(error)}") from None
+    if array.dtype.kind not in "iufb" or not array.ndim:
         raise DataError(f"{what} is {array.dtype} {array.shape}, not an array of numbers")
-    if not np.isfinite(array).all():
-        raise DataError(f"{what} holds NaN or infinity: mend it, or leave it out")
-    return np.ascontiguousarray(array)
+    with np.errstate(over="ignore"):
+        if not np.isfinite(array.astype(np.float32)).all():
+            raise DataError(f"{what} holds NaN or infinity: mend it, or leave it out")
+    return np.ascontiguousarray(as_numbers(array))
 
 
 def _label(value: Any, what: str) -> int:

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from fedcli.data.own.cells import check_columns
 from fedcli.data.own.examples import Examples, coded, dataset_of
 from fedcli.data.own.functions import as_array
-from fedcli.data.own.tables import PARTS, check_columns, joined, made, windowed
+from fedcli.data.own.table_files import Table, numbered_row
+from fedcli.data.own.tables import PARTS, joined, made, windowed
 from fedcli.data.sets.dataset import Dataset, Inputs, Source
 from fedmodels.config.data import Columns
 from fedmodels.errors import DataError
@@ -33,13 +35,12 @@ def huggingface(source: Source) -> Dataset:
     for part, rows in parts.items():
         check_columns(rows.column_names, columns, f"{root} ({part})")
     inputs = _inputs_of(parts["train"], columns, root)
-    if len(inputs) > 1 or "test" not in parts:
-        if len(inputs) == 1:
-            raise DataError(
-                f"{root} has no split named test: make one with train_test_split before "
-                "save_to_disk"
-            )
+    if len(inputs) > 1 or _is_of_numbers(parts["train"], inputs[0]):
         return _of_numbers(parts, columns, root)
+    if "test" not in parts:
+        raise DataError(
+            f"{root} has no split named test: make one with train_test_split before save_to_disk"
+        )
     return _of_arrays(parts, columns, inputs[0], root)
 
 
@@ -69,6 +70,13 @@ def _inputs_of(rows: Any, columns: Columns, root: Path) -> list[str]:
     return found
 
 
+def _is_of_numbers(rows: Any, column: str) -> bool:
+    """Tell whether each cell of a column is one number, and no picture or array."""
+    feature = rows.features[column]
+    numbers = ("int", "uint", "float", "decimal", "bool")
+    return type(feature).__name__ == "Value" and feature.dtype.startswith(numbers)
+
+
 def _of_arrays(parts: dict[str, Any], columns: Columns, feature: str, root: Path) -> Dataset:
     """Make a data set whose inputs are one column of pictures or arrays."""
     if columns.window is not None:
@@ -95,14 +103,14 @@ def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
     update: dict[str, Any] = {"classes": _names(parts["train"], columns)}
     if len(parts) > 1:
         update["split"] = "split"
-    asked, frames = columns.model_copy(update=update), []
+    asked, tables = columns.model_copy(update=update), list[Table]()
     for part, rows in parts.items():
         frame = rows.to_pandas()
         frame[columns.label] = _labels(rows, columns)
         if len(parts) > 1:
             frame["split"] = part
-        frames.append((frame, f"{root} ({part})"))
-    rows, asked = joined(frames, asked)
+        tables.append(Table(frame, f"{root} ({part})", numbered_row))
+    rows, asked = joined(tables, asked)
     if columns.window is not None:
         rows = windowed(rows, columns.window, columns.hop or columns.window, root)
     return made(rows, asked, "huggingface", str(root), f"{len(rows.label)} examples")
@@ -112,9 +120,10 @@ def _examples(rows: Any, columns: Columns, feature: str, where: str) -> Inputs:
     """Return the inputs of a column (n, *input_shape)."""
     arrays = [as_array(v, f"{where}: row {i + 1}") for i, v in enumerate(rows[feature])]
     for index, array in enumerate(arrays):
-        if array.shape != arrays[0].shape:
+        if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
             raise DataError(
-                f"{where}: row {index + 1} is {array.shape}, the first one {arrays[0].shape}"
+                f"{where}: row {index + 1} is {array.dtype} {array.shape}, the first one "
+                f"{arrays[0].dtype} {arrays[0].shape}"
             )
     return np.stack(arrays) if arrays else np.empty((0,), dtype=np.float32)
 

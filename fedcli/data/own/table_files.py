@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import warnings
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedcli.data.folders import files_below
 from fedmodels.config.data import Columns
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, reason_of
+from fedmodels.files import open_regular
 from fedmodels.printable import printable
 
 SUFFIXES = (".csv", ".parquet")
@@ -18,9 +24,24 @@ MISSING = (
     "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 )  # fmt: skip
 """What says in a column of numbers that one is missing, as pandas has it."""
-UNNAMED = "Unnamed: "
-"""How pandas begins the name of a column without one, such as the row numbers that it writes."""
 EXTRA = "install the extra: pip install 'fedtide[tables]'"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one file."""
+
+    frame: Any
+    """Of pandas."""
+    where: object
+    """The file, for error lines."""
+    at: Callable[[int], str]
+    """What error lines call a row, by its number from 0 on."""
+
+
+def numbered_row(row: int) -> str:
+    """Return what error lines call a row of a file that has no lines."""
+    return f"row {row + 1}"
 
 
 def files_of(root: Path) -> list[Path]:
@@ -30,7 +51,7 @@ def files_of(root: Path) -> list[Path]:
         DataError: there is none.
     """
     if root.is_dir():
-        found = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
+        found = [path for path in files_below(root) if path.suffix.lower() in SUFFIXES]
         if not found:
             raise DataError(f"{root} holds no file *.csv or *.parquet")
         return found
@@ -41,27 +62,27 @@ def files_of(root: Path) -> list[Path]:
     return [root]
 
 
-def read_frame(path: Path, columns: Columns) -> Any:
-    """Read one file as a frame of pandas.
+def read_table(path: Path, columns: Columns) -> Table:
+    """Read one file.
 
     A CSV's labels, clients and parts are what stands in it: ``01`` is not ``1``, and ``NA`` is a
     name.
 
     Raises:
-        DataError: pandas or pyarrow is missing, the file is damaged, two columns have one name, or
-            a text stands among numbers in a column that may be a feature.
+        DataError: pandas or pyarrow is missing, the file is damaged, or two columns have one name.
     """
+    is_parquet = path.suffix.lower() == ".parquet"
     try:
         pandas = importlib.import_module("pandas")
-        if path.suffix.lower() == ".parquet":
+        if is_parquet:
             importlib.import_module("pyarrow")
     except ImportError as error:
         raise DataError(f"{path} needs {error.name}; {EXTRA}") from None
-    texts = {columns.label, columns.client, columns.split}
     try:
-        if path.suffix.lower() == ".parquet":
-            return pandas.read_parquet(path, engine="pyarrow")
-        frame = _read_csv(pandas, path, texts)
+        with open_regular(path) as file:
+            if is_parquet:
+                return Table(pandas.read_parquet(file, engine="pyarrow"), path, numbered_row)
+        frame = _read_csv(pandas, path, {columns.label, columns.client, columns.split})
     except pandas.errors.ParserWarning:
         raise DataError(
             f"{path}: rows have more fields than the first line has names; maybe a comma ends them"
@@ -69,11 +90,26 @@ def read_frame(path: Path, columns: Columns) -> Any:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} cannot be read: {error}; save it as UTF-8") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own are of these
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = (reason_of(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path} cannot be read: {reason}") from None
-    if not columns.features:
-        _check_others(pandas, frame, texts, path)
-    return frame
+    return Table(frame, path, partial(line_of, path))
+
+
+def line_of(path: Path, row: int) -> str:
+    """Return what error lines call a row of a CSV: its line in the file, where people count.
+
+    A cell in quotes may hold ends of lines, and lines without content are no rows.
+    """
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        lines = csv.reader(file)
+        starts, line = [], 1
+        for cells in lines:
+            if any(cell.strip() for cell in cells) or len(cells) > 1:
+                starts.append(line)
+            if len(starts) == row + 2:  # the names of the columns stand above
+                return f"line {starts[-1]}"
+            line = lines.line_num + 1
+    return numbered_row(row)
 
 
 def _read_csv(pandas: Any, path: Path, texts: set[str | None]) -> Any:
@@ -120,26 +156,3 @@ def _check_names(names: list[str], path: Path) -> None:
             f"{path} has {names.count(twice[0])} columns called {twice[0]!r}: rename or remove all "
             "but one"
         )
-
-
-def _check_others(pandas: Any, frame: Any, texts: set[str | None], path: Path) -> None:
-    """Check that no text stands in another column whose values are numbers for the most part.
-
-    A single text makes pandas take all of a column for texts, and it would be no feature.
-
-    Raises:
-        DataError: names the column and the row, counted from 1.
-    """
-    for name in frame.columns:
-        if name in texts or name.startswith(UNNAMED) or frame[name].dtype.kind in "iufb":
-            continue
-        filled = frame[name].notna()
-        wrong = filled & pandas.to_numeric(frame[name], errors="coerce").isna()
-        if 0 < 2 * wrong.sum() < filled.sum():
-            row = int(wrong.to_numpy().argmax())
-            more = f" and other texts in {wrong.sum() - 1} more" if wrong.sum() > 1 else ""
-            raise DataError(
-                f"{path}: column {name!r} holds '{printable(frame[name].iloc[row], 60)}' in row "
-                f"{row + 1}{more}, and numbers elsewhere: mend or drop these rows, or name the "
-                "columns of numbers in [data.columns] features"
-            )

@@ -12,34 +12,43 @@ their names. A window never crosses the border of two files, clients, classes or
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.own.examples import SHOWN, Examples, coded, dataset_of, last_of_each
-from fedcli.data.own.table_files import UNNAMED, files_of, read_frame
+from fedcli.data.folders import note_left_out
+from fedcli.data.own.cells import check_columns, features_of, numbers_of, texts_of
+from fedcli.data.own.examples import Examples, coded, dataset_of, last_of_each
+from fedcli.data.own.table_files import Table, files_of, read_table
 from fedcli.data.sets.dataset import Dataset, Source
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.data import Columns
-from fedmodels.errors import DataError, suggestion
+from fedmodels.errors import DataError
+from fedmodels.printable import printable
 
 PARTS = ("train", "test")
-Names = dict[str, tuple[str, str]]
-"""By a name without the spaces around it: the name as it was first met, and where that was."""
+MIXED = 3
+"""Stretches for each client and class beyond which rows may be unsorted."""
+MOST_LETTERS = 40
+"""Of a column that a note names."""
+Names = dict[str, tuple[str, tuple[Table, int]]]
+"""By a name without the spaces around it: the name as it was first met, and its file and row."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Rows:
     """Rows of tables in recording order, or windows cut from them."""
 
-    x: NDArray[np.float32]  # (n, C), windows (n, L, C)
+    x: NDArray[np.float64]  # (n, C), windows (n, L, C)
     label: NDArray[np.str_]  # (n,)
     client: NDArray[np.str_]  # (n,), empty texts where no column names the clients
     part: NDArray[np.str_]  # (n,), likewise
+    recording: NDArray[np.int64]  # (n,) the file
     stretch: NDArray[np.int64]  # (n,) rows side by side with one file, label, client and part
     start: NDArray[np.int64]  # (n,) first row within the stretch
 
@@ -55,7 +64,9 @@ def table(source: Source) -> Dataset:
         raise DataError("table: say where the files lie, [data] root = 'recordings.csv'")
     root, columns = source.roots[0], source.data.columns or Columns()
     files = files_of(root)
-    rows, columns = joined(((read_frame(path, columns), path) for path in files), columns)
+    if root.is_dir():
+        note_left_out(root, files)
+    rows, columns = joined((read_table(path, columns) for path in files), columns)
     if columns.window is not None:
         rows = windowed(rows, columns.window, columns.hop or columns.window, root)
     return made(rows, columns, "table", str(root), f"{len(files)} files")
@@ -112,27 +123,22 @@ def _check_parts(
     raise DataError(f"{where}: there is no {part} example; {why}")
 
 
-def rows_of(frame: Any, columns: Columns, where: object) -> Rows:
-    """Check a frame's columns, and return its rows.
-
-    Args:
-        frame: of pandas.
-        columns: what they are.
-        where: the file, for error lines.
+def rows_of(table: Table, columns: Columns) -> Rows:
+    """Check a table's columns, and return its rows.
 
     Raises:
-        DataError: a column is missing or holds something else; names the row, counted from 1.
+        DataError: a column is missing or holds something else; names the row.
     """
-    check_columns([str(column) for column in frame.columns], columns, where)
+    check_columns([str(column) for column in table.frame.columns], columns, table.where)
+    features = columns.features or features_of(table, columns)[0]
+    x = np.stack([numbers_of(table, name) for name in features], axis=1)
     named = (columns.label, columns.client, columns.split)
-    features = columns.features or features_of(frame, columns, where)
-    x = np.stack([_numbers(frame[name], name, where) for name in features], axis=1)
-    label, client, part = (_texts(frame, column, where) for column in named)
+    label, client, part = (texts_of(table, column) for column in named)
     wrong = np.flatnonzero(~np.isin(part, PARTS))
     if columns.split and len(wrong):
         raise DataError(
-            f"{where}: column {columns.split!r} holds {str(part[wrong[0]])!r} in row "
-            f"{wrong[0] + 1}; it must say train or test"
+            f"{table.where}: column {columns.split!r} holds {str(part[wrong[0]])!r} in "
+            f"{table.at(int(wrong[0]))}; it must say train or test"
         )
     changes = np.zeros(len(x), dtype=bool)
     for values in (label, client, part):
@@ -140,78 +146,58 @@ def rows_of(frame: Any, columns: Columns, where: object) -> Rows:
     stretch = np.cumsum(changes)
     first = np.flatnonzero(np.diff(stretch, prepend=-1))
     start = np.arange(len(x)) - first[stretch]
-    return Rows(x, label, client, part, stretch, start)
+    return Rows(x, label, client, part, np.zeros_like(stretch), stretch, start)
 
 
-def check_columns(known: Sequence[str], columns: Columns, where: object) -> None:
-    """Check that every named column is there.
-
-    Raises:
-        DataError: names the first one that is not, and the nearest.
-    """
-    for name in (columns.label, columns.client, columns.split, *(columns.features or ())):
-        if name is not None and name not in known:
-            raise DataError(
-                f"{where} has no column {name!r}.{suggestion(name, known)} "
-                f"It has: {', '.join(known[:SHOWN])}"
-            )
-
-
-def joined(frames: Iterable[tuple[Any, object]], columns: Columns) -> tuple[Rows, Columns]:
+def joined(tables: Iterable[Table], columns: Columns) -> tuple[Rows, Columns]:
     """Put the rows of several files together; a stretch stays within its file.
 
-    Also return the columns with the features that were found.
+    Also return the columns with the features that were found, and say in a line which they are.
 
     Args:
-        frames: of pandas, each with its name for error lines; the first one says which columns a
-            net sees, unless ``columns`` does.
+        tables: the files; the first one says which columns a net sees, unless ``columns`` does.
         columns: what the columns are.
 
     Raises:
         DataError: no file has a row; files differ in their columns of numbers; or names of classes
             or clients differ in spaces alone.
     """
-    tables, asked, empty = list[Rows](), columns, list[object]()
+    found, asked, empty = list[Rows](), columns, list[object]()
     seen = Names(), Names()
-    for frame, where in frames:
-        if frame.empty:
-            empty.append(where)
+    for table in tables:
+        if table.frame.empty:
+            empty.append(table.where)
             continue
-        if not asked.features:
-            asked = columns.model_copy(update={"features": features_of(frame, columns, where)})
-        elif not columns.features:
-            _check_same(asked.features, features_of(frame, columns, where), where)
-        rows = rows_of(frame, asked, where)
-        _check_spaces(rows.label, columns.label, where, seen[0])
-        _check_spaces(rows.client, columns.client, where, seen[1])
-        tables.append(rows)
-    if not tables:
+        check_columns([str(column) for column in table.frame.columns], columns, table.where)
+        if not columns.features:
+            features, others = features_of(table, columns)
+            if asked.features:
+                _check_same(asked.features, features, table.where)
+            else:
+                asked = columns.model_copy(update={"features": features})
+                _tell_columns(features, others, table.where)
+        rows = rows_of(table, asked)
+        _check_spaces(rows.label, columns.label, table, seen[0])
+        _check_spaces(rows.client, columns.client, table, seen[1])
+        found.append(replace(rows, recording=rows.recording + len(found)))
+    if not found:
         raise DataError(f"{empty[0]} holds no row below the names of its columns")
-    shifts = np.cumsum([0, *(rows.stretch.max(initial=-1) + 1 for rows in tables)])
+    shifts = np.cumsum([0, *(rows.stretch.max(initial=-1) + 1 for rows in found)])
     joint = {
-        name: np.concatenate([getattr(rows, name) for rows in tables])
+        name: np.concatenate([getattr(rows, name) for rows in found])
         for name in Rows.__dataclass_fields__
         if name != "stretch"
     }
-    stretch = np.concatenate([r.stretch + s for r, s in zip(tables, shifts, strict=False)])
+    stretch = np.concatenate([r.stretch + s for r, s in zip(found, shifts, strict=False)])
     return Rows(**joint, stretch=stretch), asked
 
 
-def features_of(frame: Any, columns: Columns, where: object) -> tuple[str, ...]:
-    """Return a frame's columns of numbers but the label, the client and the split.
-
-    A column without a name is none: it holds the numbers of rows, which often tell the class.
-
-    Raises:
-        DataError: there is none.
-    """
-    named = (columns.label, columns.client, columns.split)
-    others = [str(column) for column in frame.columns if str(column) not in named]
-    others = [name for name in others if not name.startswith(UNNAMED)]
-    found = tuple(name for name in others if frame[name].dtype.kind in "iufb")
-    if not found:
-        raise DataError(f"{where} has no column of numbers beside the label: set features")
-    return found
+def _tell_columns(features: Sequence[str], others: Mapping[str, str], where: object) -> None:
+    """Say which columns a net sees, and why it sees no others."""
+    used = ", ".join(printable(name, MOST_LETTERS) for name in features)
+    left = ", ".join(f"{printable(name, MOST_LETTERS)} ({why})" for name, why in others.items())
+    log.warning("note: %s: an example has the columns %s%s", where, used,
+                f"; left out: {left}" if left else "")  # fmt: skip
 
 
 def _check_same(first: tuple[str, ...], found: tuple[str, ...], where: object) -> None:
@@ -225,22 +211,23 @@ def _check_same(first: tuple[str, ...], found: tuple[str, ...], where: object) -
             )
 
 
-def _check_spaces(values: NDArray[np.str_], column: str | None, where: object, seen: Names) -> None:
+def _check_spaces(values: NDArray[np.str_], column: str | None, table: Table, seen: Names) -> None:
     """Check that no two names differ in the spaces around them alone.
 
     Args:
         values: a file's names (n,).
         column: which column they are.
-        where: the file, for error lines.
+        table: the file.
         seen: what earlier files had; gets what this one has.
     """
     found, first = np.unique(values, return_index=True)
     for at, name in sorted(zip(first.tolist(), found.tolist(), strict=True)):
-        like, place = seen.setdefault(name.strip(), (name, f"row {at + 1} of {where}"))
+        like, place = seen.setdefault(name.strip(), (name, (table, at)))
         if like != name:
+            before = f"{place[0].at(place[1])} of {place[0].where}"
             raise DataError(
-                f"{where}: column {column!r} holds {name!r} in row {at + 1} and {like!r} in "
-                f"{place}, which differ in spaces alone: write equal names alike"
+                f"{table.where}: column {column!r} holds {name!r} in {table.at(at)} and {like!r} "
+                f"in {before}, which differ in spaces alone: write equal names alike"
             )
 
 
@@ -256,14 +243,18 @@ def windowed(rows: Rows, length: int, hop: int, where: object) -> Rows:
         at + s for at, n in zip(first, sizes, strict=True) for s in window_starts(n, length, hop)
     ]
     if not begins:
+        owners = (rows.recording, rows.client, rows.label, rows.part)
+        unsorted = len(sizes) > MIXED * len({*zip(*owners, strict=True)})
+        advice = "sort the rows so that those of a recording follow each other, or "
         raise DataError(
             f"{where} gives no window of {length} rows: the longest stretch of one client and "
-            f"class has {sizes.max(initial=0)}; set [data.columns] window to that or less"
+            f"class has {sizes.max(initial=0)}, of {len(sizes)} stretches; "
+            f"{advice if unsorted else ''}set [data.columns] window to that or less"
         )
     places = np.array(begins)
     cut = rows.at(places)
     x = rows.x[places[:, None] + np.arange(length)]  # (n, length, C)
-    return Rows(x, cut.label, cut.client, cut.part, cut.stretch, cut.start)
+    return replace(cut, x=x)
 
 
 def _shares_rows(rows: Rows, test: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
@@ -272,43 +263,3 @@ def _shares_rows(rows: Rows, test: NDArray[np.bool_], length: int) -> NDArray[np
     np.minimum.at(begins, rows.stretch[test], rows.start[test])  # where a stretch's test begins
     overlaps: NDArray[np.bool_] = rows.start + length > begins[rows.stretch]
     return overlaps
-
-
-def _numbers(column: Any, name: str, where: object) -> NDArray[np.float32]:
-    """Return a column's numbers (n,)."""
-    pandas = importlib.import_module("pandas")
-    if column.dtype.kind in "mM":
-        raise DataError(
-            f"{where}: column {name!r} holds times: make numbers of them, such as seconds since "
-            "the beginning, or leave the column out of features"
-        )
-    with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is named
-        found = pandas.to_numeric(column, errors="coerce")
-        fits = np.isfinite(found.to_numpy(dtype=np.float64, na_value=np.nan))
-        values = found.to_numpy(dtype=np.float32, na_value=np.nan)
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if len(wrong):
-        more = f" and in {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        why = "is too large for float32" if fits[wrong[0]] else "is no finite number"
-        raise DataError(
-            f"{where}: column {name!r} holds {_said(column.iloc[wrong[0]])} in row "
-            f"{wrong[0] + 1}{more}, which {why}: mend or drop these rows, or leave the column out "
-            "of features"
-        )
-    out: NDArray[np.float32] = values
-    return out
-
-
-def _said(value: Any) -> str:
-    """Return a value as an error line has it: texts in quotes."""
-    return repr(value) if isinstance(value, str) else str(value)
-
-
-def _texts(frame: Any, column: str | None, where: object) -> NDArray[np.str_]:
-    """Return a column as texts (n,); empty ones where there is no such column."""
-    if column is None:
-        return np.full(len(frame), "", dtype=np.str_)
-    empty = np.flatnonzero(frame[column].isna() | (frame[column] == ""))
-    if len(empty):
-        raise DataError(f"{where}: column {column!r} is empty in row {empty[0] + 1}")
-    return np.array([str(value) for value in frame[column]], dtype=np.str_)

@@ -17,7 +17,9 @@ from fedmodels.config.data import Data
 from fedmodels.data_description import MOST_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
 
-Inputs = NDArray[np.uint8] | NDArray[np.float32]
+Inputs = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32] | NDArray[np.float64]
+Labelled = tuple[Inputs, IntArray]
+"""Inputs (n, *input_shape) and labels (n,)."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One's own data set: arrays, or a folder of images for each class.
 
-root/train_x.npy train_y.npy test_x.npy test_y.npy     inputs uint8 or float32, labels int64
+root/train_x.npy train_y.npy test_x.npy test_y.npy     inputs of bytes or numbers, labels int64
 root/train/<class>/*.png   root/test/<class>/*.png     images of one size
 root/dataset.json                                      optional: any of the keys scale, mean,
 std, class_names
@@ -17,13 +17,17 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import DAMAGED, IntArray, read_array
-from fedcli.data.sets.dataset import Dataset, Inputs, Source, check_finite, named_classes
+from fedcli.data.arrays import IntArray, as_numbers, channel_moments, narrowed, read_array
+from fedcli.data.class_folders import called, class_folders, images_in, images_of, read_images
+from fedcli.data.folders import check_inside, note_left_out
+from fedcli.data.sets.dataset import Dataset, Labelled, Source, check_finite, named_classes
+from fedmodels.data_description import SCALES
 from fedmodels.errors import DataError, reason_of, suggestion
+from fedmodels.files import open_regular
 
 KEYS = ("scale", "mean", "std", "class_names")
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
-Labelled = tuple[Inputs, IntArray]
+ABOUT = "dataset.json"
+PARTS = ("train", "test")
 
 
 def directory(source: Source) -> Dataset:
@@ -32,22 +36,23 @@ def directory(source: Source) -> Dataset:
         raise DataError("directory: say where the data lie, [data] root = 'DIR'")
     root = source.roots[0]
     _check_root(root)
-    about = _read_json(root / "dataset.json") if (root / "dataset.json").exists() else {}
+    about = _read_json(root / ABOUT, root) if (root / ABOUT).exists() else {}
     for key in about:
         if key not in KEYS:
-            raise DataError(f"{root / 'dataset.json'}: unknown key {key!r}.{suggestion(key, KEYS)}")
-    folders = (root / "train").is_dir()
+            raise DataError(f"{root / ABOUT}: unknown key {key!r}.{suggestion(key, KEYS)}")
     names = _class_names(root, about)
-    for place in class_folders(root / "train") if folders else ():
-        if not images_in(place):
+    if not (root / "train").is_dir():
+        train, test = (_read_arrays(root, part) for part in PARTS)
+        inputs = narrowed(train[0], test[0])
+        return _made(root, (inputs[0], train[1]), (inputs[1], test[1]), names, about)
+    for place in class_folders(root / "train", root):
+        if not images_in(place, root):
             raise DataError(f"{place} is empty: a class needs images to train on")
-    if folders and not names:
-        names = [*dict.fromkeys(map(called, class_folders(root / "train")))]
-    parts = [
-        read_class_folders(root / part, names) if folders else _read_arrays(root, part)
-        for part in ("train", "test")
-    ]
-    return _made(root, parts[0], parts[1], names, about)
+    names = names or [*dict.fromkeys(map(called, class_folders(root / "train", root)))]
+    listed = [images_of(root / part, names, root) for part in PARTS]
+    beside = [root / ABOUT, *(_groups_file(root, part) for part in PARTS)]
+    note_left_out(root, {*beside, *(path for part in listed for path, _ in part)})
+    return _made(root, read_images(listed[0]), read_images(listed[1]), names, about)
 
 
 def _check_root(root: Path) -> None:
@@ -71,7 +76,7 @@ def _made(
     root: Path, train: Labelled, test: Labelled, names: list[str], about: dict[str, Any]
 ) -> Dataset:
     """Put the parts together; what ``dataset.json`` leaves out is derived."""
-    (scale,) = _numbers(root, about, "scale", (255.0 if train[0].dtype == np.uint8 else 1.0,))
+    (scale,) = _numbers(root, about, "scale", (SCALES[train[0].dtype.name],))
     if not len(train[1]):
         raise DataError(f"{root} holds no example for training")
     if not len(test[1]):
@@ -90,24 +95,11 @@ def _made(
         mean=_numbers(root, about, "mean", mean),
         std=_numbers(root, about, "std", std),
         class_names=classes,
-        groups_train=_read_groups(root / "groups_train.npy", len(train[1])),
-        groups_test=_read_groups(root / "groups_test.npy", len(test[1])),
+        groups_train=_read_groups(root, "train", len(train[1])),
+        groups_test=_read_groups(root, "test", len(test[1])),
         variant=f"{len(train[1])} train and {len(test[1])} test examples",
         has_own_parts=True,
     )
-
-
-def channel_moments(x: Inputs, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation of ``x / scale`` per channel; a deviation of 0 becomes 1.
-
-    The channel of images (n, C, H, W) is axis 1, that of anything else the last axis.
-    """
-    axis = 1 if x.ndim == 4 else x.ndim - 1
-    others = tuple(a for a in range(x.ndim) if a != axis)
-    mean = x.mean(axis=others, dtype=np.float64) / scale
-    std = x.std(axis=others, dtype=np.float64) / scale
-    std = np.where(std > 0, std, 1.0)
-    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def _numbers(
@@ -122,7 +114,7 @@ def _numbers(
         isinstance(v, int | float) and np.isfinite(v) and (v > 0 or key == "mean") for v in values
     )
     if not fits:
-        raise DataError(f"{root / 'dataset.json'}: {key} must hold 1 or {len(default)} numbers")
+        raise DataError(f"{root / ABOUT}: {key} must hold 1 or {len(default)} numbers")
     return tuple(float(v) for v in values)
 
 
@@ -130,13 +122,15 @@ def _class_names(root: Path, about: dict[str, Any]) -> list[str]:
     """Return the names that ``dataset.json`` gives to classes; none unless it does."""
     names = about.get("class_names", [])
     if not isinstance(names, list) or not all(isinstance(name, str | int) for name in names):
-        raise DataError(f"{root / 'dataset.json'}: class_names must be a list of names")
+        raise DataError(f"{root / ABOUT}: class_names must be a list of names")
     return [normalize("NFC", str(name)) for name in names]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, root: Path) -> dict[str, Any]:
+    check_inside(path, root)
     try:
-        content = json.loads(path.read_text("utf-8"))
+        with open_regular(path) as file:
+            content = json.loads(file.read().decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
     if not isinstance(content, dict):
@@ -144,151 +138,39 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _read_inside(path: Path, root: Path) -> NDArray[Any]:
+    """Read an array that lies in the root itself."""
+    check_inside(path, root)
+    return read_array(path)
+
+
 def _read_arrays(root: Path, part: str) -> Labelled:
     """Read ``PART_x.npy`` and ``PART_y.npy``."""
-    x, y = read_array(root / f"{part}_x.npy"), read_array(root / f"{part}_y.npy")
-    if x.dtype not in (np.uint8, np.float32) or x.ndim < 2:
+    files = [root / f"{part}_{name}.npy" for name in "xy"]
+    x, y = (_read_inside(path, root) for path in files)
+    if x.dtype.kind not in "iuf" or x.ndim < 2:
         raise DataError(
-            f"{root / f'{part}_x.npy'} is {x.dtype} {list(x.shape)}; expected uint8 or float32 "
-            "inputs, one after the other: (n, C, H, W) for images, (n, 1) for single numbers"
+            f"{files[0]} is {x.dtype} {list(x.shape)}; expected bytes or numbers, one input after "
+            "the other: (n, C, H, W) for images, (n, 1) for single numbers"
         )
-    check_finite(root / f"{part}_x.npy", x)
+    check_finite(files[0], x)
     if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) != len(x):
-        raise DataError(f"{root / f'{part}_y.npy'} must hold {len(x)} integer labels")
+        raise DataError(f"{files[1]} must hold {len(x)} integer labels")
     if len(y) and y.min() < 0:
-        raise DataError(f"{root / f'{part}_y.npy'} holds a negative label")
-    return x, y.astype(np.int64)
+        raise DataError(f"{files[1]} holds a negative label")
+    return as_numbers(x), y.astype(np.int64)
 
 
-def _read_groups(path: Path, num_examples: int) -> IntArray | None:
-    """Read the natural client of each example, if given."""
+def _groups_file(root: Path, part: str) -> Path:
+    return root / f"groups_{part}.npy"
+
+
+def _read_groups(root: Path, part: str, num_examples: int) -> IntArray | None:
+    """Read the natural client of each example of a part, if given."""
+    path = _groups_file(root, part)
     if not path.exists():
         return None
-    groups = read_array(path)
+    groups = _read_inside(path, root)
     if groups.shape != (num_examples,) or groups.dtype.kind not in "iu":
         raise DataError(f"{path} must hold {num_examples} integers")
     return groups.astype(np.int64)
-
-
-def read_class_folders(folder: Path, class_names: list[str]) -> Labelled:
-    """Read ``folder/<class>/*.png``; a class is named by its name, or by its number.
-
-    Args:
-        folder: holds one directory for each class.
-        class_names: names in label order.
-
-    Returns:
-        Images (n, C, H, W) uint8, C = 1 for greyscale files and 3 for others, and labels (n,).
-
-    Raises:
-        DataError: a directory names no class, an image is damaged, or sizes differ.
-    """
-    if not folder.is_dir():
-        raise DataError(f"{folder} is missing")
-    images: list[NDArray[np.uint8]] = []
-    labels: list[int] = []
-    first: Path | None = None
-    for place in class_folders(folder):
-        label = _label_of(place, class_names)
-        for path in images_in(place):
-            images.append(read_image(path))
-            labels.append(label)
-            first = first or path
-            if images[-1].shape != images[0].shape:
-                raise DataError(
-                    f"{path} is {images[-1].shape}, and {first} is {images[0].shape}: all images "
-                    "must have one size, and be all grey or all in colour"
-                )
-    x = np.stack(images) if images else np.empty((0, 1, 1, 1), dtype=np.uint8)
-    return x, np.array(labels, dtype=np.int64)
-
-
-def class_folders(folder: Path) -> list[Path]:
-    """Return the directories of classes by what they are called; hidden ones are none.
-
-    Raises:
-        DataError: a name holds bytes that are no UTF-8, which no ``client.json`` can give.
-    """
-    found = (path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    for path in (folders := sorted(found, key=called)):
-        try:
-            path.name.encode("utf-8")
-        except UnicodeEncodeError:
-            raise DataError(
-                f"{folder} has a directory {path.name!a}, which is no name in UTF-8: rename it"
-            ) from None
-    return folders
-
-
-def images_in(place: Path) -> list[Path]:
-    """Return the images of a class by name.
-
-    Raises:
-        DataError: there are files, and none is an image; or there is a directory among them.
-    """
-    found = sorted(path for path in place.iterdir() if path.name[0] != ".")
-    images = [path for path in found if path.suffix.lower() in IMAGES]
-    known = ", ".join(f"*{end}" for end in IMAGES)
-    inner = [path for path in found if path.is_dir()]
-    if inner:
-        raise DataError(f"{inner[0]} is a directory; images ({known}) lie in {place} itself")
-    if found and not images:
-        raise DataError(f"{found[0]} is no image, and {place} has none: {known}")
-    return images
-
-
-def _label_of(place: Path, class_names: list[str]) -> int:
-    """Return the label a class directory stands for."""
-    if (name := class_of(place, class_names)) is not None:
-        return class_names.index(name)
-    if place.name.isdecimal() and (not class_names or int(place.name) < len(class_names)):
-        return int(place.name)
-    raise DataError(f"{place} names no class; known are {', '.join(class_names[:20]) or 'numbers'}")
-
-
-def called(place: Path) -> str:
-    """Return the name of a class directory, in the one form in which names are compared.
-
-    A Mac writes ``ü`` in a name as ``u`` and an accent, which looks the same.
-    """
-    return normalize("NFC", place.name)
-
-
-def class_of(place: Path, class_names: list[str]) -> str | None:
-    """Return the class whose name a directory has, however accents in the name are written."""
-    return called(place) if called(place) in class_names else None
-
-
-def read_image(path: Path, channels: int | None = None) -> NDArray[np.uint8]:
-    """Read one image as (C, H, W) uint8: with so many channels, or as many as the file has.
-
-    Raises:
-        DataError: it is missing or damaged, or its shades do not fit into 16 bits.
-    """
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            deep = image.mode[0] in "IF"  # over 8 bits of grey, which convert() would cut at 255
-            grey = deep or image.mode in ("L", "1") if channels is None else channels == 1
-            flat = Image.fromarray(_of_8_bits(np.asarray(image))) if deep else image
-            array = np.asarray(flat.convert("L" if grey else "RGB"), dtype=np.uint8)
-    except (*DAMAGED, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
-    return array[None] if grey else np.ascontiguousarray(array.transpose(2, 0, 1))
-
-
-def _of_8_bits(shades: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return shades of 16 bits (H, W) as ones of 8.
-
-    Raises:
-        ValueError: they are fractions, or whole numbers beyond 16 bits.
-    """
-    if shades.dtype.kind == "f":
-        raise ValueError("its shades are fractions: save it with 8 or 16 bits")
-    if shades.size and (shades.min() < 0 or shades.max() > 65535):
-        raise ValueError(
-            f"its shades go from {shades.min()} to {shades.max()}, beyond 0 to 65535: save it with "
-            "8 or 16 bits"
-        )
-    return (shades // 257).astype(np.uint8)

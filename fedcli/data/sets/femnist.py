@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import IntArray, channel_moments
 from fedcli.data.cuts.natural import stratified_folds
+from fedcli.data.folders import is_foreign
 from fedcli.data.sets.class_names import DIGITS, LETTERS
 from fedcli.data.sets.dataset import Dataset, Source
-from fedcli.data.sets.directory import channel_moments
 from fedmodels.errors import DataError, reason_of
 
 FOLDERS = ("femnist/data", "leaf/data/femnist/data", "femnist", "FEMNIST")
@@ -37,9 +37,9 @@ def femnist(source: Source) -> Dataset:
     root = next((p for p in map(source.find, FOLDERS) if p is not None), None)
     if root is None:
         raise source.missing("femnist/data/train/*.json", advice)
-    if any((root / "train").glob("*.json")):
+    if _json_in(root / "train"):
         train, test = _read(root / "train"), _read(root / "test")
-    elif any((root / "all_data").glob("*.json")):
+    elif _json_in(root / "all_data"):
         x, y, who = _read(root / "all_data")
         held = stratified_folds(y, 5) == 4
         names = np.array(who)
@@ -73,12 +73,17 @@ def _made(train: Written, test: Written) -> Dataset:
     )
 
 
+def _json_in(folder: Path) -> list[Path]:
+    """Return the JSON files of a folder by name."""
+    return sorted(path for path in folder.glob("*.json") if not is_foreign(path.name))
+
+
 def _read(folder: Path) -> Written:
     """Read every JSON file of a folder, in order of name."""
     images: list[NDArray[np.uint8]] = []
     labels: list[int] = []
     who: list[str] = []
-    for path in sorted(folder.glob("*.json")):
+    for path in _json_in(folder):
         try:
             content = json.loads(path.read_bytes())
             for writer in content["users"]:

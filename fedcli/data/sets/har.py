@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import read_npz
+from fedcli.data.arrays import channel_moments, read_npz
 from fedcli.data.sets.dataset import Dataset, Source
-from fedcli.data.sets.directory import channel_moments
 from fedcli.data.sets.hhar import hhar_arrays
 from fedcli.data.sets.realworld import realworld_arrays
 from fedcli.data.sets.registry import DATASETS

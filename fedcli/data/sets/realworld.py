@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.folders import is_foreign
 from fedcli.data.sets.dataset import Source
 from fedcli.data.sets.windows import GRAVITY, Recording, gathered, paired, windows_of
 from fedmodels.errors import DataError, reason_of
@@ -103,7 +104,8 @@ def _read(folder: Path, sensor: str, activity: str) -> Parts:
 def _unzipped(folder: Path, sensor: str, activity: str) -> list[Path]:
     """Return the CSV files of a sensor and activity that were unzipped by hand."""
     names = {"acc": "acc_", "gyr": "[Gg]yr*_"}
-    return list(folder.glob(f"**/{names[sensor]}{activity}*.csv"))
+    found = folder.glob(f"**/{names[sensor]}{activity}*.csv")
+    return [path for path in found if not any(map(is_foreign, path.relative_to(folder).parts))]
 
 
 def _files(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
@@ -112,7 +114,8 @@ def _files(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
         yield name, content
     elif name.endswith(".zip"):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            for inner in sorted(archive.namelist()):
+            named = (n for n in archive.namelist() if not any(map(is_foreign, Path(n).parts)))
+            for inner in sorted(named):
                 yield from _files(Path(inner).name, archive.read(inner))
 
 

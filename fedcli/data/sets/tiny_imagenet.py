@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
+from fedcli.data.folders import is_foreign
 from fedcli.data.sets.dataset import Dataset, Source
 from fedmodels.errors import DataError, reason_of
 
@@ -49,7 +50,7 @@ def _load(root: Place) -> Dataset:
     train = [
         (image, label[name])
         for name in ids
-        for image in sorted((root / "train" / name / "images").iterdir(), key=lambda p: p.name)
+        for image in _images_in(root / "train" / name / "images")
     ]
     lines = (root / "val" / "val_annotations.txt").read_text("utf-8").splitlines()
     rows = [line.split("\t")[:2] for line in lines if line]
@@ -67,6 +68,12 @@ def _load(root: Place) -> Dataset:
         std=(0.2770, 0.2691, 0.2821),
         class_names=tuple(words.get(name, name).split(",")[0] for name in ids),
     )
+
+
+def _images_in(folder: Place) -> list[Any]:
+    """Return the images of a folder by name; some systems leave hidden files there."""
+    found: list[Any] = [path for path in folder.iterdir() if not is_foreign(path.name)]
+    return sorted(found, key=lambda path: path.name)
 
 
 def _read(images: list[tuple[Any, int]]) -> tuple[NDArray[np.uint8], IntArray]:

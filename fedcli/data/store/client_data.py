@@ -19,8 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray, check_examples, read_array
-from fedcli.data.sets.directory import Labelled, class_folders, class_of, read_class_folders
+from fedcli.data.class_folders import Listed, class_folders, class_of, images_of, read_images
+from fedcli.data.folders import check_inside
+from fedcli.data.sets.dataset import Labelled
 from fedmodels.data_description import (
+    SCALES,
     ClientFile,
     Normaliser,
     ProblemFile,
@@ -53,10 +56,12 @@ class GlobalTest:
         place = root / "global-test"
         if not place.is_dir():
             return None
+        for name in ("problem.json", "x.npy", "y.npy"):
+            check_inside(place / name, root)
         problem = read_file(place / "problem.json", ProblemFile)
         x, y = read_array(place / "x.npy", mmap=True), read_array(place / "y.npy")
         if "scale" not in problem.model_fields_set:
-            problem = scaled(problem, x.dtype == np.uint8, place / "problem.json")
+            problem = scaled(problem, x.dtype, place / "problem.json")
         check_examples(place / "x.npy", place / "y.npy", x, y, problem)
         return cls(problem, x, y)
 
@@ -73,9 +78,11 @@ class ClientData:
         if not directory.is_dir():
             raise DataError(f"{directory} is not there: it should be this client's data")
         self.directory = directory
-        self.file = read_file(directory / "client.json", ClientFile)
+        about = directory / "client.json"
+        check_inside(about, directory)
+        self.file = read_file(about, ClientFile)
         if "scale" not in self.file.model_fields_set:
-            self.file = scaled(self.file, self._is_bytes(), directory / "client.json")
+            self.file = scaled(self.file, self._kind(), about)
         if "tasks" not in self.file.model_fields_set:
             self.file = self.file.model_copy(update={"tasks": self._counted()})
         self.normaliser = Normaliser.of(self.file)
@@ -145,17 +152,24 @@ class ClientData:
         folder = self.directory / f"task-{task}" / part
         return folder if folder.is_dir() else folder.with_name(f"{part}_y.npy")
 
-    def _is_bytes(self) -> bool:
-        """Tell whether the training inputs of task 0 are uint8; images always are."""
+    def _kind(self) -> np.dtype[Any]:
+        """Return the type of the training inputs of task 0; that of nothing is bytes."""
         place = self._place(0, "train")
         inputs = place.with_name("train_x.npy")
-        return place.is_dir() or (inputs.exists() and read_array(inputs, True).dtype == np.uint8)
+        if place.name == "train":
+            return read_images(self._listed(place)[:1])[0].dtype
+        return self._array(inputs).dtype if inputs.exists() else np.dtype(np.uint8)
+
+    def _array(self, path: Path) -> NDArray[Any]:
+        """Open an array of this directory, memory-mapped."""
+        check_inside(path, self.directory)
+        return read_array(path, mmap=True)
 
     def _read(self, task: int, part: Part) -> Labelled:
         """Read and check one part of a task, from a folder of images or from arrays."""
         place = self._place(task, part)
-        if place.is_dir():
-            x, y = self._read_images(place)
+        if place.name == part:
+            x, y = read_images(self._listed(place))
             x = x if len(x) else np.empty((0, *self.file.input_shape), dtype=np.uint8)
         else:
             images = [p.name for p in (place.with_name(other) for other in PARTS) if p.is_dir()]
@@ -164,20 +178,19 @@ class ClientData:
                     f"{place.with_name(part)} is missing: {images[0]} beside it has a folder of "
                     "images for each class"
                 )
-            x = read_array(place.with_name(f"{part}_x.npy"), mmap=True)
-            y = read_array(place)
+            x, y = self._array(place.with_name(f"{part}_x.npy")), self._array(place)
         inputs = place.with_name(place.name.replace("_y.npy", "_x.npy"))
         check_examples(inputs, place, x, y, self.file)
         return x, y
 
-    def _read_images(self, place: Path) -> Labelled:
-        """Read one folder of images per class.
+    def _listed(self, place: Path) -> Listed:
+        """Return the images of a folder that has one folder for each class.
 
         Raises:
             DataError: a folder's name is none of ``class_names``; the line says what to write.
         """
         names = list(self.file.class_names)
-        folders = class_folders(place)
+        folders = class_folders(place, self.directory)
         found = [path.name for path in folders]
         unnamed = [path.name for path in folders if class_of(path, names) is None]
         strange = [name for name in unnamed if not name.isdecimal()]
@@ -191,7 +204,7 @@ class ClientData:
                 f'{line}: name every class in {file}, such as "num_classes": {len(wanted)}, '
                 f'"class_names": {json.dumps(wanted)}, in the same order at every client'
             )
-        return read_class_folders(place, names)
+        return images_of(place, names, self.directory)
 
     def _counted(self) -> tuple[TaskCounts, ...]:
         """Count the examples of ``task-0``, ``task-1`` and so on.
@@ -213,17 +226,16 @@ class ClientData:
         return tuple(tasks)
 
 
-def scaled(file: Described, is_bytes: bool, path: Path) -> Described:
-    """Return a description with the ``scale`` that it leaves out: 255 for uint8 inputs, else 1.
+def scaled(file: Described, kind: np.dtype[Any], path: Path) -> Described:
+    """Return a description with the ``scale`` that it leaves out: what inputs of a type have.
 
     Raises:
-        DataError: inputs are uint8, and the mean exceeds 1: it is not one of ``x / 255``.
+        DataError: inputs are whole numbers, and the mean exceeds 1: it is not one of ``x / scale``.
     """
-    if not is_bytes:
-        return file
-    if max(file.mean) > 1:
+    scale = SCALES.get(kind.name, 1.0)
+    if scale > 1 and max(file.mean) > 1:
         raise DataError(
-            f"{path}: mean is of x / scale, and scale is 255 for uint8 inputs unless given; "
-            f'mean = {max(file.mean):g} wants "scale": 1 as well, or has to be divided by 255'
+            f"{path}: mean is of x / scale, and scale is {scale:g} for {kind} inputs unless given; "
+            f'mean = {max(file.mean):g} wants "scale": 1 as well, or has to be divided by {scale:g}'
         )
-    return file.model_copy(update={"scale": 255.0})
+    return file.model_copy(update={"scale": scale})

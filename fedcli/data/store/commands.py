@@ -93,9 +93,6 @@ def run_partition(
         dataset, made = gathered(dataset, made)
         config["gathered"] = True
     written = write_partition(out, dataset, made, config, reserve, layout)
-    if dataset.columns:
-        shown = f"an example has the columns {', '.join(dataset.columns)}"
-        console.print(shown, markup=False, highlight=False, soft_wrap=True)
     _show(console, out, reserve, written=written)
     return str(out)
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedcli.data.sets.directory import Labelled
+from fedcli.data.sets.dataset import Labelled
 from fedcli.data.store.client_data import PARTS, ClientData, Part
 from fedcli.data.store.partition_store import STORE, PartitionStore
 from fedcli.data.store.partition_writer import why_not_written, write_client, written_whole

@@ -25,8 +25,8 @@ from pydantic import ValidationError
 
 from fedcli.data.arrays import IntArray, check_examples, read_array
 from fedcli.data.cuts.cut_input import Partition
-from fedcli.data.sets.dataset import Dataset, Inputs
-from fedcli.data.sets.directory import Labelled
+from fedcli.data.folders import check_inside
+from fedcli.data.sets.dataset import Dataset, Inputs, Labelled
 from fedcli.data.store.client_data import PARTS, ClientData, Part
 from fedmodels.data_description import (
     ClientFile,
@@ -51,6 +51,7 @@ class PartitionStore:
             DataError: a file is missing or damaged.
         """
         self.root, self.place = root, root / STORE
+        check_inside(self.place / "problem.json", root)
         self.problem = read_file(self.place / "problem.json", ProblemFile)
         self._x, self._y = self._array("x", mmap=True), self._array("y", mmap=True)
         files = self.place / "x.npy", self.place / "y.npy"
@@ -125,6 +126,7 @@ class PartitionStore:
         return tuple(np.bincount(labels, minlength=self.problem.num_classes).tolist())
 
     def _array(self, name: str, *, mmap: bool = False) -> NDArray[Any]:
+        check_inside(self.place / f"{name}.npy", self.root)
         return read_array(self.place / f"{name}.npy", mmap=mmap)
 
     def _check_indices(self) -> None:

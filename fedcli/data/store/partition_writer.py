@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import IntArray, channel_moments
 from fedcli.data.cuts.cut_input import Partition
-from fedcli.data.sets.dataset import Dataset, Inputs
-from fedcli.data.sets.directory import Labelled, channel_moments
+from fedcli.data.sets.dataset import Dataset, Inputs, Labelled
 from fedcli.data.store.client_data import PARTS, Part
 from fedcli.data.store.partition_store import STORE, write_store
 from fedcli.data.store.reserve import Reserve
@@ -308,7 +307,8 @@ def client_moments(dataset: Dataset, partition: Partition) -> list[Moments]:
     out = []
     for tasks in partition.clients:
         indices = np.concatenate([task.train for task in tasks])
-        out.append(channel_moments(examples_of(dataset, partition, indices, "train")[0], 1.0))
+        x, _ = examples_of(dataset, partition, indices, "train")
+        out.append(channel_moments(x, dataset.scale))
     return out
 
 
@@ -365,10 +365,10 @@ def _write_global_test(
     file = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
     if partition.zscore != "none":
         groups = groups_of(dataset)[partition.global_test]
-        x = x.astype(np.float32)
+        raw, x = x, np.zeros(x.shape, dtype=np.float32)
         for owner, own in zip(owners_of(dataset, partition), moments, strict=True):
             described = ProblemFile(**description_of(dataset, own))
-            x[groups == owner] = Normaliser.of(described)(x[groups == owner])
+            x[groups == owner] = Normaliser.of(described)(raw[groups == owner])
         file = ProblemFile(**description_of(dataset, ((0.0,), (1.0,)), scale=1.0))
     file = file.model_copy(update={"partition": config})
     np.save(place / "x.npy", x, allow_pickle=False)

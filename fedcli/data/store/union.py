@@ -38,11 +38,12 @@ def gathered(dataset: Dataset, partition: Partition) -> tuple[Dataset, Partition
 
 def _normalised_by_owner(dataset: Dataset, partition: Partition) -> Dataset:
     """Return the data set with each natural client's inputs normalised by its own moments."""
-    x = np.concatenate([dataset.train_x, dataset.test_x]).astype(np.float32)
+    raw = np.concatenate([dataset.train_x, dataset.test_x])
+    x = np.zeros(raw.shape, dtype=np.float32)
     groups = groups_of(dataset)
     moments = client_moments(dataset, partition)
     for owner, own in zip(owners_of(dataset, partition), moments, strict=True):
         normalise = Normaliser.of(ProblemFile(**description_of(dataset, own)))
-        x[groups == owner] = normalise(x[groups == owner])
+        x[groups == owner] = normalise(raw[groups == owner])
     first = len(dataset.train_y)
     return replace(dataset, train_x=x[:first], test_x=x[first:], scale=1.0, mean=(0.0,), std=(1.0,))

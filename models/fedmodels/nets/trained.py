@@ -24,6 +24,8 @@ from fedmodels.tensors.bundle import Bundle, Weights
 
 KEY = "model"
 """Key of the description in the header of a file of weights."""
+WIDE = 2.0**14
+"""Deviations from 0 beyond which float32 rounds a mean to a thousandth of one and more."""
 BATCH = 256
 """Inputs that ``predict`` takes at a time."""
 
@@ -62,12 +64,19 @@ class ModelFacts:
 
     @property
     def is_of_bytes(self) -> bool:
-        """Whether raw values are whole numbers from 0 to ``scale``: 255, or less in images.
+        """Whether raw values are whole numbers from 0 to ``scale``: 255, 65535, or less in images.
 
         The scale of other numbers is their owner's choice, and bounds nothing.
         """
         is_image = len(self.input_shape) == 3
-        return self.scale == 255 or (is_image and 1 < self.scale < 255 and self.scale % 1 == 0)
+        is_small = is_image and 1 < self.scale < 255 and self.scale % 1 == 0
+        return self.scale in (255, 65535) or is_small
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether float32 takes raw values for one another, as time stamps, which float64 keeps."""
+        pairs = zip(self.mean, self.std, strict=True) if len(self.mean) == len(self.std) else ()
+        return any(abs(mean) > WIDE * std for mean, std in pairs)
 
     def fault_of(self, x: Tensor) -> str:
         """Return how raw values differ from those of training; empty text where they may be such.
@@ -155,7 +164,7 @@ class TrainedModel(nn.Module):
         load_weights(self.net, {key: weights[key] for key in wanted})
         axis = 0 if len(shape) == 3 else len(shape) - 1
         for name in ("mean", "std"):
-            values = torch.tensor(getattr(facts, name), dtype=torch.float32)
+            values = torch.tensor(getattr(facts, name), dtype=torch.float64)
             sizes = [1] * len(shape)
             sizes[axis] = len(values)
             self.register_buffer(name, values.reshape(sizes), persistent=False)
@@ -167,9 +176,13 @@ class TrainedModel(nn.Module):
         return list(self.facts.class_names) or [str(k) for k in range(self.facts.num_classes)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (B, K) of raw inputs (B, *input_shape) of any dtype."""
-        mean, std = self.get_buffer("mean"), self.get_buffer("std")
-        logits: Tensor = self.net((x.float() / self.facts.scale - mean) / std)
+        """Return the logits (B, K) of raw inputs (B, *input_shape) of any dtype.
+
+        Those of float64 become float32 after they are normalised.
+        """
+        kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+        mean, std = (self.get_buffer(name).to(kind) for name in ("mean", "std"))
+        logits: Tensor = self.net(((x.to(kind) / self.facts.scale - mean) / std).float())
         return logits
 
     def predict(self, x: Any) -> np.ndarray[Any, np.dtype[np.int64]]:

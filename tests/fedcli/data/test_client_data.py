@@ -267,7 +267,7 @@ def test_missing_things_are_named(tmp_path: Path) -> None:
         ("train_y", np.zeros(14, dtype=np.int64), r"\[14\]; expected int64 \[15\]"),
         ("train_y", np.zeros(15, dtype=np.int64), "does not hold the train counts"),
         ("train_x", np.zeros((15, 1, 4, 5), dtype=np.uint8), r"\[1, 4, 5\]; expected \[1, 4, 4\]"),
-        ("train_x", np.zeros((15, 1, 4, 4)), "float64; expected uint8 or float32"),
+        ("train_x", np.zeros((15, 1, 4, 4), int), "int64; expected uint8, uint16, float32"),
     ],
 )
 def test_wrong_arrays_are_named(tmp_path: Path, file: str, array: np.ndarray, message: str) -> None:
@@ -340,5 +340,5 @@ def test_wrong_image_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"9.png cannot be read"):
         ClientData(root)
     Image.new("L", (5, 4)).save(root / "task-0/train/cat/9.png")
-    with pytest.raises(DataError, match=r"9.png is .*0.png is \(1, 4, 4\): all images"):
+    with pytest.raises(DataError, match=r"9.png is 5 x 4, .*0.png is 4 x 4, grey, .*: all images"):
         ClientData(root)

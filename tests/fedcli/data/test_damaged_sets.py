@@ -32,7 +32,7 @@ def dataset(**change: Any) -> Dataset:
         ({"test_y": Y + 1}, r"mine \(test\): labels go from 1 to 2"),
         ({"train_y": Y[:5]}, r"labels are int64 \[5\]; expected int64 \[6\]"),
         ({"train_y": Y.astype(np.int32)}, r"labels are int32 \[6\]"),
-        ({"train_x": X.astype(float)}, r"inputs are float64; expected uint8 or float32"),
+        ({"train_x": X.astype(int)}, r"inputs are int64; expected uint8, uint16, float32"),
         ({"test_x": X[:, :3]}, r"mine \(test\): inputs have shape \[3\]; expected \[4\]"),
         ({"test_x": X.astype(np.uint8)}, r"training inputs are float32, test inputs uint8"),
         ({"train_x": NAN}, r"mine \(training\): example 3 holds NaN or infinity"),

@@ -67,7 +67,7 @@ def test_a_text_among_numbers_is_named(tmp_path: Path, text: str) -> None:
     content = "ax,ay,label\n" + "1,1,x\n" * 5 + f'"{text}",1,y\n' + "?,1,y\n" * 3
     (tmp_path / "a.csv").write_text(content)
     shown = text.replace("\x1b", "\\x1b")
-    with pytest.raises(DataError, match=re.escape(f"'ax' holds '{shown}' in row 6 and oth")):
+    with pytest.raises(DataError, match=re.escape(f"'ax' holds '{shown}' in line 7 and oth")):
         loaded(tmp_path / "a.csv", label="label")
     assert loaded(tmp_path / "a.csv", label="label", features=["ay"]).columns == ("ay",)
 
@@ -77,6 +77,34 @@ def test_a_column_of_texts_may_hold_numbers(tmp_path: Path) -> None:
     content = "ax,note,who,label\n" + "1,,7,1\n2,fell,7,2\n3,8,7,3\n4,,8,1\n5,,x,2\n6,,7,z\n" * 2
     (tmp_path / "a.csv").write_text(content)
     assert loaded(tmp_path / "a.csv", label="label", client="who").columns == ("ax",)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("ax,label\n1,x\n2,x\n?,x\n4,x\n5,y\n", 4),
+        ("\nax,label\n\n1,x\n  \n2,x\n?,x\n4,x\n5,y\n", 7),
+        ('ax,label,"a\nnote"\n1,x,"one\n\ntwo"\n2,x,\n?,x,\n4,x,\n5,y,\n', 7),
+        ("\ufeffax,label\r\n1,x\r\n2,x\r\n?,x\r\n4,x\r\n5,y\r\n", 4),
+    ],
+    ids=["plain", "blank lines", "ends of lines in quotes", "windows"],
+)
+def test_a_row_is_named_by_its_line_in_the_file(tmp_path: Path, content: str, line: int) -> None:
+    """People count lines of a file; rows of data are fewer."""
+    (tmp_path / "a.csv").write_bytes(content.encode())
+    with pytest.raises(DataError, match=rf"holds '\?' in line {line}, and numbers elsewhere"):
+        loaded(tmp_path / "a.csv", label="label")
+
+
+def test_rows_out_of_order_are_told_to_be_sorted(tmp_path: Path) -> None:
+    """It was advised to set window to 1, which would have trained on single rows."""
+    rows = [f"{i},{'xy'[i % 2]}\n" for i in range(40)]
+    (tmp_path / "a.csv").write_text("ax,label\n" + "".join(rows))
+    line = "has 1, of 40 stretches; sort the rows so that those of a recording follow each other"
+    with pytest.raises(DataError, match=line):
+        loaded(tmp_path / "a.csv", label="label", window=8)
+    (tmp_path / "a.csv").write_text("ax,label\n" + "".join(sorted(rows, key=lambda r: r[-2])))
+    assert loaded(tmp_path / "a.csv", label="label", window=8).input_shape == (8, 1)
 
 
 def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
@@ -100,9 +128,12 @@ def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
         ("ax,label\n1,x\n".encode("utf-16"), "invalid start byte; save it as UTF-8"),
         (b"ax;label\n1,5;x\n", "a.csv has one column, 'ax;label': is the separator ';'? Write"),
         (b"ax\tlabel\n1\tx\n", r"a.csv has one column, 'ax\tlabel': is the separator '\t'?"),
-        (b"ax,label\n1,x\n1e300,x\n", "'ax' holds 1e+300 in row 2, which is too large for float32"),
-        (b"ax,label\n1,x\n-1e39,x\n", "'ax' holds -1e+39 in row 2, which is too large for"),
-        (b"ax,label\n1,x\n-inf,x\n", "'ax' holds -inf in row 2, which is no finite number"),
+        (
+            b"ax,label\n1,x\n1e300,x\n",
+            "'ax' holds 1e+300 in line 3, which is too large for",
+        ),
+        (b"ax,label\n1,x\n-1e39,x\n", "'ax' holds -1e+39 in line 3, which is too large for"),
+        (b"ax,label\n1,x\n-inf,x\n", "'ax' holds -inf in line 3, which is no finite number"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_named(tmp_path: Path, content: bytes, line: str) -> None:

@@ -109,10 +109,10 @@ def test_a_changed_file_is_another_data_set(csv: Path) -> None:
     [
         ({"label": "activitie"}, "has no column 'activitie'. Did you mean 'activity'?"),
         ({"features": ["ax", "az"]}, "has no column 'az'"),
-        ({"features": ["person"]}, "column 'person' holds 'ann' in row 1 and in 21 more"),
+        ({"features": ["person"]}, "column 'person' holds 'ann' in line 2 and in 21 more"),
         ({"classes": ["walk", "run"]}, "holds the class 'sit', which"),
         ({"window": 11}, "the longest stretch of one client and class has 10"),
-        ({"split": "person"}, "holds 'ann' in row 1; it must say train or test"),
+        ({"split": "person"}, "holds 'ann' in line 2; it must say train or test"),
         ({"features": ["ax"], "client": "persn"}, "has no column 'persn'. Did you mean 'person'?"),
     ],
 )
@@ -125,9 +125,9 @@ def test_a_wrong_column_gets_one_line(csv: Path, columns: dict[str, Any], line: 
 @pytest.mark.parametrize(
     ("column", "value", "line"),
     [
-        ("ax", np.nan, "column 'ax' holds nan in row 3, which is no finite number"),
-        ("ax", np.inf, "column 'ax' holds inf in row 3"),
-        ("activity", None, "column 'activity' is empty in row 3"),
+        ("ax", np.nan, "column 'ax' holds nan in line 4, which is no finite number"),
+        ("ax", np.inf, "column 'ax' holds inf in line 4"),
+        ("activity", None, "column 'activity' is empty in line 4"),
     ],
 )
 def test_a_hole_gets_one_line(csv: Path, column: str, value: Any, line: str) -> None:
@@ -159,7 +159,7 @@ def test_labels_are_what_stands_in_the_file(tmp_path: Path) -> None:
     file.write_text("ax,label\n" + "1,10.0\n2,9.5\n3,-1.0\n4,x\n5,1.5.0\n" * 3)
     assert loaded(file, label="label").class_names == ("-1.0", "9.5", "10.0", "1.5.0", "x")
     file.write_text("ax,label\n1,a\n2,\n")
-    with pytest.raises(DataError, match="column 'label' is empty in row 2"):
+    with pytest.raises(DataError, match="column 'label' is empty in line 3"):
         loaded(file, label="label")
     file.write_text("ax,label\n1,0\n2,1\n3,0\n4,1\n")
     (tmp_path / "b.csv").write_text("ax,label\n1,0.0\n2,1.0\n")
@@ -180,7 +180,7 @@ def test_names_that_differ_in_spaces_alone_are_refused(tmp_path: Path, column: s
     file, columns = tmp_path / "a.csv", {"label": "label", "client": "who"}
     rows = "ax,label,who\n" + "1,rest,rest\n2,walk,walk\n" * 2
     file.write_text(rows + {"label": "5, rest,rest\n", "who": "5,rest, rest\n"}[column])
-    line = f"a.csv: column {column!r} holds ' rest' in row 5 and 'rest' in row 1 of {file}, which"
+    line = f"a.csv: column {column!r} holds ' rest' in line 6 and 'rest' in line 2 of {file}, which"
     with pytest.raises(DataError, match=re.escape(line)):
         loaded(file, **columns)
     file.write_text(rows)
@@ -335,7 +335,13 @@ def test_the_parts_of_many_rows_are_found_at_once():
     assert np.flatnonzero(test).tolist() == list(range(3 * n // 4, n))
     texts = np.zeros(n, dtype=np.str_)
     rows = Rows(
-        np.zeros((n, 1), np.float32), texts, texts, texts, np.arange(n) // 2, np.arange(n) % 2
+        np.zeros((n, 1)),
+        texts,
+        texts,
+        texts,
+        np.zeros(n, np.int64),
+        np.arange(n) // 2,
+        np.arange(n) % 2,
     )
     assert _shares_rows(rows, np.arange(n) % 2 == 1, 2).all()
     assert np.array_equal(_shares_rows(rows, test, 1), test)

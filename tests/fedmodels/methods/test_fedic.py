@@ -318,8 +318,8 @@ def test_too_large_a_server_part(tmp_path):
     ("name", "content", "line"),
     [
         ("x", None, "not a directory of server data"),
-        ("x", np.zeros((20, 8, 8), np.float32), "expected uint8 or float32"),
-        ("unlabelled_x", np.zeros((2, 1, 8, 8)), "unlabelled_x.npy holds float64"),
+        ("x", np.zeros((20, 8, 8), np.float32), "expected uint8 or uint16"),
+        ("unlabelled_x", np.zeros((2, 1, 8, 8), int), "unlabelled_x.npy holds int64"),
         ("y", np.zeros(3, np.int64), "one int64 label for each example"),
         ("unlabelled_x", np.full((2, 1, 8, 8), np.nan, np.float32), "holds NaN or infinity"),
         ("x", np.array([{}], dtype=object), "not a directory of server data"),

@@ -1,0 +1,126 @@
+"""A folder of images for each class: which image is of which class, and their pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.arrays import IntArray
+from fedcli.data.folders import entries
+from fedcli.data.pictures import ENDS, Pixels, read_image
+from fedmodels.errors import DataError
+
+Listed = list[tuple[Path, int]]
+"""Image files with their labels."""
+
+
+def class_folders(folder: Path, root: Path) -> list[Path]:
+    """Return the directories of classes by what they are called; hidden ones are none.
+
+    Args:
+        folder: holds one directory for each class.
+        root: the directory that the data lie in.
+
+    Raises:
+        DataError: a name holds bytes that are no UTF-8, which no ``client.json`` can give.
+    """
+    folders = sorted((path for path in entries(folder, root) if path.is_dir()), key=called)
+    for path in folders:
+        try:
+            path.name.encode("utf-8")
+        except UnicodeEncodeError:
+            raise DataError(
+                f"{folder} has a directory {path.name!a}, which is no name in UTF-8: rename it"
+            ) from None
+    return folders
+
+
+def images_in(place: Path, root: Path) -> list[Path]:
+    """Return the images of a class by name.
+
+    Raises:
+        DataError: there are files, and none is an image; or there is a directory among them.
+    """
+    found = entries(place, root)
+    images = [path for path in found if path.suffix.lower() in ENDS]
+    known = ", ".join(f"*{end}" for end in ENDS)
+    inner = [path for path in found if path.is_dir()]
+    if inner:
+        raise DataError(f"{inner[0]} is a directory; images ({known}) lie in {place} itself")
+    if found and not images:
+        raise DataError(f"{found[0]} is no image, and {place} has none: {known}")
+    return images
+
+
+def images_of(folder: Path, class_names: Sequence[str], root: Path) -> Listed:
+    """Return the images ``folder/<class>/*.png``; a class is named by its name, or by its number.
+
+    Args:
+        folder: holds one directory for each class.
+        class_names: names in label order.
+        root: the directory that the data lie in.
+
+    Raises:
+        DataError: the folder is missing, or a directory names no class.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is missing")
+    return [
+        (path, label)
+        for place in class_folders(folder, root)
+        for label in [_label_of(place, class_names)]
+        for path in images_in(place, root)
+    ]
+
+
+def read_images(listed: Listed) -> tuple[Pixels, IntArray]:
+    """Return the images (n, C, H, W) and the labels (n,) of a list.
+
+    Raises:
+        DataError: an image cannot be read, or two differ in size, colour or depth; names them.
+    """
+    images: list[NDArray[Any]] = []
+    for path, _ in listed:
+        images.append(read_image(path))
+        if images[-1].shape != images[0].shape or images[-1].dtype != images[0].dtype:
+            raise DataError(
+                f"{path} is {_described(images[-1])}, and {listed[0][0]} is "
+                f"{_described(images[0])}: all images must have one size, be all grey or all in "
+                "colour, and have as many bits"
+            )
+    x: Pixels = np.stack(images) if images else np.empty((0, 1, 1, 1), dtype=np.uint8)
+    return x, np.array([label for _, label in listed], dtype=np.int64)
+
+
+def _described(image: NDArray[Any]) -> str:
+    """Return size, colour and depth of an image, in words."""
+    channels, height, width = image.shape
+    colour = "grey" if channels == 1 else "in colour"
+    return f"{width} x {height}, {colour}, with {8 * image.itemsize} bits"
+
+
+def _label_of(place: Path, class_names: Sequence[str]) -> int:
+    """Return the label a class directory stands for."""
+    if (name := class_of(place, class_names)) is not None:
+        return class_names.index(name)
+    if place.name.isdecimal() and (not class_names or int(place.name) < len(class_names)):
+        return int(place.name)
+    raise DataError(f"{place} names no class; known are {', '.join(class_names[:20]) or 'numbers'}")
+
+
+def called(place: Path) -> str:
+    """Return the name of a class directory, in the one form in which names are compared.
+
+    A Mac writes ``ü`` in a name as ``u`` and an accent, which looks the same.
+    """
+    return normalize("NFC", place.name)
+
+
+def class_of(place: Path, class_names: Sequence[str]) -> str | None:
+    """Return the class whose name a directory has, however accents in the name are written."""
+    return called(place) if called(place) in class_names else None

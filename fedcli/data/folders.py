@@ -1,0 +1,97 @@
+"""What of a directory is data: no hidden file, none of another program, none outside of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from fedmodels.errors import DataError, reason_of
+from fedmodels.printable import printable
+
+FOREIGN = {
+    "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "#recycle", "lost+found",
+    "$recycle.bin", "system volume information", "__pycache__",
+}  # fmt: skip
+"""What systems and other programs leave beside one's files, in small letters."""
+SHOWN = 3
+"""Files that a note names."""
+log = logging.getLogger(__name__)
+
+
+def is_foreign(name: str) -> bool:
+    """Tell whether a file or directory of this name is hidden, or another program's own."""
+    return name.startswith((".", "~$")) or name.casefold() in FOREIGN
+
+
+def entries(place: Path, root: Path) -> list[Path]:
+    """Return the files and directories in a place by name, without hidden and foreign ones.
+
+    Args:
+        place: the directory.
+        root: the directory that the data lie in: ``place``, or one above it.
+
+    Raises:
+        DataError: one is a link that leads out of ``root``, or the place cannot be read.
+    """
+    return [path for path in _all_of(place, root) if not is_foreign(path.name)]
+
+
+def files_below(root: Path) -> list[Path]:
+    """Return every file below a directory by its path, without hidden and foreign ones.
+
+    Raises:
+        DataError: as of :func:`entries`.
+    """
+    return sorted(path for path in _walk(root, root) if not is_foreign(path.name))
+
+
+def note_left_out(root: Path, read: Collection[Path]) -> None:
+    """Say in a line which files below a directory were not read, if any.
+
+    Args:
+        root: the directory.
+        read: the files that were.
+    """
+    found = sorted(set(_walk(root, root)) - set(read))
+    if found:
+        names = [printable(str(path.relative_to(root)), 60) for path in found[:SHOWN]]
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        left = "1 file is" if len(found) == 1 else f"{len(found)} files are"
+        log.warning("note: %s: %s left out: %s%s", root, left, ", ".join(names), more)
+
+
+def check_inside(path: Path, root: Path) -> None:
+    """Check that a file lies below a directory, links followed.
+
+    Raises:
+        DataError: it does not.
+    """
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise DataError(f"{path} is a link out of {root}: put the file itself there")
+
+
+def _all_of(place: Path, root: Path) -> list[Path]:
+    """Return what is in a place, by name."""
+    try:
+        with os.scandir(place) as found:
+            all_of = sorted((entry.name, entry.is_symlink()) for entry in found)
+    except OSError as error:
+        raise DataError(f"{place} cannot be read: {reason_of(error)}") from None
+    for name, is_link in all_of:
+        if is_link and not is_foreign(name):
+            check_inside(place / name, root)
+    return [place / name for name, _ in all_of]
+
+
+def _walk(place: Path, root: Path) -> Iterator[Path]:
+    """Yield every file below a place, and hidden and foreign directories as they are.
+
+    A directory that is a link is not entered: what it leads to is there by itself.
+    """
+    for path in _all_of(place, root):
+        if path.is_dir() and not is_foreign(path.name):
+            yield from () if path.is_symlink() else _walk(path, root)
+        else:
+            yield path
