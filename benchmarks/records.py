@@ -7,7 +7,7 @@ r"""Keep what studies came to, and render the tables of ``docs/results/`` from i
 A study's long rows may run on several machines. With ``--add`` its record keeps the runs that the
 directory does not have.
 
-A record is ``benchmarks/records/STUDY.json`` (:mod:`fedsrv.sweep.record`): figures by row, seed and
+A record is ``benchmarks/records/STUDY.json`` (:mod:`fedsrv.sweep.record`): numbers by row, seed and
 length, and the versions and commit of each run. A page holds tables between two marks,
 
     <!-- record: STUDY -->
@@ -29,11 +29,11 @@ from pathlib import Path
 from benchmarks.measure import parser_of
 from benchmarks.measured import page as measured_page
 from fedmodels.errors import FedtideError
-from fedsrv.sweep.figures import Figures
-from fedsrv.sweep.pictures import draw
+from fedsrv.report.frame import RunNumbers
+from fedsrv.sweep.outcome import Outcome
 from fedsrv.sweep.plan import Sweep, plan
 from fedsrv.sweep.record import outcome_of, read_record, to_json
-from fedsrv.sweep.tables import Outcome, page
+from fedsrv.sweep.tables import draw, page
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
@@ -83,19 +83,19 @@ def keep(study: Path, runs: Path, *, add: bool = False) -> Path:
     file = RECORDS / f"{study.stem}.json"
     if add:
         outcome = replace(outcome, runs=_with_recorded(outcome, read_record(file)))
-    found = {run.cell for run in outcome.runs}
+    found = {run.row for run in outcome.runs}
     cells = [cell for cell in outcome.cells if cell in found]
     file.parent.mkdir(exist_ok=True)
     file.write_text(to_json(replace(outcome, cells=cells)))
     return file
 
 
-def _with_recorded(outcome: Outcome, recorded: Outcome) -> list[Figures]:
+def _with_recorded(outcome: Outcome, recorded: Outcome) -> list[RunNumbers]:
     """Return the runs of both in the order of the study's cells; of equal ones ``outcome``'s."""
-    runs = {(run.cell, run.seed): run for run in [*recorded.runs, *outcome.runs]}
+    runs = {(run.row, run.seed): run for run in [*recorded.runs, *outcome.runs]}
     places = {cell: place for place, cell in enumerate(outcome.cells)}
-    kept = [run for run in runs.values() if run.cell in places]
-    return sorted(kept, key=lambda run: (places[run.cell], run.seed))
+    kept = [run for run in runs.values() if run.row in places]
+    return sorted(kept, key=lambda run: (places[run.row], run.seed))
 
 
 def rendered(text: str) -> str:

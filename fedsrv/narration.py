@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedmodels.printable import printable
+from fedmodels.units import bytes_text, duration
 from fedsrv.events import Event, EventLog
-from fedsrv.report.comparison import cost_text
 
 LAST_WORDS_S = 5.0
 """Time for what is left to say when a run has ended."""
@@ -100,9 +100,7 @@ class Narrator:
     def _say_commit(self, event: Event) -> str:
         facts = event.detail
         sizes = facts.get("bytes") or {}
-        spent = [
-            f"{cost_text('bytes', sizes[way])} {way}" for way in ("down", "up") if way in sizes
-        ]
+        spent = [f"{bytes_text(sizes[way])} {way}" for way in ("down", "up") if way in sizes]
         left = self.pace.seconds_left(int(facts.get("of") or 0))
         spent += [] if left is None else [f"about {duration(left)} left"]
         what = [f"{_place(event)} committed", f"loss {number_text(facts.get('loss'))}", *spent]
@@ -166,15 +164,6 @@ def _place(event: Event) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in its largest two units."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def figures_text(metrics: object) -> str:

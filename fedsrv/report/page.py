@@ -1,23 +1,27 @@
-"""The page ``report.html``: an answer, the runs' settings, then all figures, in one file."""
+"""The page ``report.html``: an answer, the runs' settings, then all charts, in one file."""
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import tomli_w
 
+from fedmodels.charts import CSS, Chart, svg
 from fedsrv.report import panels
-from fedsrv.report.comparison import TEST, Comparison, comparison
-from fedsrv.report.panels import Panel
+from fedsrv.report.comparison import comparison
 from fedsrv.report.run_record import SeedGroup
 from fedsrv.report.story import story
 
-TEMPLATE = Path(__file__).with_name("page.html.j2")
-MOST_FIGURES = 6
-"""Figures that are not folded away."""
+MOST_CHARTS = 6
+"""Charts that are not folded away."""
 
 MOST_NAMED = 4
 """Groups that a heading calls by name."""
@@ -28,15 +32,26 @@ CLASSES = (
     "for each class (a column). Runs that have not ended, and those of more than 100 classes, have "
     "no matrix."
 )
+PICTURES = (
+    "Drawn by clients of the group's first run for themselves, where their directories lie in the "
+    "run's: their test data among prototypes (two principal directions), images they replay."
+)
+TASKS = (
+    "Mean accuracy over the clients scored on a task, and on each task after each was learnt: what "
+    "drops below the diagonal has been forgotten."
+)
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The figures of one group, or of all of them."""
+class Picture:
+    """What a client drew, as a ``data:`` address."""
 
-    label: str
-    """Empty where there is nothing to tell apart."""
-    panels: Sequence[Panel]
+    caption: str
+    address: str
+
+
+PanelsOf = Callable[[SeedGroup], Iterator[Chart | Picture]]
+Panels = Sequence[Chart | Picture]
 
 
 @dataclass(frozen=True)
@@ -45,28 +60,49 @@ class Section:
 
     title: str
     intro: str
-    grids: Sequence[Grid]
+    grids: Sequence[tuple[str, Panels]]
+    """Charts of each group with its label; no label where there is nothing to tell apart."""
 
 
 def page(groups: Sequence[SeedGroup]) -> str:
     """Return the whole page about groups of runs."""
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
+    return template("page.html.j2").render(
         heading=_heading(groups),
         sentences=story(groups),
         headline=comparison(groups),
         everything=comparison(groups, everything=True),
-        figures=list(panels.leading(groups))[:MOST_FIGURES],
+        charts=panels.telling(panels.leading(groups))[:MOST_CHARTS],
         sections=[section for section in _sections(groups) if section.grids],
         settings=[
             (group.label, tomli_w.dumps(dict(group.runs[0].config)), group.runs[0].environment())
             for group in groups
         ],
-        test=TEST,
-        rows=_rows,
-        zipped=zip,
     )
+
+
+def template(name: str) -> jinja2.Template:
+    """Return a template of this room. What comes from a run is escaped in it, but for charts."""
+    environment = jinja2.Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    )
+    environment.globals.update(svg=svg, css=CSS, csv=csv_of)
+    return environment.get_template(name)
+
+
+def csv_of(chart: Chart) -> str:
+    """Return a chart's numbers as the address of a CSV file: six digits, and whole numbers all."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerows([*map(_short, line)] for line in chart.table())
+    return f"data:text/csv;charset=utf-8,{quote(text.getvalue(), safe=',()=:')}"
+
+
+def _short(value: object) -> object:
+    is_short = not isinstance(value, float) or value.is_integer()
+    return value if is_short else float(f"{value:.6g}")
 
 
 def _heading(groups: Sequence[SeedGroup]) -> str:
@@ -79,52 +115,37 @@ def _heading(groups: Sequence[SeedGroup]) -> str:
     return f"{', '.join(labels[:-1])} and {labels[-1]} on {last.pop()}"
 
 
-def _rows(cells: Comparison) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
-    """Yield each quantity with its values, and whether a value is the winner's."""
-    for name, values in cells.lines.items():
-        yield name, [(value, cells.best.get(name) == index) for index, value in enumerate(values)]
-
-
 def _sections(groups: Sequence[SeedGroup]) -> Iterator[Section]:
-    yield Section(
-        "Over rounds",
-        "One line per experiment; a band is one standard deviation over its seeds.",
-        [Grid("", found)] if (found := list(panels.over_rounds(groups))) else [],
-    )
-    for title, intro, panels_of in (
-        (
-            "Clients",
-            "Last accuracy of every client, by the model that was scored.",
-            panels.of_clients,
-        ),
+    found = panels.telling(panels.over_rounds(groups))
+    intro = "One line per experiment; a band is one standard deviation over its seeds."
+    yield Section("Over rounds", intro, [("", found)] if found else [])
+    sections: list[tuple[str, str, PanelsOf]] = [
+        ("Clients", "Last accuracy of every client, by the scored model.", panels.of_clients),
         ("Classes", CLASSES, panels.of_classes),
-        (
-            "Tasks",
-            "Mean accuracy over the clients scored on a task, and on each task after each was "
-            "learnt: what drops below the diagonal has been forgotten.",
-            panels.of_tasks,
-        ),
+        ("Tasks", TASKS, panels.of_tasks),
         ("Who helped whom", "Aggregation weights of the group's first run.", panels.of_weights),
-        (
-            "What clients drew",
-            "Drawn by clients of the group's first run for themselves, where their directories lie "
-            "in the run's: their test data among prototypes (two principal directions), images "
-            "they replay.",
-            panels.of_pictures,
-        ),
+        ("What clients drew", PICTURES, _pictures),
         (
             "Cost",
             "Logical bytes are what the method defines; wire bytes are what crossed.",
             panels.of_cost,
         ),
-    ):
-        yield Section(title, intro, list(_grids(groups, panels_of)))
+    ]
+    for title, intro, panels_of in sections:
+        grids = [
+            (group.label if len(groups) > 1 else "", shown)
+            for group in groups
+            if (shown := [each for each in panels_of(group) if _is_telling(each)])
+        ]
+        yield Section(title, intro, grids)
 
 
-def _grids(
-    groups: Sequence[SeedGroup], panels_of: Callable[[SeedGroup], Iterator[Panel]]
-) -> Iterator[Grid]:
-    for group in groups:
-        found = list(panels_of(group))
-        if found:
-            yield Grid(group.label if len(groups) > 1 else "", found)
+def _is_telling(panel: Any) -> bool:
+    return isinstance(panel, Picture) or panel.is_telling
+
+
+def _pictures(group: SeedGroup) -> Iterator[Picture]:
+    """Yield what clients of the group's first run drew."""
+    for client, path in group.runs[0].pictures():
+        data = base64.b64encode(path.read_bytes()).decode()
+        yield Picture(f"{path.stem} of client {client}", f"data:image/png;base64,{data}")

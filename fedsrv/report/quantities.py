@@ -1,7 +1,7 @@
 """The quantities that a report shows: each is computed from one run's records, as a mapping.
 
-Means over clients are unweighted. Interactions are those of ``rounds.jsonl``. A mapping has no
-entry for a client or a task that was not scored in an interaction.
+Means over clients are unweighted. Rounds and interactions count from one. A mapping has no entry
+for a client or a task that was not scored in an interaction.
 """
 
 from __future__ import annotations
@@ -275,8 +275,8 @@ def view_name(view: str) -> str:
 
 
 def interaction_of(row: Mapping[str, Any], index: int) -> int:
-    """Return the number of a row's interaction, or its place in the file where it has none."""
-    return int(number(row.get("interaction"), index))
+    """Return which interaction a row is of, counted from one; its place where it says nothing."""
+    return int(number(row.get("interaction"), index)) + 1
 
 
 def _by_id(entries: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:

@@ -17,13 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any, TypeVar, cast
 
+from fedmodels.charts import Spread
 from fedmodels.errors import ArchiveError
 from fedmodels.numerics.metric_names import current
 from fedmodels.own_code import short_name
 from fedmodels.printable import printable
+from fedsrv.report.frame import spread_of
 from fedsrv.state.record import Record
 
 K = TypeVar("K", bound=Hashable)
@@ -35,15 +36,6 @@ _NOT_COMPARED = {
     *("tracking.tensorboard", "tracking.mlflow", "tracking.wandb"),
 }
 """Config keys in which two runs may differ and still be the same experiment."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and population standard deviation over the runs of a group, and how many had it."""
-
-    mean: float
-    std: float
-    n: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +81,7 @@ class RunRecord:
 
         A round in which nobody was there has no record.
         """
-        return 1 + max(self.curve(lambda row: 0.0), default=-1)
+        return max(self.curve(lambda row: 0.0), default=0)
 
     def setting(self, key: str) -> object:
         """Return the value of a dotted key of the config, or ``None``."""
@@ -121,13 +113,14 @@ class RunRecord:
             latest.update(numbers(row.get("metrics")))
         return latest
 
-    def environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str | int]:
         """Return the machine, the versions and the commit that the run said it had."""
         try:
             found = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return {str(key): str(value) for key, value in table(found).items()}
+        said = table(_shown(found)).items()
+        return {str(key): value for key, value in said if isinstance(value, str | int)}
 
     def pictures(self) -> list[tuple[int, Path]]:
         """Return the pictures that clients drew, by client, where their directories are here."""
@@ -146,12 +139,15 @@ class RunRecord:
         return {name: float(value) for name, value in sums.items()}
 
     def curve(self, value_of: Callable[[Mapping[str, Any]], float | None]) -> dict[int, float]:
-        """Return ``{round: value}``, the last value of each round that has one."""
+        """Return ``{round: value}``, the last value of each round that has one.
+
+        Rounds count from one, as in everything that a person looks at.
+        """
         out: dict[int, float] = {}
         for index, row in enumerate(self.rows):
             value = value_of(row)
             if value is not None:
-                out[int(number(row.get("round"), index))] = value
+                out[int(number(row.get("round"), index)) + 1] = value
         return out
 
 
@@ -255,7 +251,7 @@ def merged(runs: Iterable[Mapping[K, float]]) -> dict[K, Spread]:
     for run in runs:
         for key, value in run.items():
             values.setdefault(key, []).append(value)
-    return {key: Spread(fmean(v), pstdev(v), len(v)) for key, v in values.items()}
+    return {key: spread_of(found) for key, found in values.items()}
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from functools import partial
 from statistics import fmean
 
 from fedmodels.numerics.metric_names import metric
+from fedmodels.units import bytes_text
 from fedsrv.report import quantities as q
-from fedsrv.report.comparison import cost_text, main_metric, winner
+from fedsrv.report.comparison import best_group, main_metrics
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup
 
@@ -18,7 +19,7 @@ def story(groups: Sequence[SeedGroup]) -> list[str]:
 
     A question that the runs do not answer is left out.
     """
-    name = main_metric(groups)
+    name = main_metrics(groups)[0]
     parts = (_how_good, _on_rare_classes, _on_old_tasks, _who_helped, _at_what_cost)
     return [sentence for part in parts for sentence in part(groups, name)]
 
@@ -32,9 +33,9 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     yield f"{_capital(what.title)}: {_each(texts)}."
     if len(values) < 2 or not what.better:
         return
-    first = winner(groups, name)
+    first = best_group(groups, name)
     if first is not None:
-        yield f"{groups[first].label} is better than every other in a paired test over seeds."
+        yield f"{first} is better than every other in a paired test over seeds."
     elif all(len(group.runs) == 1 for group in groups):
         yield "With one seed each, no test says whether such differences are chance."
     else:
@@ -94,7 +95,7 @@ def _at_what_cost(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
         spent = group.merge(partial(RunRecord.totals, part="seconds"))
         if "up" in moved and "wall" in spent:
             sent, took = moved["up"].mean, spent["wall"].mean
-            texts[group.label] = f"{cost_text('bytes', sent)} in {took:.1f} s"
+            texts[group.label] = f"{bytes_text(sent)} in {took:.1f} s"
     if texts:
         yield f"Clients sent: {_each(texts)}."
 

@@ -1,24 +1,22 @@
-"""Tables of one run or of several side by side; seeds merged as mean ± standard deviation."""
+"""``fedsrv report``: tables of run directories, sentences, and a page where one is wanted."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.files import write_atomically
-from fedsrv.report.comparison import TEST, Comparison, comparison
+from fedsrv.report.comparison import comparison
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
 from fedsrv.report.story import story
+from fedsrv.report.table import Name
 from fedsrv.state.cross_check import differences
-
-MOST_COLUMNS = 4
-"""Beyond this many groups a comparison has one line, not one column, for each."""
 
 
 def report_command(runs: list[Path], html: Path | None, everything: bool = False) -> None:
@@ -27,7 +25,7 @@ def report_command(runs: list[Path], html: Path | None, everything: bool = False
     Args:
         runs: run directories.
         html: where the page goes.
-        everything: show every figure, not the headline alone.
+        everything: show every number, not the headline's alone.
 
     Raises:
         ConfigError: no run is given, or the page cannot be written.
@@ -87,7 +85,7 @@ def _cut_short(records: Sequence[RunRecord]) -> list[str]:
 
 
 def final_table(run: RunRecord | Path, everything: bool = False) -> Table:
-    """Return the result of one run: the headline's figures, or every one, and what it cost.
+    """Return the result of one run: the headline's numbers, or every one, and what it cost.
 
     Raises:
         ArchiveError: ``run`` is a directory that is no run's, or a file in it is damaged.
@@ -95,48 +93,14 @@ def final_table(run: RunRecord | Path, everything: bool = False) -> Table:
     run = read_run(run) if isinstance(run, Path) else run
     seed = "" if run.seed is None else f", seed {run.seed}"
     state = "" if run.is_finished else ", not finished"
-    title = Text(f"{run.title()}{seed}: {run.rounds} rounds{state}")
-    cells = comparison(group_runs([run]), everything)
-    more = _more(cells)
-    width = max(len(title), len(more or ""))
-    out = Table(title=title, title_justify="left", min_width=width, caption=more)
-    out.add_column("figure")
-    out.add_column("value", justify="right")
-    for name, (value,) in cells.lines.items():
-        out.add_row(Text(name), value)
-    return out
+    title = f"{run.title()}{seed}: {run.rounds} rounds{state}"
+    found = comparison(group_runs([run]), everything)
+    return replace(found, columns=[Name("value")], corner="metric").rich(title)
 
 
 def compare(runs: Sequence[RunRecord], everything: bool = False) -> Table:
-    """Return runs side by side; runs that differ only in their seed stand in one column.
-
-    With more than a few groups the table is turned: one line for each.
-    """
-    groups = group_runs(runs)
-    cells = comparison(groups, everything)
-    captions = ["± is the population standard deviation over runs"]
-    captions = captions if any(len(group.runs) > 1 for group in groups) else []
-    captions += [TEST] if cells.best else []
-    captions += [more] if (more := _more(cells)) else []
-    out = Table(caption="\n".join(captions) or None)
-    heads = [
-        Text(f"{group}\n{note}") for group, note in zip(cells.groups, cells.notes, strict=True)
-    ]
-    body = [_styled(values, cells.best.get(name)) for name, values in cells.lines.items()]
-    grid = [[Text(""), *heads]]
-    grid += [[Text(name), *line] for name, line in zip(cells.lines, body, strict=True)]
-    if len(heads) > MOST_COLUMNS:
-        grid = [list(column) for column in zip(*grid, strict=True)]
-    for index, head in enumerate(grid[0]):
-        out.add_column(head, justify="right" if index else "left")
-    for line in grid[1:]:
-        out.add_row(*line)
-    return out
-
-
-def _more(cells: Comparison) -> str | None:
-    """Return how the other figures are shown."""
-    return f"{cells.hidden} more: fedsrv report --all RUN" if cells.hidden else None
+    """Return runs side by side; runs that differ only in their seed stand in one column."""
+    return comparison(group_runs(runs), everything).rich()
 
 
 def write_html(runs: Sequence[RunRecord], path: Path) -> None:
@@ -149,14 +113,10 @@ def write_html(runs: Sequence[RunRecord], path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    from fedsrv.report.page import page  # draws with matplotlib: only when a page is wanted
+    from fedsrv.report.page import page  # imports jinja: only when a page is wanted
 
     text = page(group_runs(runs))
     if path.is_char_device() or path.is_fifo():
         path.write_text(text, encoding="utf-8")
     else:
         write_atomically(path, text)
-
-
-def _styled(values: Sequence[str], best: int | None) -> list[Text]:
-    return [Text(value, "bold" if index == best else "") for index, value in enumerate(values)]

@@ -13,7 +13,9 @@ from fedmodels.errors import ArchiveError, ConfigError, suggestion
 from fedmodels.methods import method_class
 from fedmodels.numerics.metric_names import METRICS, current, is_known
 from fedsrv.report.comparison import SPENT
-from fedsrv.sweep.figures import Figures, paths_of, read_figures, rounds_of
+from fedsrv.report.frame import RunNumbers
+from fedsrv.report.run_record import read_run
+from fedsrv.sweep.outcome import read_numbers, tables_of
 from fedsrv.sweep.places import Say
 from fedsrv.sweep.plan import PlannedRun, Sweep
 
@@ -60,24 +62,24 @@ def _missing(kind: str, heading: str, name: str, known: Iterable[str]) -> Config
     return ConfigError(f"no run has the {kind} {heading!r}, {name!r}.{suggestion(word, known)}")
 
 
-def faults(sweep: Sweep, runs: Sequence[Figures], directory: Path) -> Iterator[ConfigError]:
+def faults(sweep: Sweep, runs: Sequence[RunNumbers], directory: Path) -> Iterator[ConfigError]:
     """Yield an error for each column and curve that no run has and no table of metrics knows.
 
     Args:
         sweep: names them.
-        runs: the figures of finished runs.
+        runs: the numbers of finished runs.
         directory: of one of them, for what it has.
     """
     for heading, path in sweep.columns.items():
         table, _, name = path.partition(".")
         known = table == "metrics" and _is_metric(name)
         if not known and all(run.values[path] is None for run in runs):
-            yield _missing(
-                "column", heading, path, {*paths_of(directory), *(f"metrics.{m}" for m in METRICS)}
-            )
+            tables = tables_of(read_run(directory))
+            has = {f"{table}.{name}" for table, names in tables.items() for name in names}
+            yield _missing("column", heading, path, {*has, *(f"metrics.{m}" for m in METRICS)})
     for heading, name in sweep.curves.items():
         if not _is_metric(name) and not any(run.curves[name] for run in runs):
-            written = {key for one in rounds_of(directory) for key in one["metrics"]}
+            written = {key for row in read_run(directory).rows for key in row.get("metrics", {})}
             yield _missing("curve", heading, name, {*written, *METRICS})
 
 
@@ -95,9 +97,9 @@ class Watch:
         if self._has_looked or ended.keys() != {run.cell.row for run in self._runs}:
             return
         self._has_looked = True
-        columns, curves = self._sweep.columns.values(), self._sweep.curves.values()
+        columns, curves = [*self._sweep.columns.values()], [*self._sweep.curves.values()]
         try:
-            found = [read_figures(run, columns, curves) for run in ended.values()]
+            found = [read_numbers(run, columns, curves) for run in ended.values()]
             for fault in faults(self._sweep, found, next(iter(ended.values())).directory):
                 self._say(
                     f"note: so far {fault} Finished runs are kept: once the name is mended, the "

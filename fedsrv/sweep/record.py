@@ -4,7 +4,7 @@
      "selected": …, "cells": [[setting, row], …], "environments": [{…}, …],
      "runs": [{"setting", "row", "seed", "environment", "values": {…}, "curves": {…}}, …]}
 
-A run names its environment (versions and commit) by its place in the list. Figures have six digits.
+A run names its environment (versions and commit) by its place in the list. Numbers have six digits.
 A curve has an entry for each round, null where a round was not scored.
 """
 
@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import parse_experiment
-from fedsrv.sweep.figures import Figures, read_figures
+from fedsrv.report.frame import RunNumbers
+from fedsrv.sweep.outcome import Outcome, read_numbers
 from fedsrv.sweep.plan import Cell, PlannedRun, Sweep
-from fedsrv.sweep.tables import Outcome
 
 FORMAT = 1
 
@@ -39,9 +39,9 @@ def outcome_of(
         ArchiveError: a file of another run is damaged.
     """
     planned = list(runs)
-    columns, curves = sweep.columns.values(), sweep.curves.values()
+    columns, curves = [*sweep.columns.values()], [*sweep.curves.values()]
     sound = [run for run in planned if run.is_finished and run not in damaged]
-    ended = [read_figures(run, columns, curves) for run in sound]
+    ended = [read_numbers(run, columns, curves) for run in sound]
     cells = list(dict.fromkeys(run.cell for run in planned))
     against = sweep.against or next(iter(sweep.methods))
     lengths = {name: rung.length for name, rung in sweep.rungs().items()}
@@ -55,14 +55,15 @@ def to_json(outcome: Outcome) -> str:
     environments = list({json.dumps(dict(run.environment)): None for run in outcome.runs})
     runs = [
         {
-            "setting": run.cell.setting,
-            "row": run.cell.row,
+            "setting": cell.setting,
+            "row": cell.row,
             "seed": run.seed,
             "environment": environments.index(json.dumps(dict(run.environment))),
             "values": {k: _short(v) for k, v in run.values.items()},
             "curves": {k: list(map(_short, line)) for k, line in run.curves.items()},
         }
         for run in outcome.runs
+        for cell in [cast(Cell, run.row)]
     ]
     head = {
         "format": FORMAT,
@@ -92,7 +93,7 @@ def read_record(path: Path) -> Outcome:
         if found["format"] != FORMAT:
             raise ConfigError(f"{path} has format {found['format']}; this version reads {FORMAT}")
         runs = [
-            Figures(
+            RunNumbers(
                 Cell(run["setting"], run["row"]),
                 run["seed"],
                 run["values"],

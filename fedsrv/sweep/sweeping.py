@@ -13,12 +13,11 @@ from fedsrv.report.tables import report_command, write_html
 from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.columns import Watch, check_names, faults
 from fedsrv.sweep.execution import execute
-from fedsrv.sweep.figures import read_figures
-from fedsrv.sweep.pictures import draw
+from fedsrv.sweep.outcome import Outcome, read_numbers
 from fedsrv.sweep.places import Say, place_of
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
 from fedsrv.sweep.record import outcome_of, to_json
-from fedsrv.sweep.tables import Outcome, latex, page, write_csv
+from fedsrv.sweep.tables import draw, page, write_csv
 
 
 def run_sweep(
@@ -94,7 +93,7 @@ def _tabulate(outcome: Outcome, out: Path, say: Say) -> None:
     text = page(outcome)
     say(text)
     write_atomically(out / "table.md", text)
-    write_atomically(out / "table.tex", latex(outcome))
+    write_atomically(out / "table.tex", outcome.table().latex())
     write_atomically(out / "record.json", to_json(outcome))
     write_csv(outcome, out)
     draw(outcome, out / "picture.svg")
@@ -122,7 +121,7 @@ def _is_sound(run: PlannedRun, sweep: Sweep, say: Say) -> bool:
         run.changes()
         read_run(run.directory)
         if sweep.columns:
-            read_figures(run, sweep.columns.values(), sweep.curves.values())
+            read_numbers(run, [*sweep.columns.values()], [*sweep.curves.values()])
     except ArchiveError as error:
         say(f"{run.directory.name} is left out: {error}; remove its directory to run it again")
         return False

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedsrv.sweep.figures import CONFIDENCE, Values, values_of
 from numpy.typing import NDArray
 from scipy.stats import t
 
 from benchmarks.records import MARKED, PAGES, RECORDS, ROOT
-from fedsrv.sweep.figures import CONFIDENCE, Values, values_of
 from fedsrv.sweep.plan import Cell
 from fedsrv.sweep.record import read_record
 from fedsrv.sweep.tables import Outcome

@@ -51,20 +51,20 @@ def test_runs_of_another_machine_are_added(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(records, "RECORDS", tmp_path)
     file = tmp_path / "fedmlp-readings.json"
     old = replace(recorded, runs=[run for run in recorded.runs if run.seed == 0])
-    new = [replace(run, values={"made": 1.0}) for run in recorded.runs if run.cell.row == "FedMLP"]
+    new = [replace(run, values={"made": 1.0}) for run in recorded.runs if run.row.row == "FedMLP"]
     monkeypatch.setattr(records, "outcome_of", lambda *_: replace(recorded, runs=new))
 
     file.write_text(to_json(old))
     records.keep(study, tmp_path, add=True)
     both = read_record(file)
-    assert [(run.cell.row, run.seed) for run in both.runs[:4]] == [
+    assert [(run.row.row, run.seed) for run in both.runs[:4]] == [
         ("FedMLP", 0), ("FedMLP", 1), ("FedMLP", 2), ("KL(c, z)", 0)
     ]  # fmt: skip
     assert [dict(run.values) == {"made": 1.0} for run in both.runs[:4]] == [True] * 3 + [False]
     assert both.cells == recorded.cells
 
     records.keep(study, tmp_path)
-    assert [run.cell.row for run in read_record(file).runs] == ["FedMLP"] * 3
+    assert [run.row.row for run in read_record(file).runs] == ["FedMLP"] * 3
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,11 @@ def test_committed_records_are_shown(going_on: Any, run: Path) -> None:
     found = state_of(address)
     assert found["finished"]
     assert found["interactions"] == len(rows)
-    assert found["metrics"]["loss"][-1] == [rows[-1]["round"], rows[-1]["metrics"]["loss"]]
-    sizes = [[row["interaction"], row["bytes"]["up"]] for row in rows]
+    assert found["metrics"]["loss"][-1] == [rows[-1]["round"] + 1, rows[-1]["metrics"]["loss"]]
+    sizes = [[row["interaction"] + 1, row["bytes"]["up"]] for row in rows]
     assert found["bytes"]["up"] == sizes
     views = rows[-1]["clients"]["0"]["views"]
-    last = [cell for cell in found["tasks"]["after_local"] if cell[0] == rows[-1]["interaction"]]
+    last = [cell for cell in found["tasks"]["after_local"] if cell[0] == len(rows)]
     assert [cell[1] for cell in last] == list(range(len(views["after_local"]["tasks"])))
     assert found["per_client"]["columns"]["down"].keys() == rows[-1]["clients"].keys()
     assert found["per_client"]["quantiles"] is None

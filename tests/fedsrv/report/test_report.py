@@ -31,7 +31,7 @@ from fedmodels.numerics.metrics import forgetting
 from fedsrv.engine.summary import accuracy_lost
 from fedsrv.report import quantities
 from fedsrv.report import tables as report
-from fedsrv.report.comparison import comparison, paired_p
+from fedsrv.report.frame import difference
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
@@ -129,6 +129,18 @@ def _row(
     return {"round": round_, "interaction": at, "cohort": list(range(clients)), **kept}
 
 
+def lines_of(*runs: Any, everything: bool = False) -> dict[str, list[str]]:
+    """Return the cells of a comparison by the names of their rows."""
+    table = report.comparison(group_runs(runs), everything)
+    return {name.text: list(c) for name, c in zip(table.rows, table.cells, strict=True)}
+
+
+def best_of(*runs: Any) -> dict[str, str]:
+    """Return which column of a comparison is bold in a row, where one is."""
+    table = report.comparison(group_runs(runs))
+    return {table.rows[row].text: table.columns[column].text for row, column in table.bold}
+
+
 def text_of(table: Table) -> str:
     console = Console(file=io.StringIO(), width=160, no_color=True)
     console.print(table)
@@ -206,10 +218,10 @@ def test_seeds_merge_as_mean_and_population_deviation(tmp_path: Path) -> None:
         ({"schedule": {"clients": 4, "per_round": 4}}, "a_loc_trained %"),
     ],
 )
-def test_a_figure_of_the_cohort_says_of_how_many(tmp_path, config, heading) -> None:
+def test_a_number_of_the_cohort_says_of_how_many(tmp_path, config, heading) -> None:
     metrics = {"a_loc_trained": 0.5, "a_loc_received": 0.6}
     run = read_run(write_run(tmp_path / "run", metrics=metrics, config=config))
-    lines = comparison(group_runs([run]), everything=True).lines
+    lines = lines_of(run, everything=True)
     assert lines[heading] == ["50.00"]
     assert lines["a_loc_received %"] == ["60.00"]
 
@@ -272,10 +284,13 @@ def test_methods_side_by_side(tmp_path: Path) -> None:
         read_run(write_run(tmp_path / "b", method="fedavg", metrics={"a_glo": 0.6, "afm": 0.2})),
         read_run(write_run(tmp_path / "c", method="local", metrics={"iaa": 0.6})),
     ]
-    cells = report.comparison(group_runs(runs), everything=True)
-    assert cells.groups == ["gldp", "fedavg", "local"]
-    assert cells.lines["a_glo %"] == ["50.00", "60.00", "–"]
-    assert cells.best == {}, "one seed each says nothing of a winner"
+    assert [c.text for c in report.comparison(group_runs(runs)).columns] == [
+        "gldp",
+        "fedavg",
+        "local",
+    ]
+    assert lines_of(*runs, everything=True)["a_glo %"] == ["50.00", "60.00", "–"]
+    assert best_of(*runs) == {}, "one seed each says nothing of a winner"
 
 
 def seeds(place: Path, method: str, *values: float, name: str = "a_glo") -> list[Any]:
@@ -286,38 +301,38 @@ def seeds(place: Path, method: str, *values: float, name: str = "a_glo") -> list
 
 
 def test_a_winner_beats_every_other_in_a_paired_test(tmp_path: Path) -> None:
-    """Seeds differ more than methods; b is better than a by .02, .03, .04: t = 5.196, p = .0351.
+    """Seeds differ more than methods; b is better than a by .02, .03, .04.
 
-    Against c, whose differences are .02, .03 and -.03, nothing is known.
+    s = .01, and t of two degrees of freedom is 4.303: half a width of .02484. Against c, whose
+    differences are .02, .03 and -.03, nothing is known.
     """
     a = seeds(tmp_path, "a", 0.50, 0.60, 0.70)
     b = seeds(tmp_path, "b", 0.52, 0.63, 0.74)
     c = seeds(tmp_path, "c", 0.50, 0.60, 0.77)
-    assert paired_p([0.52, 0.63, 0.74], [0.50, 0.60, 0.70]) == pytest.approx(0.0351, abs=1e-4)
-    assert report.comparison(group_runs([*a, *b])).best == {"a_glo %": 1}
-    assert report.comparison(group_runs([*a, *b, *c])).best == {}
+    found = difference({0: 0.52, 1: 0.63, 2: 0.74}, {0: 0.50, 1: 0.60, 2: 0.70})
+    assert found
+    assert (found.low, found.high) == pytest.approx((0.00516, 0.05484), abs=1e-5)
+    assert best_of(*a, *b) == {"a_glo %": "b"}
+    assert best_of(*a, *b, *c) == {}
     two = [*seeds(tmp_path / "two", "a", 0.5, 0.6), *seeds(tmp_path / "two", "b", 0.625, 0.725)]
-    assert report.comparison(group_runs(two)).best == {}, "two seeds are too few"
-    assert report.comparison(group_runs([*a, *b[1:]])).best == {}, "pairs have the seed in common"
+    assert best_of(*two) == {}, "two seeds are too few"
+    assert best_of(*a, *b[1:]) == {}, "pairs have the seed in common"
     assert "paired t-test over seeds" in text_of(report.compare([*a, *b]))
     assert "paired" not in text_of(report.compare([*a, *b, *c]))
 
 
 def test_a_seed_of_its_own_makes_nobody_a_winner(tmp_path: Path) -> None:
-    """a has the higher mean by its fourth seed; on the three in common it is worse by .02 to .04.
-
-    There p = .0351 as above, of the other sign.
-    """
+    """a has the higher mean by its fourth seed; on those in common it is worse by .02 to .04."""
     a = seeds(tmp_path, "a", 0.50, 0.60, 0.70, 0.98)
     b = seeds(tmp_path, "b", 0.52, 0.63, 0.74)
-    assert report.comparison(group_runs([*a, *b])).best == {}
+    assert best_of(*a, *b) == {}
 
 
 def test_less_forgetting_wins(tmp_path: Path) -> None:
     a = seeds(tmp_path, "a", 0.5, 0.6, 0.7, name="forgetting")
     b = seeds(tmp_path, "b", 0.4, 0.5, 0.6, name="forgetting")
-    assert report.comparison(group_runs([*a, *b])).best == {"forgetting %": 1}
-    assert paired_p([1.0, 1.0], [1.0, 1.0]) == 1.0
+    assert best_of(*a, *b) == {"forgetting %": "b"}
+    assert best_of(*a, *seeds(tmp_path, "same", 0.5, 0.6, 0.7, name="forgetting")) == {}
 
 
 def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
@@ -327,7 +342,7 @@ def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
     )  # fmt: skip
     metrics = dict.fromkeys(names, 0.5)
     found = {
-        kind: list(report.comparison(group_runs([read_run(run)])).lines)
+        kind: list(lines_of(read_run(run)))
         for kind in ("per_class_shards", "natural", "replay_gradual")
         if (run := write_run(tmp_path / kind, kind=kind, metrics=metrics))
     }
@@ -337,12 +352,11 @@ def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
         "natural": ["personalization %", "generalization %", "global_f1 %", "a_loc %", *costs],
         "replay_gradual": ["aa %", "forgetting %", "a_loc %", "a_glo %", *costs],
     }
-    several = [write_run(tmp_path / m, method=m, metrics=metrics) for m in ("a", "b")]
-    cells = report.comparison(group_runs(map(read_run, several)))
-    assert next(iter(cells.lines)) == "a_loc_received %", "one view for all methods"
-    assert cells.hidden == len(names) - 4 + 5
-    assert "12 more: fedsrv report --all RUN" in text_of(report.compare([*map(read_run, several)]))
-    assert len(report.comparison(group_runs(map(read_run, several)), everything=True).lines) == 18
+    several = [read_run(write_run(tmp_path / m, method=m, metrics=metrics)) for m in ("a", "b")]
+    assert next(iter(lines_of(*several))) == "a_loc_received %", "one view for all methods"
+    assert len(names) - 4 + 5 == 12
+    assert "12 more: fedsrv report --all RUN" in text_of(report.compare(several))
+    assert len(lines_of(*several, everything=True)) == 18
 
 
 def test_forgetting_is_of_the_moment_that_most_runs_scored(tmp_path: Path) -> None:
@@ -356,7 +370,7 @@ def test_forgetting_is_of_the_moment_that_most_runs_scored(tmp_path: Path) -> No
         ([one, other], "forgetting_received %"),
         ([one, partly], "forgetting_trained %"),
     ):
-        assert next(iter(report.comparison(group_runs(runs)).lines)) == name
+        assert next(iter(lines_of(*runs))) == name
 
 
 def test_many_groups_turn_the_table(tmp_path: Path) -> None:
@@ -395,14 +409,14 @@ def test_quantities_by_hand(tmp_path: Path) -> None:
         {**at(1, 2, task=0), "clients": {"0": scored(0.9, 0.4)}},
     )
     assert quantities.task_accuracy(run, "global") == pytest.approx(
-        {(0, 0): 0.7, (1, 0): 0.6, (1, 1): 0.9, (2, 0): 0.9, (2, 1): 0.4}
+        {(1, 0): 0.7, (2, 0): 0.6, (2, 1): 0.9, (3, 0): 0.9, (3, 1): 0.4}
     )
     assert quantities.accuracy_matrix(run, "global") == pytest.approx(
         {(0, 0): 0.9, (0, 1): 0.4, (1, 0): 0.6, (1, 1): 0.9}
     )
     assert quantities.lost_by_task(run, "global") == pytest.approx({0: 0.4})
     assert quantities.client_accuracy(run, "global") == {0: 0.9, 1: 0.7}
-    assert quantities.view_curve(run, "global") == pytest.approx({0: 0.6, 1: 0.9})
+    assert quantities.view_curve(run, "global") == pytest.approx({1: 0.6, 2: 0.9})
 
 
 def test_what_was_lost_is_the_summarys_forgetting(tmp_path: Path) -> None:
@@ -453,14 +467,14 @@ def test_weights_carry_the_clients_they_belong_to(tmp_path: Path) -> None:
         {"interaction": 0, "cohort": [2, 5], "series": {"aggregation_weights": [0.25, 0.75]}},
         {"interaction": 1, "cohort": [5, 7], "series": {"aggregation_weights": [0.5, 0.5]}},
     )
-    expected = {(0, 2): 0.25, (0, 5): 0.75, (1, 5): 0.5, (1, 7): 0.5}
+    expected = {(1, 2): 0.25, (1, 5): 0.75, (2, 5): 0.5, (2, 7): 0.5}
     assert quantities.weight_vectors(vector) == expected
     assert quantities.weight_matrices(vector) == {}
     matrix = hand_written(
         tmp_path / "matrix",
         {"cohort": [2, 5], "series": {"aggregation_weights": [[0.9, 0.1], [None, 1.0]]}},
     )
-    assert quantities.weight_matrices(matrix) == {0: {(2, 2): 0.9, (2, 5): 0.1, (5, 5): 1.0}}
+    assert quantities.weight_matrices(matrix) == {1: {(2, 2): 0.9, (2, 5): 0.1, (5, 5): 1.0}}
 
 
 def test_who_helped_whom_is_shown_over_the_run(tmp_path: Path) -> None:
@@ -471,9 +485,9 @@ def test_who_helped_whom_is_shown_over_the_run(tmp_path: Path) -> None:
     ]
     page = page_of(tmp_path, hand_written(tmp_path / "run", *rows).path)
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
-    assert captions[0] == "Who helped whom: weights of run in interaction 10"
+    assert captions[0] == "Who helped whom: weights of run in interaction 11"
     weights = [c for c in captions if c.startswith("aggregation weights")]
-    assert weights == [f"aggregation weights, interaction {at}" for at in (0, 3, 6, 10)]
+    assert weights == [f"aggregation weights, interaction {at}" for at in (1, 4, 7, 11)]
     assert "weight of a client's own model" in map(html.unescape, captions)
 
 
@@ -489,7 +503,7 @@ def test_costs_add_up_per_client_without_the_evaluator(tmp_path: Path) -> None:
     assert quantities.bytes_of_client(run, "down") == {0: 6000, 1: 6000}
     assert quantities.bytes_of_client(run, "up") == {0: 3000, 1: 3000}
     assert set(quantities.seconds_of_client(run)) == {0, 1}
-    assert quantities.spent(run, "bytes", "wire_up") == dict.fromkeys(range(6), 1100)
+    assert quantities.spent(run, "bytes", "wire_up") == dict.fromkeys(range(1, 7), 1100)
 
 
 # -- what may be missing --------------------------------------------------------------------------
@@ -696,8 +710,8 @@ def test_the_confusion_matrix_of_a_report_is_of_the_last_record(tmp_path: Path) 
         page,
     )
     heads, *cells = csv.reader(io.StringIO(unquote(html.unescape(file))))
-    assert heads == ["true class", "predicted class", "examples", "share of the true class"]
-    assert cells[:2] == [["0", "0", "3.0", "0.75"], ["0", "1", "1.0", "0.25"]]
+    assert heads == ["true class", "predicted class", "share of the true class", "examples"]
+    assert cells[:2] == [["0", "0", "0.75", "3.0"], ["0", "1", "0.25", "1.0"]]
     assert {true for true, *_ in cells} == {"0", "1"}
 
 
@@ -884,8 +898,8 @@ def test_a_page_may_go_to_where_standard_output_goes(tmp_path: Path) -> None:
     assert page.read_text().rstrip().endswith("</html>")
 
 
-def test_matplotlib_is_imported_for_a_page_only() -> None:
-    code = "import sys, fedsrv.report.tables; sys.exit('matplotlib' in sys.modules)"
+def test_no_page_is_drawn_by_matplotlib() -> None:
+    code = "import sys, fedsrv.report.page; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

@@ -11,16 +11,14 @@ from xml.etree import ElementTree
 
 import pytest
 import tomli_w
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import parse_experiment
-from fedsrv.sweep.figures import Figures, winners
-from fedsrv.sweep.pictures import draw
+from fedsrv.report.frame import RunNumbers, winner
+from fedsrv.sweep.outcome import Outcome
 from fedsrv.sweep.plan import Cell, Sweep, plan
 from fedsrv.sweep.record import read_record, to_json
-from fedsrv.sweep.tables import Outcome, latex, page
+from fedsrv.sweep.tables import charts_of, draw, page
 from tests.conftest import TABLES
 
 LENGTHS = {"1 × rounds": 1, "2 × rounds": 2}
@@ -34,7 +32,9 @@ SCORES = {
 
 def outcome(scores=SCORES, lengths=LENGTHS) -> Outcome:
     runs = [
-        Figures(Cell(*cell), seed, {"metrics.a_loc": value}, {"iaa": [0.1, value]}, {"torch": "2"})
+        RunNumbers(
+            Cell(*cell), seed, {"metrics.a_loc": value}, {"iaa": [0.1, value]}, {"torch": "2"}
+        )
         for cell, values in scores.items()
         for seed, value in enumerate(values)
     ]
@@ -88,16 +88,15 @@ def test_a_stream_is_lengthened_by_its_parts(tmp_path: Path) -> None:
 
 def test_a_winner_beats_every_other_row_seed_by_seed() -> None:
     """By 5, 5.1 and 5.2 on seeds that differ by more; with two of these seeds nobody wins."""
-    a, b, c = (Cell("", name) for name in "abc")
-    values = {a: {0: 10.0, 1: 20.1, 2: 30.2}, b: {0: 5.0, 1: 15.0, 2: 25.0}}
-    assert winners(values, [a, b], 1) == {a}
-    assert winners(values, [a, b], -1) == {b}
-    assert winners(values, [a, b], 0) == set()
-    assert winners({**values, c: {0: 9.0, 1: 21.0, 2: 28.0}}, [a, b, c], 1) == set()
-    assert winners({**values, c: {3: 0.0}}, [a, b, c], 1) == set()  # no seed in common
-    assert winners({a: values[a]}, [a], 1) == set()  # nobody to beat
-    two = {cell: {seed: found[seed] for seed in (0, 1)} for cell, found in values.items()}
-    assert winners(two, [a, b], 1) == set()
+    a, b = {0: 10.0, 1: 20.1, 2: 30.2}, {0: 5.0, 1: 15.0, 2: 25.0}
+    values = {"a": a, "b": b}
+    assert winner(values, 1) == "a"
+    assert winner(values, -1) == "b"
+    assert winner(values, 0) is None
+    assert winner({**values, "c": {0: 9.0, 1: 21.0, 2: 28.0}}, 1) is None
+    assert winner({**values, "c": {3: 0.0}}, 1) is None  # no seed in common
+    assert winner({"a": a}, 1) is None  # nobody to beat
+    assert winner({"a": {0: 10.0, 1: 20.1}, "b": {0: 5.0, 1: 15.0}}, 1) is None
 
 
 def test_a_ladder_is_a_table_of_scores_against_length() -> None:
@@ -115,7 +114,7 @@ def test_a_heading_names_the_clients_where_they_are_not_all() -> None:
     some = replace(whole, selected="10 of 20 clients")
     assert some.headings == ["A_loc, received", "A_loc, trained (10 of 20 clients)"]
     assert some.headings[1] in page(some)
-    assert "trained (10 of 20 clients)" in latex(some)
+    assert "trained (10 of 20 clients)" in some.table().latex()
     assert some.selected in to_json(some)
 
 
@@ -124,7 +123,7 @@ def test_a_curve_stands_at_the_rounds_that_were_scored(tmp_path: Path) -> None:
     seeds = [[None, 0.1, None, 0.3], [None, 0.2, None, 0.4]]
     curves = [{"iaa": seed, "loss": [1.5, 0.25], "mine": [1, 2, 3][: 2 + place]}
               for place, seed in enumerate(seeds)]  # fmt: skip
-    runs = [Figures(Cell("", "A"), seed, {}, found, {}) for seed, found in enumerate(curves)]
+    runs = [RunNumbers(Cell("", "A"), seed, {}, found, {}) for seed, found in enumerate(curves)]
     shown = {"IAA": "iaa", "loss": "loss", "not of one length": "mine"}
     made = Outcome(runs, [Cell("", "A")], {}, "A", 2, shown)
     text = page(made)
@@ -149,13 +148,13 @@ def test_a_record_gives_the_same_tables_again(tmp_path: Path) -> None:
         read_record(file)
 
 
-def test_a_picture_has_a_panel_for_each_score_and_curve(tmp_path: Path) -> None:
+def test_a_picture_has_a_chart_for_each_score_and_curve(tmp_path: Path) -> None:
     file, again = tmp_path / "one.svg", tmp_path / "two.svg"
     assert draw(outcome(), file)
     assert draw(outcome(), again)
     assert file.read_bytes() == again.read_bytes()
-    panels = ElementTree.parse(file).findall(".//*[@id]")
-    assert sum(p.attrib["id"].startswith("axes_") for p in panels) == 2
+    texts = ["".join(node.itertext()) for node in ElementTree.parse(file).iter()]
+    assert {"A_loc", "IAA", "AA", "BB", "×1", "×2"} <= set(texts), "a label and its hint"
     assert not draw(Outcome([], [], {}, "", 0), tmp_path / "none.svg")
     assert not (tmp_path / "none.svg").exists()
 
@@ -163,33 +162,31 @@ def test_a_picture_has_a_panel_for_each_score_and_curve(tmp_path: Path) -> None:
 def test_a_picture_that_does_not_fit_leaves_the_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: Figure, path: Path, **__: object) -> None:
-        path.write_bytes(b"half")
+    def full(path: Path, text: str, *_: object, **__: object) -> int:
+        path.write_bytes(text.encode()[:100])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     (tmp_path / "picture.svg").write_text("an earlier one")
-    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space left"):
         draw(outcome(), tmp_path / "picture.svg")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
 
 
-def test_bars_of_a_picture_are_the_spreads_of_the_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bands_of_a_picture_are_the_spreads_of_the_tables() -> None:
     """Of 50, 60 and 55 the population standard deviation is the root of 50/3."""
-    bars, plain = [], Axes.errorbar
-
-    def errorbar(
-        axes: Axes, x: list[int], y: list[float], spread: list[float], **style: str
-    ) -> object:
-        bars.append(spread)
-        return plain(axes, x, y, spread, **style)
-
-    monkeypatch.setattr(Axes, "errorbar", errorbar)
-    assert draw(outcome(), tmp_path / "bars.svg")
-    assert bars == [
-        pytest.approx([4.0825, 4.0825], abs=1e-4),
-        pytest.approx([3.266, 4.083], abs=1e-3),
-    ]
+    ladder, curve = charts_of(outcome())
+    found = [(s.mean, s.std, s.n) for s in ladder.values["A"].values()]
+    assert found == [pytest.approx((mean, 0.040825, 3), abs=1e-6) for mean in (0.55, 0.75)]
     assert "| 1 × rounds: A | 55.00 ± 4.08 |" in page(outcome())
+    assert curve.values["A"].keys() == {1, 2}, "the runs of twice the length alone"
+
+
+def test_settings_and_lengths_have_a_line_for_each_setting() -> None:
+    lengths = {"s, 1 × rounds": 1, "s, 2 × rounds": 2, "t, 1 × rounds": 1, "t, 2 × rounds": 2}
+    scores = {(setting, "A"): [0.5 + n / 10] for n, setting in enumerate(lengths)}
+    ladder, curve = charts_of(outcome(scores, lengths))
+    assert {label: [s.mean for s in line.values()] for label, line in ladder.values.items()} == {
+        "s: A": pytest.approx([0.5, 0.6]), "t: A": pytest.approx([0.7, 0.8]),
+    }  # fmt: skip
+    assert list(curve.values) == ["s: A", "t: A"]

@@ -1,0 +1,247 @@
+"""What a sweep came to: the numbers of its finished runs, and what its tables show of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from fedmodels.errors import ArchiveError
+from fedmodels.numerics.metric_names import find, metric, with_population
+from fedsrv.report.frame import Difference, RunNumbers, column, difference, known, spread_of, winner
+from fedsrv.report.run_record import RunRecord, read_run
+from fedsrv.report.table import Name, Table
+from fedsrv.sweep.plan import Cell, PlannedRun
+
+UNITS = {
+    "bytes": (1e-6, "{:.1f}"),
+    "compute": (1e-6, "{:.0f}"),
+    "seconds": (1, "{:.0f}"),
+    "metrics": (100, "{:.2f}"),
+    "clients": (1, "{:.1f}"),
+}
+"""Factor and format of a column, by the table it is read from."""
+
+
+def unit_of(path: str) -> tuple[float, str]:
+    """Return factor and format of a column."""
+    table, _, name = path.partition(".")
+    if table == "metrics" and not metric(name).unit:
+        return 1, "{:.3f}"
+    if table == "clients" and metric(name).unit:
+        return UNITS["metrics"]
+    return UNITS.get(table, (1, "{:.3f}"))
+
+
+def read_numbers(run: PlannedRun, columns: Sequence[str], curves: Sequence[str]) -> RunNumbers:
+    """Read what tables show of a finished run.
+
+    Args:
+        run: of the sweep.
+        columns: paths into its summary.
+        curves: metrics of its rounds.
+
+    Raises:
+        ArchiveError: one of its files is damaged.
+    """
+    record = read_run(run.directory)
+    if not record.rows:
+        raise ArchiveError(f"{run.directory / 'rounds.jsonl'} holds no interaction")
+    tables = tables_of(record)
+    return RunNumbers(
+        run.cell,
+        run.seed,
+        {path: _number(tables, path) for path in columns},
+        {name: _curve(record, name) for name in curves},
+        record.environment(),
+    )
+
+
+def tables_of(run: RunRecord) -> dict[str, Mapping[str, Any]]:
+    """Return the tables of a run's summary, and the means over its clients in the last row."""
+    found = {key: value for key, value in run.summary.items() if isinstance(value, Mapping)}
+    rows = [row for client, row in run.rows[-1].get("clients", {}).items() if client.isdigit()]
+    names = {key for row in rows for key, value in row.items() if isinstance(value, int | float)}
+    means = {name: fmean(row[name] for row in rows if name in row) for name in names}
+    return {**found, "clients": means}
+
+
+def _number(tables: Mapping[str, Mapping[str, Any]], path: str) -> float | None:
+    table, _, name = path.partition(".")
+    found = tables.get(table, {})
+    value = find(found, name) if table == "metrics" else found.get(name)
+    return value if isinstance(value, int | float) else None
+
+
+def _curve(run: RunRecord, name: str) -> list[float | None]:
+    """Return a metric after each round, up to the last one that has it."""
+    found = run.curve(lambda row: find(row.get("metrics", {}), name))
+    return [found.get(at) for at in range(1, 1 + max(found, default=0))]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The finished runs of a sweep, and what its tables show of them."""
+
+    runs: Sequence[RunNumbers]
+    cells: Sequence[Cell]
+    columns: Mapping[str, str]
+    against: str
+    seeds: int
+    """How many there were meant to be of each row."""
+    curves: Mapping[str, str] = field(default_factory=dict)
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """By setting; all of them 1 where a sweep has no lengths."""
+    selected: str = ""
+    """How many clients a cohort's number is of; empty where that is all of them."""
+
+    def titled(self, heading: str, path: str) -> str:
+        """Return a column's heading, with its clients where they are not all."""
+        table, _, name = path.partition(".")
+        return with_population(name, self.selected, heading) if table == "metrics" else heading
+
+    @property
+    def headings(self) -> list[str]:
+        """Return the columns' headings, with the clients of those that are not of all."""
+        return [self.titled(heading, path) for heading, path in self.columns.items()]
+
+    @cached_property
+    def values(self) -> Mapping[str, Mapping[Any, Mapping[Any, float | None]]]:
+        """Every column by heading, cell and seed, in the unit that tables show."""
+        return {h: column(self.runs, path, unit_of(path)[0]) for h, path in self.columns.items()}
+
+    @cached_property
+    def differences(self) -> Mapping[str, Mapping[Cell, Difference]]:
+        """By heading, each cell minus the row ``against`` in the same setting."""
+        return {
+            heading: {
+                cell: found
+                for cell in self.cells
+                if cell.row != self.against
+                and (base := values.get(Cell(cell.setting, self.against)))
+                and (found := difference(values.get(cell, {}), base))
+            }
+            for heading, values in self.values.items()
+        }
+
+    @cached_property
+    def winners(self) -> set[tuple[str, Cell]]:
+        """Heading and cell of each metric that beats every other row of its setting."""
+        return {
+            (heading, first)
+            for heading, path in self.columns.items()
+            if path.startswith("metrics.")
+            for setting in {cell.setting for cell in self.cells}
+            for rivals in [[cell for cell in self.cells if cell.setting == setting]]
+            for rows in [{cell: self.values[heading].get(cell, {}) for cell in rivals}]
+            if (first := winner(rows, metric(path.partition(".")[2]).better)) is not None
+        }
+
+    def table(self) -> Table:
+        """Return mean ± population standard deviation over seeds of every cell and column."""
+        counts = [sum(run.row == cell for run in self.runs) for cell in self.cells]
+        notes = ["" if n == self.seeds else f" ({n} of {self.seeds} seeds)" for n in counts]
+        names = [f"{cell.title}{note}" for cell, note in zip(self.cells, notes, strict=True)]
+        places = [[(heading, cell) for heading in self.columns] for cell in self.cells]
+        return self._table(names, self.headings, places)
+
+    def ladders(self) -> Iterator[Table]:
+        """Yield a table per metric: every row against the length of its runs."""
+        if len(set(self.lengths.values())) < 2:
+            return
+        rows = list(dict.fromkeys(cell.row for cell in self.cells))
+        for heading, path in self.columns.items():
+            if path.startswith("metrics."):
+                places = [[(heading, Cell(s, row)) for s in self.lengths] for row in rows]
+                yield self._table(rows, list(self.lengths), places, self.titled(heading, path))
+
+    def _table(
+        self,
+        rows: Sequence[str],
+        columns: Sequence[str],
+        places: Sequence[Sequence[tuple[str, Cell]]],
+        corner: str = "",
+    ) -> Table:
+        """Return the table that has these headings and cells in its places."""
+        texts = [[self._text(*place) for place in row] for row in places]
+        bold = {
+            (down, at)
+            for down, row in enumerate(places)
+            for at, place in enumerate(row)
+            if place in self.winners
+        }
+        return Table([*map(Name, columns)], [*map(Name, rows)], texts, bold, corner=corner)
+
+    def _text(self, heading: str, cell: Cell) -> str:
+        seeds = self.values[heading].get(cell, {})
+        if not seeds or len(found := list(known(seeds).values())) < len(seeds):
+            return "–"
+        path = self.columns[heading]
+        form, spread = unit_of(path)[1], spread_of(found)
+        mean = form.format(spread.mean)
+        has_deviation = spread.n > 1 and path.startswith("metrics.")
+        return f"{mean} ± {form.format(spread.std)}" if has_deviation else mean
+
+    def difference_table(self) -> Table:
+        """Return the differences of every row that was compared."""
+        forms = [unit_of(path)[1] for path in self.columns.values()]
+        compared = [c for c in self.cells if any(c in d for d in self.differences.values())]
+        texts = [
+            [
+                _interval(self.differences[heading].get(cell), form)
+                for heading, form in zip(self.columns, forms, strict=True)
+            ]
+            for cell in compared
+        ]
+        names = [Name(cell.title) for cell in compared]
+        return Table([*map(Name, self.headings)], names, texts)
+
+    def curve_means(self, name: str) -> dict[Cell, dict[int, float]]:
+        """Return a metric by round, counted from 1, in the unit of tables: means over all seeds.
+
+        A row is left out where its runs were not scored after the same rounds.
+        """
+        factor, _ = unit_of(f"metrics.{name}")
+        series = {
+            cell: [_by_round(run.curves.get(name, ())) for run in self.runs if run.row == cell]
+            for cell in self.cells
+        }
+        return {
+            cell: {at: factor * fmean(one[at] for one in found) for at in found[0]}
+            for cell, found in series.items()
+            if found and found[0] and all(one.keys() == found[0].keys() for one in found)
+        }
+
+    def curve_tables(self) -> Iterator[Table]:
+        """Yield a table per curve: means over seeds after each scored round, and over these."""
+        for heading, name in self.curves.items():
+            means = self.curve_means(name)
+            each, whole = ("{:.0f}", "{:.1f}") if metric(name).unit else ("{:.3f}", "{:.3f}")
+            corner = self.titled(heading, f"metrics.{name}")
+            for rounds in sorted({tuple(line) for line in means.values()}):
+                lines = {cell: line for cell, line in means.items() if tuple(line) == rounds}
+                texts = [
+                    [*map(each.format, line.values()), whole.format(fmean(line.values()))]
+                    for line in lines.values()
+                ]
+                columns = [*(Name(str(at)) for at in rounds), Name("mean")]
+                yield Table(columns, [Name(c.title) for c in lines], texts, corner=corner)
+
+
+def _by_round(curve: Sequence[float | None]) -> dict[int, float]:
+    return {at: value for at, value in enumerate(curve, 1) if value is not None}
+
+
+def _interval(found: Difference | None, form: str) -> str:
+    """Return a difference with its interval, marked where zero lies outside of it."""
+    if found is None:
+        return "–"
+    signed = form.replace("{:", "{:+z")
+    mean = signed.format(found.mean)
+    if math.isinf(found.low):
+        return mean
+    low, high = signed.format(found.low), signed.format(found.high)
+    return f"{mean} [{low}, {high}]{' *' if found.is_clear else ''}"
