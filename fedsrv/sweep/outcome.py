@@ -36,6 +36,11 @@ def unit_of(path: str) -> tuple[float, str]:
     return UNITS.get(table, (1, "{:.3f}"))
 
 
+def values_of(path: str, runs: Sequence[RunNumbers]) -> Mapping[Any, Mapping[Any, float | None]]:
+    """Return one column by cell and seed, in the unit that tables show."""
+    return column(runs, path, unit_of(path)[0])
+
+
 def read_numbers(run: PlannedRun, columns: Sequence[str], curves: Sequence[str]) -> RunNumbers:
     """Read what tables show of a finished run.
 
@@ -111,7 +116,7 @@ class Outcome:
     @cached_property
     def values(self) -> Mapping[str, Mapping[Any, Mapping[Any, float | None]]]:
         """Every column by heading, cell and seed, in the unit that tables show."""
-        return {h: column(self.runs, path, unit_of(path)[0]) for h, path in self.columns.items()}
+        return {heading: values_of(path, self.runs) for heading, path in self.columns.items()}
 
     @cached_property
     def differences(self) -> Mapping[str, Mapping[Cell, Difference]]:

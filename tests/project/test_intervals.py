@@ -8,21 +8,23 @@ together a wrong one would often find its like.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise, permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fedsrv.sweep.figures import CONFIDENCE, Values, values_of
 from numpy.typing import NDArray
 from scipy.stats import t
 
 from benchmarks.records import MARKED, PAGES, RECORDS, ROOT
+from fedsrv.report.frame import CONFIDENCE
+from fedsrv.sweep.outcome import Outcome, values_of
 from fedsrv.sweep.plan import Cell
 from fedsrv.sweep.record import read_record
-from fedsrv.sweep.tables import Outcome
+
+Values = Mapping[Cell, Mapping[int, float | None]]
 
 TEXTS = [*sorted(PAGES.glob("*.md")), ROOT / "docs" / "results.md"]
 READINGS = sorted((ROOT / "models" / "fedmodels" / "methods" / "readings").glob("*.py"))
@@ -47,7 +49,7 @@ def _columns(outcome: Outcome) -> Iterator[Values]:
     if set(AMONG_ALL) <= columns.keys():
         yield _among_all(*map(columns.__getitem__, AMONG_ALL))
     for name in outcome.curves.values():
-        curves = {(run.cell, run.seed): run.curves.get(name) for run in outcome.runs}
+        curves = {(run.row, run.seed): run.curves.get(name) for run in outcome.runs}
         for part in PARTS.values():
             found: dict[Cell, dict[int, float | None]] = {}
             for (cell, seed), curve in curves.items():
