@@ -23,7 +23,7 @@ from fedpb.codec import encode, merged
 from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.rounds import Engine
+from fedsrv.engine.buffered_rounds import engine_for
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -42,6 +42,10 @@ class Refused(Exception):
     def __init__(self, code: grpc.StatusCode, line: str) -> None:
         super().__init__(f"{code.name}: {line}")
         self.code, self.line = code, line
+
+
+class Gone(Exception):
+    """Raised by a lie: the client is gone for good, without a word."""
 
 
 class Caller:
@@ -82,9 +86,12 @@ class Stage:
         spool = Spool(self.out / "server" / "spool", self.experiment.server.upload_memory_mb << 20)
         clients = self.experiment.schedule.clients
         admission = Admission.of(self.experiment, store.profiles())
-        self.cohort = RemoteCohort(clients, spool, events, admission=admission)
+        self.cohort = RemoteCohort(
+            clients, spool, events, admission=admission,
+            deadline_s=self.experiment.server.deadline_s, min_clients=self.experiment.min_clients,
+        )  # fmt: skip
         self.service = Service(store.run_id, {}, self.cohort, events)
-        engine = Engine(self.experiment, self.cohort, store, events)
+        engine = engine_for(self.experiment, self.cohort, store, events)
         torch.set_num_threads(1)
         with ThreadPoolExecutor(1 + clients) as pool:
             ended: Future[dict[str, Any]] = pool.submit(engine.run)
@@ -128,10 +135,12 @@ class Stage:
             done = worker.execute(order, merged(parts))
             assert done is not None
             answer = done.upload, done.report, done.failure
-            if client in self.liars:
-                answer = self.lie(client, order, answer)
             try:
+                if client in self.liars:
+                    answer = self.lie(client, order, answer)
                 self.push(client, token, order, answer)
+            except Gone:
+                return
             except Refused as refused:
                 self.refused.append(refused)
                 if client not in self.liars and refused.code != grpc.StatusCode.ABORTED:

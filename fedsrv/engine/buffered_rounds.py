@@ -30,7 +30,7 @@ from fedmodels.training.hooks import init_server
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedsrv.availability import read_availability
-from fedsrv.engine.cohort import Answers, Cohort, Flush, Trip
+from fedsrv.engine.cohort import Answers, Cohort, Flush, Starved, Trip
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import Step, draw_cohort, scorers
 from fedsrv.events import EventLog
@@ -115,11 +115,9 @@ class BufferedEngine(Engine):
         """Let idle clients begin, and take the first uploads that come."""
         step = self.steps[ctx.interaction]
         followed = self._undone.get(step.interaction) or self._followed.get(step.interaction)
-        begin = _begun_in(followed) if followed else self._draw(step, ctx.cohort)
-        if begin:
-            self.cohort.send(self._trip_of(step, self.state, begin))
-        self.under_way |= dict.fromkeys(begin, step.interaction)
-        found = self.cohort.take(self._flush(step, followed))
+        free = self.experiment.cohort_size - len(self.under_way)
+        self._begin(step, _begun_in(followed) if followed else self._draw(step, ctx.cohort, free))
+        found = self._take(step, ctx.cohort, followed)
         self.under_way = found.under_way
         if followed and len(found.arrivals) < len(followed["arrivals"]):
             self._undone = {}  # this went another way than before, so later records do not fit
@@ -127,13 +125,30 @@ class BufferedEngine(Engine):
             self.cohort.recall()
         return found
 
-    def _draw(self, step: Step, present: Iterable[int]) -> tuple[int, ...]:
-        """Draw idle clients until as many train as may train at once."""
-        idle = [client for client in present if client not in self.under_way]
-        free = max(0, self.experiment.cohort_size - len(self.under_way))
-        return draw_cohort(self.experiment.seed, step.round, idle, free)
+    def _begin(self, step: Step, clients: Iterable[int]) -> None:
+        """Give orders to train from the present model."""
+        begin = tuple(clients)
+        if begin:
+            self.cohort.send(self._trip_of(step, self.state, begin))
+        self.under_way |= dict.fromkeys(begin, step.interaction)
 
-    def _flush(self, step: Step, followed: Record | None) -> Flush:
+    def _take(self, step: Step, present: Iterable[int], followed: Record | None) -> Answers:
+        """Take the first uploads; let others train where those with orders failed or died."""
+        while True:
+            try:
+                return self.cohort.take(self._flush(step, followed, present))
+            except Starved as starved:
+                self._begin(step, self._draw(step, starved.idle, starved.short))
+
+    def _draw(self, step: Step, present: Iterable[int], free: int) -> tuple[int, ...]:
+        """Draw some clients that have no order."""
+        idle = self._idle(present)
+        return draw_cohort(self.experiment.seed, step.round, idle, max(0, free))
+
+    def _idle(self, present: Iterable[int]) -> list[int]:
+        return [client for client in present if client not in self.under_way]
+
+    def _flush(self, step: Step, followed: Record | None, present: Iterable[int]) -> Flush:
         """Return which uploads end a step.
 
         Raises:
@@ -149,7 +164,9 @@ class BufferedEngine(Engine):
         assert self.experiment.schedule.buffer is not None, "the config says so"
         size = len(wanted) or min(self.experiment.schedule.buffer, len(self.under_way))
         needed = size if self._followed else min(self.experiment.min_clients, size)
-        return Flush(step.interaction, step.round, size, needed, wanted)
+        may_lack = self.experiment.server.min_clients is not None and not wanted
+        idle = self._idle(present) if may_lack else ()
+        return Flush(step.interaction, step.round, size, needed, wanted, idle)
 
     def _reduce(
         self, ctx: ServerContext, results: Answers
@@ -273,7 +290,7 @@ def _fault_of(
         return "is damaged: an order comes from nowhere"
     if clients and clients[-1] >= schedule.clients:
         return f"has client {clients[-1]}; this run's are 0 to {schedule.clients - 1}"
-    if len(clients) > experiment.cohort_size:
+    if len(clients) > experiment.cohort_size and experiment.server.min_clients is None:
         return f"has {len(clients)} clients that train at once; here {experiment.cohort_size} may"
     if len(arrived) > (schedule.buffer or 0):
         return f"ends with {len(arrived)} uploads; here buffer = {schedule.buffer}"

@@ -38,6 +38,9 @@ class Trip:
     enough: int | None = None
     """Results that close the trip at once; all unless given."""
     compression: Compression = field(default_factory=Compression)
+    least: int | None = None
+    """Clients whose results suffice where all others of the trip failed or are dead; as many as are
+    needed unless given."""
 
     @cached_property
     def sent(self) -> Bundle:
@@ -65,6 +68,17 @@ def fewest(experiment: Experiment, everyone: Collection[ClientId]) -> int | None
     return None if most is None else min(most, sum(isinstance(c, int) for c in everyone))
 
 
+def fewest_alive(experiment: Experiment, asked: Collection[ClientId]) -> int | None:
+    """Return how many clients suffice for an evaluation where all others that it asks are gone.
+
+    As many clients of the run may be missing as ``min_clients`` allows, and an evaluation may ask
+    none but these: after an asynchronous round it asks the few whose uploads ended the round.
+    """
+    most = experiment.server.min_clients
+    count = sum(isinstance(client, int) for client in asked)
+    return None if most is None else max(0, count - (experiment.schedule.clients - most))
+
+
 @dataclass(frozen=True)
 class Flush:
     """The results of lasting trips that end one asynchronous interaction."""
@@ -78,6 +92,8 @@ class Flush:
     wanted: Mapping[int, int] = field(default_factory=dict)
     """The clients whose results are wanted, and the interaction of each one's order. Where it is
     empty, the results that come first are taken."""
+    idle: Collection[int] = ()
+    """Clients without an order, who may get one where too few of those with orders are left."""
 
 
 @dataclass
@@ -118,6 +134,15 @@ class StateLost(Exception):
     def __init__(self, client: int, versions: Sequence[int]) -> None:
         super().__init__(f"client {client} holds private states {list(versions)} only")
         self.client = client
+
+
+class Starved(Exception):
+    """Too few of the clients with lasting orders are left for a flush, and others are there."""
+
+    def __init__(self, idle: Sequence[int], short: int) -> None:
+        super().__init__(f"{short} more clients have to train")
+        self.idle, self.short = idle, short
+        """Clients that are there and have no order, and how many of them must train."""
 
 
 HoldsState = Callable[[int, Sequence[int]], bool]
@@ -168,6 +193,9 @@ class Cohort(Protocol):
 
         Failures of lasting trips since the last flush come with them. A client has one order of
         lasting trips at a time.
+
+        Raises:
+            Starved: those that are left are too few, and idle clients are there.
         """
         ...
 

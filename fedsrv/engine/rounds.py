@@ -29,7 +29,7 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.stack import check_stacks
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import untrained
-from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip, fewest
+from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip, fewest, fewest_alive
 from fedsrv.engine.common_commit import go_to_common_commit
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
@@ -326,8 +326,18 @@ class Engine:
         theirs, views = self._context(step, others), ["after_local"]
         common, personal = broadcast(self.method, theirs, self.state)
         orders = self._orders(theirs, rpc.ORDER_KIND_EVALUATE, others, views, step.task + 1)
-        needed = fewest(self.experiment, others)
-        return self.cohort.exchange(self.trip(orders, common, personal, needed=needed))
+        return self.cohort.exchange(self._evaluation(orders, common, personal))
+
+    def _evaluation(
+        self,
+        orders: Mapping[ClientId, rpc.Order],
+        common: Bundle,
+        personal: Mapping[ClientId, Bundle],
+    ) -> Trip:
+        """Return a trip for scores, which ends although some of those asked are gone."""
+        least = fewest_alive(self.experiment, orders)
+        needed = fewest(self.experiment, orders)
+        return self.trip(orders, common, personal, needed=needed, least=least)
 
     @property
     def _scores_trained(self) -> bool:
@@ -350,8 +360,7 @@ class Engine:
             clients.append(EVALUATOR)
         views, seen = self._views(step), tasks_seen(self.experiment, self.tasks, step)
         orders = self._orders(ctx, rpc.ORDER_KIND_EVALUATE, clients, views, seen)
-        trip = self.trip(orders, common, personal, needed=fewest(self.experiment, clients))
-        results = self.cohort.exchange(trip)
+        results = self.cohort.exchange(self._evaluation(orders, common, personal))
         scores.add(results.by_client)
         add_wire(record, results)
         self._fill_in(step, record, scores)

@@ -97,7 +97,7 @@ class RelayCohort(RemoteCohort):
 
     def live(self) -> dict[ClientId, ClientSession]:
         """Return the sessions of clients that are connected; the caller holds the lock."""
-        return {c: s for c, s in self._sessions.items() if self._is_connected(s)}
+        return {c: s for c, s in self._sessions.items() if self._presence.is_connected(s)}
 
     def tokens(self, clients: Sequence[int]) -> dict[int, bytes]:
         """Return the tokens of clients' sessions, also of clients that have died since."""

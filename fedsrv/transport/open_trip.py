@@ -33,6 +33,8 @@ class OpenTrip:
     failed: dict[ClientId, str] = field(default_factory=dict)
     taken: set[ClientId] = field(default_factory=set)
     """Clients whose results or failures a flush took out of a lasting trip."""
+    gone: Collection[ClientId] = ()
+    """Clients that have not answered and were dead when somebody last looked."""
     issue: int = field(default_factory=lambda: secrets.randbits(63) | 1)
     wire_down: int = 0
     groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -152,7 +154,8 @@ class OpenTrip:
     def is_decided(self) -> bool:
         """Tell whether every client answered, or too many of them failed."""
         left = [client for client in self.trip.orders if client not in self.failed]
-        return self.is_full() or len(left) == len(self.results) or not self._suffice(left)
+        reached = self._suffice(left, self.trip.least)
+        return self.is_full() or len(left) == len(self.results) or not reached
 
     def is_full(self) -> bool:
         """Tell whether no more results are wanted."""
@@ -177,13 +180,20 @@ class OpenTrip:
 
     def has_enough(self) -> bool:
         """Tell whether the results suffice to close the trip."""
-        return self._suffice(self.results)
+        nobody_comes = all(c in self.gone for c in self.missing() if c != EVALUATOR)
+        return self._suffice(self.results, self.trip.least if nobody_comes else None)
 
-    def _suffice(self, clients: Collection[ClientId]) -> bool:
-        """Tell whether these would be enough; the evaluator is no client that others stand for."""
+    def _suffice(self, clients: Collection[ClientId], least: int | None = None) -> bool:
+        """Tell whether these would be enough; the evaluator is no client that others stand for.
+
+        Args:
+            clients: who answered, or may.
+            least: how many are enough; ``trip.needed`` unless given.
+        """
         if self.trip.needed is None:
             return len(clients) == len(self.trip.orders)
-        return sum(isinstance(client, int) for client in clients) >= self.trip.needed
+        enough = self.trip.needed if least is None else least
+        return sum(isinstance(client, int) for client in clients) >= enough
 
 
 def _encoded_once(bundles: Mapping[ClientId, Bundle], *, zstd: bool) -> dict[ClientId, Encoded]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from fedmodels.tensors.bundle import ClientId, Weights
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.cohort import Answer, Answers, Flush
+from fedsrv.engine.cohort import Answer, Answers, Flush, Starved
 from fedsrv.transport.open_trip import OpenTrip, by_id
 from fedsrv.transport.order_numbers import answers
+from fedsrv.transport.presence import Presence
 from fedsrv.transport.sessions import Caller
 
 
@@ -151,6 +152,20 @@ class OpenTrips:
             left = [each for each in left if _is_wanted(flush, *each)]
         ready = len(self.ready(flush))
         return ready == flush.size or not left or ready + len(left) < flush.needed
+
+    def starved(self, flush: Flush, who: Presence, *, dead_count: bool) -> Starved | None:
+        """Return who may train in place of those that failed or died; None while enough are left.
+
+        Args:
+            flush: names the idle clients.
+            who: tells which clients are there.
+            dead_count: whether a dead client counts as gone; else it is waited for.
+        """
+        at_work = self.at_work()
+        gone = who.dead(at_work) if dead_count else ()
+        short = flush.needed - len(self.ready(flush))
+        idle = [client for client in flush.idle if who.is_there(client)]
+        return Starved(idle, short) if idle and short > len(at_work) - len(gone) else None
 
     def take(self, flush: Flush) -> Answers:
         """Take the results that are ready for a flush, and all failures, out of their trips."""

@@ -6,30 +6,24 @@ clients; the service's threads bring their calls. This module knows nothing of g
 
 from __future__ import annotations
 
-import math
-import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from fedmodels.errors import FedtideError, PayloadError, RunFailed
+from fedmodels.errors import FedtideError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import Answer, Answers, Flush, HoldsState, Trip
+from fedsrv.engine.cohort import Answer, Answers, Flush, Starved, Trip
 from fedsrv.events import EventLog
-from fedsrv.transport.holdings import Holdings
+from fedsrv.transport.joined_clients import JoinedClients
 from fedsrv.transport.open_trip import OpenTrip, check_enough, what_for
 from fedsrv.transport.open_trips import GroupSum, OpenTrips
 from fedsrv.transport.sessions import (
-    AlreadyConnected,
     Caller,
-    ClientSession,
     NotReady,
     RunHasFailed,
     RunOver,
-    Sessions,
     Superseded,
     UnknownSession,
     relays_of,
@@ -37,15 +31,12 @@ from fedsrv.transport.sessions import (
 from fedsrv.transport.spool import Spool
 from fedsrv.transport.waiting import LOOK_EVERY_S, Notice, Patience
 
-MOST_TOKEN_BYTES = 64
 FAILED_S = 5.0  # for clients to leave a run that failed
 
 
-class RemoteCohort:
+class RemoteCohort(JoinedClients):
     """Clients that join over the network; its methods are called from many threads."""
 
-    LEASE_S = 15.0
-    """A client neither waiting nor heard of for this long is no longer connected."""
     MOST_AHEAD = 3
     """Orders a process may have: one its client trains for, one it holds, one on its way; and
     twice as many as train together, if that is more."""
@@ -65,40 +56,20 @@ class RemoteCohort:
         together: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_clients = num_clients
-        self.most_present = num_clients  # a relay's cohort has fewer of the run's clients
+        super().__init__(num_clients, events, admission, clock)
+        self.spool = spool
         self._most_ahead = max(self.MOST_AHEAD, 2 * together)
-        self.spool, self.events = spool, events
-        self.admission = admission
         self._min_clients = min_clients or num_clients
-        self._clock, self._begun = clock, clock()
         evaluators = [EVALUATOR] if expects_evaluator else []
         self._expected: list[ClientId] = [*range(num_clients), *evaluators]
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        """Wakes the engine. Each Pull has a condition of its own, or a result would wake all."""
-        self._callers: set[Caller] = set()
-        self._sessions: dict[ClientId, ClientSession] = {}
-        self._replaced = 0
-        """How often a session may have been replaced or removed."""
         self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
-        self._holdings = Holdings(self._sessions)
-        self._patience = Patience(self._changed, self._is_there, self._may_come, deadline_s, clock)
+        who = self._presence
+        self._patience = Patience(self._changed, who.is_there, who.may_come, deadline_s, clock)
         self._gathering = Notice("gathering the run's clients", events, clock)
         self.committed = self.watermark = -1
 
     # --- for the engine ---------------------------------------------------------------------------
-
-    def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
-        with self._changed:
-            self._holdings.require(holds, last_trained, safe)
-            self._replaced += 1
-            self.wake()
-
-    def starting_over(self) -> Sequence[int]:
-        with self._changed:
-            return self._holdings.starting_over()
 
     def gather(self) -> Mapping[int, str]:
         joined, needed = self._sessions, self._min_clients
@@ -115,18 +86,6 @@ class RemoteCohort:
                 notice, clients, self._sessions, needed, enough_will_do=True
             )
             return self._descriptions()
-
-    def _descriptions(self) -> Mapping[int, str]:
-        found = {c: s.client_json for c, s in self._sessions.items() if isinstance(c, int)}
-        return dict(sorted(found.items()))
-
-    def has_evaluator(self) -> bool:
-        with self._changed:
-            return EVALUATOR in self._sessions
-
-    def versions(self) -> Mapping[int, Sequence[int]]:
-        with self._changed:
-            return self._holdings.versions()
 
     def exchange(self, trip: Trip) -> Answers:
         """Give the orders, and wait until all clients answer or the deadline closes the trip.
@@ -145,12 +104,17 @@ class RemoteCohort:
                 Notice(what_for(trip), self.events, self._clock),
                 open_trip.missing,
                 lambda: open_trip.is_decided() or self._holdings.lost is not None,
-                open_trip.has_enough,
+                lambda: self._has_enough(open_trip),
                 for_the_living=True,
             )
             self._trips.current = None
             self._holdings.check()
         return open_trip.end()
+
+    def _has_enough(self, trip: OpenTrip) -> bool:
+        """Tell whether a trip may close without those that are missing."""
+        trip.gone = self._presence.dead(trip.missing())
+        return trip.has_enough()
 
     def send(self, *trips: Trip) -> None:
         encoded = [OpenTrip.of(trip) for trip in trips]
@@ -164,32 +128,37 @@ class RemoteCohort:
         Raises:
             RunFailed: too few clients can answer; names those that failed.
             StateLost: a client came back without its required state.
+            Starved: too few of those with an order are left, and others are there.
         """
         trips = self._trips
+
+        def is_done() -> bool:
+            found = trips.is_decided(flush) or self._holdings.lost is not None
+            return found or self._starved(flush) is not None
+
         with self._changed:
             self._patience.check_begin()
             self._patience.wait(
                 Notice(f"training, interaction {flush.interaction}", self.events, self._clock),
                 trips.at_work,
-                lambda: trips.is_decided(flush) or self._holdings.lost is not None,
+                is_done,
                 lambda: len(trips.ready(flush)) >= flush.needed,
                 for_the_living=True,
             )
             self._holdings.check()
+            if starved := self._starved(flush):
+                raise starved
             found = trips.take(flush)
         check_enough(found, len(found.by_client) >= flush.needed, flush.round)
         return found
 
+    def _starved(self, flush: Flush) -> Starved | None:
+        has_deadline = self._patience.has_deadline  # else a dead client is waited for
+        return self._trips.starved(flush, self._presence, dead_count=has_deadline)
+
     def recall(self) -> None:
         with self._changed:
             self._trips.recall()
-
-    def _is_there(self, client: ClientId) -> bool:
-        return client in self._sessions and self._is_connected(self._sessions[client])
-
-    def _may_come(self, client: ClientId) -> bool:
-        """Tell whether a missing client still has time to join: a lease from the start."""
-        return client not in self._sessions and self._clock() - self._begun < self.LEASE_S
 
     def commit(self, interaction: int, watermark: int) -> None:
         with self._changed:
@@ -220,85 +189,9 @@ class RemoteCohort:
     def _is_expected(self, returning: bool) -> bool:
         """Tell whether a client still has to learn that the run is over."""
         missing = returning and any(c not in self._sessions for c in self._expected)
-        return missing or any(map(self._is_connected, self._sessions.values()))
+        return missing or any(map(self._presence.is_connected, self._sessions.values()))
 
     # --- for the service --------------------------------------------------------------------------
-
-    def join(
-        self,
-        client: ClientId,
-        client_json: str,
-        token: bytes,
-        versions: Sequence[int],
-        start_over: bool = False,
-        relay: str = "",
-    ) -> bytes:
-        """Admit a client, maybe through a relay, and return its session token.
-
-        Raises:
-            AlreadyConnected: the id is connected, and the token is not its session's.
-            PayloadError: its description does not fit the run, or its token is too long.
-            LossTooLarge: the client lost states, and the run may not go back so far.
-        """
-        if len(token) > MOST_TOKEN_BYTES:
-            raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
-        self.admission.check(client, client_json)
-        with self._changed:
-            known = self._sessions.get(client)
-            takes_over = known is not None and secrets.compare_digest(token, known.token)
-            if known and not takes_over and self._is_connected(known):
-                raise AlreadyConnected(f"client {client} is connected already")
-            trained = known.trained if known else self._holdings.trained(client)
-            if self._holdings.lacks(client, versions, start_over, trained):
-                self._holdings.lose(client)
-            session = ClientSession(
-                token or secrets.token_bytes(16), client_json, tuple(versions), self._clock(),
-                trained=trained, start_over=start_over, relay=relay,
-            )  # fmt: skip
-            self._holdings.admit(client, session)
-            self._replaced += known is not None
-            self._trips.regroup(client, relay)
-            self._turn_away(self.admission.admit(client, client_json))
-            self._changed.notify_all()
-            if known:
-                self.wake()  # ends the Pull of the client's former session
-        self.events.tell("joined", client)
-        return session.token
-
-    def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
-        """End the sessions of clients with another problem; they cannot join again."""
-        for client in clients:
-            self._holdings.dismiss(client)
-            line = "turned away: most clients describe another problem"
-            self.events.tell("failed", client, reason=line)
-        if clients:
-            self._replaced += 1
-            self.wake()
-        return clients
-
-    def _is_connected(self, session: ClientSession) -> bool:
-        return session.is_waiting or self._clock() - session.heard < self.LEASE_S
-
-    def session(self, client: ClientId, token: bytes) -> ClientSession:
-        """Return the session a token belongs to.
-
-        Raises:
-            UnknownSession: there is none.
-        """
-        session = self._sessions.get(client)
-        if session is None or not secrets.compare_digest(session.token, token):
-            raise UnknownSession(f"client {client} has no session with this token; join again")
-        session.seen = self._clock()
-        return session
-
-    def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
-        """Return a Pull for clients with these last issues; it replaces their earlier Pulls."""
-        with self._lock:
-            caller = Caller(clients, threading.Condition(self._lock))
-            for client, session in clients.items():
-                session.end_pull()
-                session.caller, session.issue = caller, issues[client]
-        return caller
 
     def next_orders(
         self, caller: Caller, is_active: Callable[[], bool]
@@ -321,6 +214,9 @@ class RemoteCohort:
         clients, trip, behind = found
         return trip.issued(clients, behind, self.committed, self.watermark), trip
 
+    def _has_joined(self, client: ClientId, relay: str) -> None:
+        self._trips.regroup(client, relay)
+
     def is_superseded(self, interaction: int) -> bool:
         """Tell whether nobody wants the result of an interaction's order to train any more."""
         with self._changed:
@@ -330,12 +226,6 @@ class RemoteCohort:
         """Count bytes that were sent to a client."""
         with self._changed:
             trip.wire_down += num_bytes
-
-    def wake(self, caller: Caller | None = None) -> None:
-        """Wake one caller, or all callers, to look for orders again."""
-        with self._lock:
-            for waiting in [caller] if caller else self._callers:
-                waiting.changed.notify()
 
     def begin_result(self, client: ClientId, header: rpc.PushHeader) -> OpenTrip | None:
         """Return the trip of a result; None when the result had arrived before.
@@ -386,13 +276,3 @@ class RemoteCohort:
             for client, result in promised.items():
                 self.end_result(client, trip, result)
         return bool(promised)
-
-    def leave(self, client: ClientId, reason: str) -> None:
-        """End a session; another process may take the id at once."""
-        with self._changed:
-            session = self._sessions.get(client)
-            if session is not None:
-                session.end_pull()
-                session.caller, session.seen = None, -math.inf
-            self._changed.notify_all()
-        self.events.tell("left", client, reason=reason)

@@ -74,6 +74,11 @@ class Patience:
         self._grace_s = 0.0
         """How long a wait may still last once the run is to stop."""
 
+    @property
+    def has_deadline(self) -> bool:
+        """Whether there is a time after which some clients suffice."""
+        return self._deadline_s is not None
+
     def stop(self, error: FedtideError, grace_s: float = 0.0) -> None:
         """End every wait with an error: at once, or after a time, if others still answer."""
         if self._stopped is None:

@@ -9,6 +9,7 @@ from fedmodels.errors import ConfigError, RunFailed, RunStopped
 from fedmodels.resolution import parse_experiment
 from fedmodels.tensors.bundle import EVALUATOR
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.cohort import Flush, Starved, fewest_alive
 from fedsrv.engine.rounds import Engine
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
@@ -20,6 +21,8 @@ from tests.fedmodels.methods.test_conformance import experiment_for
 from tests.fedsrv.transport.test_cohort import World, trip_to, until, values
 
 LEASE_S = RemoteCohort.LEASE_S
+EXPERIMENT = tiny_experiment(server={"min_clients": 2, "deadline_s": 300.0})
+"""Of three clients."""
 
 
 class Clock:
@@ -217,6 +220,121 @@ def test_without_a_deadline_a_dead_client_is_waited_for(tmp_path, clock):
     for client in (0, 2):
         world.push(client, world.pull(client))
     pass_time(world, clock, 10_000)
+    assert stays(future)
+    world.cohort.stop("the test is over")
+
+
+# --- an evaluation asks a part of the clients -----------------------------------------------------
+
+SCORES = rpc.ORDER_KIND_EVALUATE
+
+
+@pytest.mark.parametrize(("asked", "answers"), [((0, 1), [0]), ((1,), [])])
+def test_an_evaluation_does_not_wait_for_ever_for_the_dead_while_enough_live(
+    world, clock, asked, answers
+):
+    """Of three clients one may be missing: it is among those whose uploads ended a round."""
+    world.join_all()
+    least = fewest_alive(EXPERIMENT, asked)
+    future = world.exchange(trip_to(*asked, needed=len(asked), least=least, kind=SCORES))
+    for client in answers:
+        world.push(client, world.pull(client))
+    pass_time(world, clock, LEASE_S - 1)
+    assert stays(future)
+    pass_time(world, clock, 2)
+    assert list(future.result(30).by_client) == answers
+
+
+def test_an_evaluation_waits_for_the_dead_while_too_few_live(world, clock):
+    world.join_all()
+    least = fewest_alive(EXPERIMENT, (0, 1))
+    future = world.exchange(trip_to(0, 1, needed=2, least=least, kind=SCORES))
+    pass_time(world, clock, 1000)
+    assert stays(future)
+    world.tokens[1] = world.join(1)
+    world.push(1, world.pull(1))
+    assert list(future.result(30).by_client) == [1]
+
+
+def test_an_evaluation_waits_for_the_living_until_as_many_answered_as_suffice(world, clock):
+    world.join_all()
+    least = fewest_alive(EXPERIMENT, (0, 1))
+    future = world.exchange(trip_to(0, 1, needed=2, least=least, kind=SCORES))
+    world.push(0, world.pull(0))
+    world.cohort._sessions[1].seen = math.inf
+    pass_time(world, clock, 1000)
+    assert stays(future), "client 1 lives, and two answers are needed"
+    world.push(1, world.pull(1))
+    assert len(future.result(30).by_client) == 2
+
+
+def test_one_client_that_cannot_score_does_not_end_an_evaluation_of_two(world):
+    world.join_all()
+    for failing, ends in (((1,), True), ((0, 1), False)):
+        least = fewest_alive(EXPERIMENT, (0, 1))
+        future = world.exchange(trip_to(0, 1, needed=2, least=least, kind=SCORES))
+        for client in (0, 1):
+            world.push(client, world.pull(client), failure="no memory" * (client in failing))
+        if ends:
+            assert list(future.result(30).by_client) == [0]
+        else:
+            with pytest.raises(RunFailed, match="no memory"):
+                future.result(30)
+
+
+@pytest.mark.parametrize(
+    ("min_clients", "asked", "least"),
+    [(None, (0, 1), None), (2, (0, 1), 1), (2, (0, 1, 2), 2), (1, (0, 1), 0), (2, (EVALUATOR,), 0)],
+)
+def test_as_many_may_be_missing_of_those_asked_as_of_the_run(min_clients, asked, least):
+    experiment = tiny_experiment(server={"min_clients": min_clients} if min_clients else {})
+    assert fewest_alive(experiment, asked) == least
+
+
+# --- asynchronous: who trains in place of the dead ------------------------------------------------
+
+
+def taking(world, needed=2, idle=(2,)):
+    flush = Flush(1, 1, 2, needed, {}, idle)
+    return world.engine.submit(world.cohort.take, flush)
+
+
+def test_others_train_in_place_of_the_dead(world, clock):
+    world.join_all()
+    world.cohort.send(trip_to(0, 1, interaction=1))
+    world.push(0, world.pull(0))
+    future = taking(world)
+    pass_time(world, clock, LEASE_S + 1)
+    assert stays(future), "client 2 is dead as well"
+    world.tokens[2] = world.join(2)
+    with pytest.raises(Starved) as starved:
+        future.result(30)
+    assert (starved.value.idle, starved.value.short) == ([2], 1)
+    world.cohort.send(trip_to(2, interaction=1))
+    future = taking(world, idle=())
+    world.push(2, world.pull(2), 2.0)
+    found = future.result(30)
+    assert values(found) == {0: 0.0, 2: 2.0}
+    assert found.under_way == {1: 1}
+
+
+def test_others_train_in_place_of_who_failed(world):
+    world.join_all()
+    world.cohort.send(trip_to(0, 1, interaction=1))
+    future = taking(world)
+    world.push(1, world.pull(1), failure="no memory")
+    with pytest.raises(Starved):
+        future.result(30)
+
+
+def test_nobody_trains_in_place_of_a_client_that_may_still_answer(tmp_path, clock):
+    world = World(tmp_path, min_clients=2, clock=clock)  # without a deadline
+    world.join_all()
+    world.cohort.send(trip_to(0, 1, interaction=1))
+    world.push(0, world.pull(0))
+    future = taking(world)
+    pass_time(world, clock, 1000)
+    world.tokens[2] = world.join(2)
     assert stays(future)
     world.cohort.stop("the test is over")
 

@@ -1,0 +1,173 @@
+"""The clients that have joined a run: their sessions, their states, and Pulls that wait for them.
+
+This module knows nothing of gRPC, nor of trips.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from fedmodels.errors import PayloadError
+from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedsrv.engine.admission import Admission
+from fedsrv.engine.cohort import HoldsState
+from fedsrv.events import EventLog
+from fedsrv.transport.holdings import Holdings
+from fedsrv.transport.presence import Presence
+from fedsrv.transport.sessions import (
+    AlreadyConnected,
+    Caller,
+    ClientSession,
+    Sessions,
+    UnknownSession,
+)
+
+MOST_TOKEN_BYTES = 64
+
+
+class JoinedClients:
+    """Who has joined; its methods are called from many threads."""
+
+    LEASE_S = 15.0
+    """A client neither waiting nor heard of for this long is no longer connected."""
+
+    def __init__(
+        self,
+        num_clients: int,
+        events: EventLog,
+        admission: Admission,
+        clock: Callable[[], float],
+    ) -> None:
+        self.num_clients = num_clients
+        self.most_present = num_clients  # a relay's cohort has fewer of the run's clients
+        self.events, self.admission, self._clock = events, admission, clock
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        """Wakes the engine. Each Pull has a condition of its own, or a result would wake all."""
+        self._callers: set[Caller] = set()
+        self._sessions: dict[ClientId, ClientSession] = {}
+        self._replaced = 0
+        """How often a session may have been replaced or removed."""
+        self._holdings = Holdings(self._sessions)
+        self._presence = Presence(self._sessions, lambda: self.LEASE_S, clock)
+
+    # --- for the engine ---------------------------------------------------------------------------
+
+    def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
+        with self._changed:
+            self._holdings.require(holds, last_trained, safe)
+            self._replaced += 1
+            self.wake()
+
+    def starting_over(self) -> Sequence[int]:
+        with self._changed:
+            return self._holdings.starting_over()
+
+    def _descriptions(self) -> Mapping[int, str]:
+        found = {c: s.client_json for c, s in self._sessions.items() if isinstance(c, int)}
+        return dict(sorted(found.items()))
+
+    def has_evaluator(self) -> bool:
+        with self._changed:
+            return EVALUATOR in self._sessions
+
+    def versions(self) -> Mapping[int, Sequence[int]]:
+        with self._changed:
+            return self._holdings.versions()
+
+    # --- for the service --------------------------------------------------------------------------
+
+    def join(
+        self,
+        client: ClientId,
+        client_json: str,
+        token: bytes,
+        versions: Sequence[int],
+        start_over: bool = False,
+        relay: str = "",
+    ) -> bytes:
+        """Admit a client, maybe through a relay, and return its session token.
+
+        Raises:
+            AlreadyConnected: the id is connected, and the token is not its session's.
+            PayloadError: its description does not fit the run, or its token is too long.
+            LossTooLarge: the client lost states, and the run may not go back so far.
+        """
+        if len(token) > MOST_TOKEN_BYTES:
+            raise PayloadError(f"a session token has {MOST_TOKEN_BYTES} bytes at most")
+        self.admission.check(client, client_json)
+        with self._changed:
+            known = self._sessions.get(client)
+            takes_over = known is not None and secrets.compare_digest(token, known.token)
+            if known and not takes_over and self._presence.is_connected(known):
+                raise AlreadyConnected(f"client {client} is connected already")
+            trained = known.trained if known else self._holdings.trained(client)
+            if self._holdings.lacks(client, versions, start_over, trained):
+                self._holdings.lose(client)
+            session = ClientSession(
+                token or secrets.token_bytes(16), client_json, tuple(versions), self._clock(),
+                trained=trained, start_over=start_over, relay=relay,
+            )  # fmt: skip
+            self._holdings.admit(client, session)
+            self._replaced += known is not None
+            self._has_joined(client, relay)
+            self._turn_away(self.admission.admit(client, client_json))
+            self._changed.notify_all()
+            if known:
+                self.wake()  # ends the Pull of the client's former session
+        self.events.tell("joined", client)
+        return session.token
+
+    def _has_joined(self, client: ClientId, relay: str) -> None:
+        """Note that a client has joined, maybe through a relay; the caller holds the lock."""
+
+    def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
+        """End the sessions of clients with another problem; they cannot join again."""
+        for client in clients:
+            self._holdings.dismiss(client)
+            line = "turned away: most clients describe another problem"
+            self.events.tell("failed", client, reason=line)
+        if clients:
+            self._replaced += 1
+            self.wake()
+        return clients
+
+    def session(self, client: ClientId, token: bytes) -> ClientSession:
+        """Return the session a token belongs to.
+
+        Raises:
+            UnknownSession: there is none.
+        """
+        session = self._sessions.get(client)
+        if session is None or not secrets.compare_digest(session.token, token):
+            raise UnknownSession(f"client {client} has no session with this token; join again")
+        session.seen = self._clock()
+        return session
+
+    def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
+        """Return a Pull for clients with these last issues; it replaces their earlier Pulls."""
+        with self._lock:
+            caller = Caller(clients, threading.Condition(self._lock))
+            for client, session in clients.items():
+                session.end_pull()
+                session.caller, session.issue = caller, issues[client]
+        return caller
+
+    def wake(self, caller: Caller | None = None) -> None:
+        """Wake one caller, or all callers, to look for orders again."""
+        with self._lock:
+            for waiting in [caller] if caller else self._callers:
+                waiting.changed.notify()
+
+    def leave(self, client: ClientId, reason: str) -> None:
+        """End a session; another process may take the id at once."""
+        with self._changed:
+            session = self._sessions.get(client)
+            if session is not None:
+                session.end_pull()
+                session.caller, session.seen = None, -math.inf
+            self._changed.notify_all()
+        self.events.tell("left", client, reason=reason)

@@ -1,0 +1,77 @@
+"""A client that brings one upload and is gone for good: the run goes on while enough live."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedmodels.tensors.bundle import Bundle
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.transport.remote_cohort import RemoteCohort
+from tests.conftest import records_of, tiny_experiment
+from tests.liars import Gone, Stage
+
+QUORUM = {"min_clients": 2, "deadline_s": 0.3}
+
+
+class FirstDies:
+    """The client that brings the first upload of the run is gone after it."""
+
+    client = -1
+
+    def __call__(self, client, order, answer):
+        if self.client < 0:
+            self.client = client
+        elif client == self.client:
+            raise Gone
+        return answer
+
+
+def cannot_score(client, order, answer):
+    if order.kind == rpc.ORDER_KIND_EVALUATE:
+        return Bundle(), rpc.Report(), "no memory"
+    return answer
+
+
+@pytest.fixture
+def briefly(monkeypatch):
+    """A client is dead as soon as it was not heard of for a moment."""
+    monkeypatch.setattr(RemoteCohort, "LEASE_S", 0.6)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("at_once", "buffer"),
+    [(3, 2), (2, 2), (1, 1)],
+    ids=["all at once", "two at once", "nobody is left to score"],
+)
+def test_an_asynchronous_run_goes_on_without_it(at_once, buffer, digits, tmp_path, briefly):
+    schedule = {"order": "asynchronous", "rounds": 2, "buffer": buffer, "per_round": at_once}
+    server = {**QUORUM, "min_clients": buffer}
+    experiment = tiny_experiment(schedule=schedule, server=server)
+    lie = FirstDies()
+    summary = Stage(experiment, digits, tmp_path / "run", lie, liars=range(3)).run()
+    records = records_of(tmp_path / "run")
+    assert [r["interaction"] for r in records] == [0, 1, 2, 3]
+    assert all(len(r["cohort"]) == buffer for r in records)
+    assert lie.client in records[0]["cohort"]
+    assert summary["clients_missing"] == [str(lie.client)]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("order", ["rounds_outer", "tasks_outer"])
+def test_a_synchronous_run_goes_on_without_it(order, digits, tmp_path, briefly):
+    experiment = tiny_experiment(schedule={"order": order, "rounds": 2}, server=QUORUM)
+    lie = FirstDies()
+    summary = Stage(experiment, digits, tmp_path / "run", lie, liars=range(3)).run()
+    living = sorted({0, 1, 2} - {lie.client})
+    assert [r["cohort"] for r in records_of(tmp_path / "run")[1:]] == [living] * 3
+    assert summary["clients_missing"] == [str(lie.client)]
+
+
+def test_one_that_cannot_score_ends_no_asynchronous_run(digits, tmp_path):
+    """Two score after a round, as many as ``min_clients`` says."""
+    schedule = {"order": "asynchronous", "rounds": 2, "buffer": 2}
+    experiment = tiny_experiment(schedule=schedule, server={"min_clients": 2})
+    summary = Stage(experiment, digits, tmp_path / "run", cannot_score, liars=(0,)).run()
+    assert summary["state_sha256"]
+    assert len(records_of(tmp_path / "run")) == 4
