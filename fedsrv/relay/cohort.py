@@ -156,10 +156,16 @@ class RelayCohort(RemoteCohort):
         now = self._clock()
         return Group(sample, clients, folding, now + self.LEASE_S, now + wait_s)
 
+    def due_in(self, most: float) -> float:
+        """Return how long the relay may wait until it looks at its group again, in seconds."""
+        group = self.group
+        left = group.until - self._clock() if group is not None and not group.is_closed else most
+        return left if 0 < left < most else most
+
     def ready_group(self) -> Group | None:
         """Return the group whose sum can go up, and settle it; the caller holds the lock."""
         group = self.group
-        if group is None or not group.is_ready(self._clock(), self._sessions):
+        if group is None or not group.is_ready(self._clock(), self._sessions, self._presence.dead):
             return None
         strangers = group.strangers(self._sessions)
         if strangers and self._clock() >= group.strangers_until:
@@ -167,7 +173,7 @@ class RelayCohort(RemoteCohort):
         group.is_closed = True
         return group
 
-    def _tell_of(self, strangers: set[int]) -> None:
+    def _tell_of(self, strangers: set[ClientId]) -> None:
         """Say once that the relay waited for clients that never came."""
         if not self._has_told_of_strangers:
             log.warning(

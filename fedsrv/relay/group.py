@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import math
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
@@ -43,27 +44,37 @@ class Group:
         self.results[client] = result
         self.folding.add_answer(result, self.results, self.failed)
 
-    def is_ready(self, now: float, joined: Container[ClientId]) -> bool:
+    def is_ready(
+        self,
+        now: float,
+        joined: Container[ClientId],
+        dead: Callable[[Iterable[ClientId]], Collection[ClientId]],
+    ) -> bool:
         """Tell whether the sum can go up: all have come, or it is time.
 
         Args:
             now: the time on the monotonic clock.
             joined: the clients that have joined this relay, dead ones as well. Another one may
                 have joined the coordinator itself under this relay's name.
+            dead: returns those of some clients that are dead; with a deadline nobody waits for one.
         """
         if self.is_closed or self.on_their_way:
             return False
-        missing = self._missing()
+        missing = self.missing()
         if now >= self.strangers_until:
             missing -= self.strangers(joined)
+        if self.until < math.inf:
+            missing -= {*dead(missing)}
         return not missing or (now >= self.until and bool(self.results))
 
-    def _missing(self) -> set[int]:
-        return set(self.clients) - self.results.keys() - self.failed
+    def missing(self) -> set[ClientId]:
+        """Return the clients that have not answered."""
+        everybody: set[ClientId] = {*self.clients}
+        return everybody - self.results.keys() - self.failed
 
-    def strangers(self, joined: Container[ClientId]) -> set[int]:
+    def strangers(self, joined: Container[ClientId]) -> set[ClientId]:
         """Return the clients that are missing and never joined here."""
-        return {client for client in self._missing() if client not in joined}
+        return {client for client in self.missing() if client not in joined}
 
     def sums(self) -> Weights | None:
         """Return the weighted sums of all results, and drop their weights; None: nothing counts."""

@@ -160,7 +160,7 @@ class Relaying:
                 self._look_after_the_pull()
                 if group := self.cohort.ready_group():
                     return group
-                self.cohort.changed.wait(LOOK_EVERY_S)
+                self.cohort.changed.wait(self.cohort.due_in(LOOK_EVERY_S))
         return None
 
     def _look_after_the_pull(self) -> None:

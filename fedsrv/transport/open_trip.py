@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
@@ -15,6 +15,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Answers, Trip, stamped
 from fedsrv.engine.folding import Folding, mean_with_sums
 from fedsrv.transport.order_numbers import numbered
+from fedsrv.transport.overdue_sums import OverdueSums
 from fedsrv.transport.relayed import dtypes_of_weights, groups_of, rest_spec
 from fedsrv.transport.sessions import Superseded
 
@@ -47,6 +48,12 @@ class OpenTrip:
     """Results that lack their weights until their group's sum comes."""
     sums: dict[tuple[int, ...], Weights] = field(default_factory=dict)
     """The sums so far, by the clients in each; without tensors where nothing counts."""
+    overdue: OverdueSums = field(init=False)
+    """The sums that relays owe."""
+
+    def __post_init__(self) -> None:
+        """Begin with no sum that is owed."""
+        self.overdue = OverdueSums(2 * self.trip.spec.max_bytes)
 
     @classmethod
     def of(
@@ -130,6 +137,16 @@ class OpenTrip:
             if client not in self.promised:
                 raise PayloadError(f"all but the weights of client {client} did not come")
         return group
+
+    def owed(self) -> set[tuple[int, ...]]:
+        """Return the clients of each group that wait for nothing but a sum of their relay."""
+        left = {tuple(self.group_left(client)) for client in self.promised}
+        return {group for group in left if all(client in self.promised for client in group)}
+
+    def withheld(self, is_there: Callable[[ClientId], bool], now: float) -> list[tuple[int, str]]:
+        """Return the clients whose weights will not come any more, and why in a line."""
+        found = self.overdue.failures(self.owed(), lambda c: not self.answered(c), is_there, now)
+        return [(client, f"its relay {self.relays[client]} {what}") for client, what in found]
 
     def total_of(self, group: Sequence[int]) -> float:
         """Return the sum of the coefficients of clients whose weights are summed."""

@@ -112,12 +112,14 @@ class OpenTrips:
     def regroup(self, client: ClientId, relay: str) -> None:
         """Take a client that joins elsewhere out of its group: it brings its upload whole."""
         trip = self.current
+        if trip is not None:
+            trip.overdue.joined_again(client)
         if trip is not None and client in trip.groups and relay != trip.relays[client]:
             left = {c: g for c, g in trip.groups.items() if c != client}
             trip.groups = {c: tuple(m for m in g if m != client) for c, g in left.items()}
             trip.moved.add(client)
 
-    def keep_sum(self, trip: OpenTrip, found: GroupSum) -> Mapping[ClientId, Answer]:
+    def keep_sum(self, trip: OpenTrip, found: GroupSum, now: float) -> Mapping[ClientId, Answer]:
         """Add a relay's sum; return its clients' results, now whole; none if it came too late."""
         late = trip not in self._all() or any(map(trip.answered, found.clients))
         if late or not trip.promised.keys() >= {*found.clients}:
@@ -125,6 +127,8 @@ class OpenTrips:
         whole: dict[ClientId, Answer] = {
             c: replace(trip.promised.pop(c), is_promise=False) for c in found.clients
         }
+        left = trip.group_left(found.clients[0])
+        trip.overdue.leave_out([c for c in left if c in trip.promised], now)
         first = whole[found.clients[0]]
         first.logical_up, first.wire_up = (
             first.logical_up + found.num_bytes,

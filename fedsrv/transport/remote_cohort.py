@@ -103,13 +103,19 @@ class RemoteCohort(JoinedClients):
             self._patience.wait(
                 Notice(what_for(trip), self.events, self._clock),
                 open_trip.missing,
-                lambda: open_trip.is_decided() or self._holdings.lost is not None,
+                lambda: self._is_decided(open_trip),
                 lambda: self._has_enough(open_trip),
                 for_the_living=True,
             )
             self._trips.current = None
             self._holdings.check()
         return open_trip.end()
+
+    def _is_decided(self, trip: OpenTrip) -> bool:
+        """Tell whether a trip ends, after another look at what relays withhold."""
+        for client, line in trip.withheld(self._presence.is_there, self._clock()):
+            self.end_result(client, trip, line)
+        return trip.is_decided() or self._holdings.lost is not None
 
     def _has_enough(self, trip: OpenTrip) -> bool:
         """Tell whether a trip may close without those that are missing."""
@@ -272,7 +278,7 @@ class RemoteCohort(JoinedClients):
     def end_sum(self, trip: OpenTrip, found: GroupSum) -> bool:
         """Store a relay's sum, and with it its clients' results; False if it came too late."""
         with self._changed:
-            promised = self._trips.keep_sum(trip, found)
+            promised = self._trips.keep_sum(trip, found, self._clock())
             for client, result in promised.items():
                 self.end_result(client, trip, result)
         return bool(promised)

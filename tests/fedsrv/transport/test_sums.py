@@ -7,7 +7,7 @@ import grpc
 import pytest
 import torch
 
-from fedmodels.errors import PayloadError
+from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedpb import PROTOCOL
@@ -20,6 +20,7 @@ from fedsrv.engine.folding import mean_with_sums
 from fedsrv.events import EventLog
 from fedsrv.transport import service
 from fedsrv.transport.open_trips import GroupSum
+from fedsrv.transport.overdue_sums import LEFT_OUT_S, SUM_S
 from fedsrv.transport.relayed import groups_of
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
@@ -47,11 +48,13 @@ def order(client, kind=rpc.ORDER_KIND_TRAIN):
 class World:
     """A service with three clients, two of which joined through a relay."""
 
+    now = 1000.0
+
     def __init__(self, directory, deadline_s=None, min_clients=None):
         self.events = EventLog()
         self.cohort = RemoteCohort(
             3, Spool(directory, 1 << 24), self.events, admission=Admission({}, 3),
-            deadline_s=deadline_s, min_clients=min_clients,
+            deadline_s=deadline_s, min_clients=min_clients, clock=lambda: self.now,
         )  # fmt: skip
         self.service = Service("run", {}, self.cohort, self.events)
         relays = {0: "0-1", 1: "0-1", 2: ""}
@@ -99,6 +102,20 @@ class World:
         total = sum(COUNTS[c] * torch.tensor(WEIGHTS[c]).double() for c in clients)
         weights = {"w": total} if weights is None else weights
         return self.push(self.sum_header(*clients), Bundle(weights))
+
+    def pass_time(self, seconds, *living):
+        """Let time pass for the engine; who lives is heard of."""
+        self.now += seconds
+        with self.cohort._changed:
+            for client in living:
+                self.cohort.session(client, self.tokens[client])
+            self.cohort._changed.notify_all()
+
+    def stays(self):
+        """Tell whether the engine goes on waiting when it has looked again."""
+        with pytest.raises(TimeoutError):
+            self.done.result(0.05)
+        return True
 
     def failures(self):
         return {e.client: e.detail["reason"] for e in self.events._kept if e.kind == "failed"}
@@ -477,3 +494,98 @@ def test_a_relay_has_two_sums_under_way_at_most(world):
         for call in calls:
             call.cancel()
     assert ended == [True, False, False]
+
+
+# --- a relay that keeps weights back --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("needed", [2, None])
+def test_a_relay_that_leaves_a_client_out_of_its_sum_is_named(world, needed):
+    """The client has answered, as far as it knows: nobody would bring its weights any more."""
+    world.open(needed=needed)
+    for client in (0, 1):
+        world.promise(client)
+    world.sums(0)
+    world.whole(2)
+    world.pass_time(LEFT_OUT_S - 1, 0, 1, 2)
+    assert world.stays()
+    world.pass_time(2, 0, 1, 2)
+    line = "its relay 0-1 left it out of its sum"
+    if needed is None:
+        with pytest.raises(RunFailed, match=f"client 1 failed .*{line}"):
+            world.done.result(10)
+    else:
+        answers = world.done.result(10)
+        assert list(answers.by_client) == [0, 2]
+        assert answers.failed == {1: line}
+        assert answers.mean["w"].tolist()[0] == pytest.approx((2 * 1.0 + 4 * 1.0) / 6)
+    assert world.failures() == {"1": line}
+
+
+def test_a_relay_that_brings_no_sum_is_named(world):
+    world.open(needed=1)
+    for client in (0, 1):
+        world.promise(client)
+    world.whole(2)
+    world.pass_time(0, 0, 1, 2)
+    assert world.stays()
+    world.pass_time(SUM_S - 1, 0, 1, 2)
+    assert world.stays()
+    world.pass_time(2, 0, 1, 2)
+    assert list(world.done.result(10).by_client) == [2]
+    assert world.failures() == dict.fromkeys("01", "its relay 0-1 brought no sum")
+
+
+def test_a_relay_that_waits_for_one_of_its_clients_owes_nothing(world):
+    world.open(needed=1)
+    world.promise(0)
+    world.whole(2)
+    for _ in range(3):
+        world.pass_time(SUM_S, 0, 1, 2)
+        assert world.stays()
+    world.promise(1)
+    world.sums(0, 1)
+    assert list(world.done.result(10).by_client) == [0, 1, 2]
+
+
+def test_a_relay_that_is_gone_is_not_at_fault(world):
+    """It may have been killed with the weights that it held; its clients bring them again."""
+    world.open(needed=2)
+    for client in (0, 1):
+        world.promise(client)
+    world.sums(0)
+    world.whole(2)
+    world.pass_time(1000, 0, 2)
+    assert world.stays(), "client 1 is not connected"
+    world.cohort.join(1, PROFILE, world.tokens[1], (), relay="0-1")
+    world.pass_time(LEFT_OUT_S + 1, 1)
+    assert world.stays()
+    world.promise(1)
+    world.sums(1)
+    assert list(world.done.result(10).by_client) == [0, 1, 2]
+
+
+def test_an_upload_whose_answer_the_relay_never_got_comes_whole(world):
+    """The relay's time was over, and it sent the sum without a client that was on its way."""
+    world.open(needed=2)
+    for client in (0, 1):
+        world.promise(client)
+    world.sums(0)
+    world.pass_time(LEFT_OUT_S - 1, 0, 1, 2)
+    world.whole(1)
+    world.whole(2)
+    assert list(world.done.result(10).by_client) == [0, 1, 2]
+    assert not world.failures()
+
+
+def test_the_deadline_holds_behind_a_relay_that_keeps_weights_back(tmp_path):
+    world = World(tmp_path, deadline_s=5.0, min_clients=2).open(needed=2)
+    for client in (0, 1):
+        world.promise(client)
+    world.sums(0)
+    world.whole(2)
+    world.pass_time(4, 0, 1, 2)
+    assert world.stays()
+    world.pass_time(2, 0, 1, 2)
+    assert list(world.done.result(10).by_client) == [0, 2]
+    world.engine.shutdown()

@@ -1,0 +1,77 @@
+"""A relay that speaks the protocol well and lies in the sums that it brings."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedsrv.coordinator import Listen
+from fedsrv.events import EventLog
+from fedsrv.narration import Telling
+from fedsrv.relay import relaying
+from fedsrv.relay.cohort import RelayCohort
+from fedsrv.relay.group import Group
+
+Lie = Callable[[Group], None]
+"""Changes a group whose sum is about to go up."""
+
+
+def drops(*clients: int) -> Lie:
+    """Leave clients out of the sum who have brought all but their weights."""
+
+    def lie(group: Group) -> None:
+        for client in clients:
+            group.results.pop(client, None)
+
+    return lie
+
+
+def brings_nothing(group: Group) -> None:
+    """Bring no sum at all."""
+    group.results.clear()
+
+
+class LyingRelay:
+    """A relay in a thread of this process; ``address`` is a socket in a directory."""
+
+    def __init__(self, clients: range, above: str, root: Path, lie: Lie) -> None:
+        self.address = f"unix:{root}/r"
+        self._ready = threading.Event()
+        arguments = (clients, relaying.Above(above), Listen(self.address), _Quiet(self._ready))
+        self._lie = lie
+        self._thread = threading.Thread(target=self._serve, args=arguments, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    def _serve(self, *arguments: Any) -> None:
+        lie = self._lie
+
+        class Lying(RelayCohort):
+            def ready_group(self) -> Group | None:
+                group = super().ready_group()
+                if group is not None:
+                    lie(group)
+                return group
+
+        honest, relaying.RelayCohort = relaying.RelayCohort, Lying  # type: ignore[misc]
+        try:
+            relaying.serve_relay(*arguments)
+        finally:
+            relaying.RelayCohort = honest  # type: ignore[misc]
+
+    def close(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+class _Quiet(Telling):
+    """Tells nobody but whoever waits for the relay."""
+
+    def __init__(self, ready: threading.Event) -> None:
+        super().__init__(names_address=False, prints=False)
+        self._ready = ready
+
+    def begin(self, address: str, events: EventLog) -> None:
+        self._ready.set()
