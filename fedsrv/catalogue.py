@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.methods import method_class, names, reading_of
+from fedmodels.methods import method_class, names
+from fedmodels.methods.variants import Choices, variants_of
 from fedmodels.numerics.metric_names import (
     ENDINGS,
     EVERYONE,
@@ -25,6 +26,7 @@ from fedmodels.numerics.metric_names import (
     metric,
 )
 from fedmodels.training.method import Method
+from fedmodels.training.settings import keys_of
 
 
 def methods_table() -> Table:
@@ -41,30 +43,27 @@ def methods_table() -> Table:
 
 
 def method_table(name: str) -> Table:
-    """Return a method's hyper-parameters, their defaults and what they mean; readings come last.
+    """Return a method's settings, their defaults and what they mean; readings come last.
 
     Raises:
         ConfigError: no method has this name.
     """
-    cls = method_class(name)
+    cls, variants = method_class(name), variants_of(name)
     table = Table("key", "default", "meaning", title=_title(name, cls))
-    reading = reading_of(cls)
-    _add_fields(table, cls, "", without=set() if reading is None else {"reading"})
-    if reading is not None:
+    for key, (owner, field) in keys_of(cls).items():
+        table.add_row(key, _default(field), _meanings(owner).get(key, ""))
+    for prefix, choices in (("", variants.switches), ("reading.", variants.readings)):
         table.add_section()
-        _add_fields(table, reading, "reading.")
+        for key, classes in choices.items():
+            if key not in keys_of(cls):
+                table.add_row(prefix + key, repr(next(iter(classes))), _told(classes))
     return table
 
 
-def _add_fields(
-    table: Table, cls: type[Any], prefix: str, without: Collection[str] = frozenset()
-) -> None:
-    """Add a row for each field of a dataclass."""
-    meanings = _meanings(cls)
-    for field in dataclasses.fields(cls):
-        if field.name not in without:
-            name, meaning = prefix + field.name, meanings.get(field.name, "")
-            table.add_row(name, _default(field), meaning)
+def _told(classes: Choices) -> str:
+    """Say what each value but the default means."""
+    others = ((value, kind) for value, kind in classes.items() if kind is not None)
+    return " ".join(f"{value!r}: {_first_line(kind)}" for value, kind in others)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -133,7 +132,7 @@ def _cells(found: Metric) -> tuple[str, ...]:
     return (f"`{found.name}`", found.title, found.meaning, *facts)
 
 
-def _first_line(cls: type[Method]) -> str:
+def _first_line(cls: type[Any]) -> str:
     return (inspect.getdoc(cls) or "").partition("\n")[0]
 
 

@@ -16,7 +16,8 @@ from fedmodels.config import experiment as tables
 from fedmodels.config import scenario as scenarios
 from fedmodels.config.bounds import MOST
 from fedmodels.config.data import Columns, Data
-from fedmodels.methods import method_class, names, reading_of
+from fedmodels.methods import names
+from fedmodels.methods.variants import variants_of
 from fedmodels.nets import net_names
 
 HEAD = """# Configuration
@@ -60,7 +61,8 @@ def page() -> str:
                 "Further keys are the method's hyper-parameters: [methods](methods/README.md), or "
                 "`fedsrv methods NAME`.\n\n"
                 "## `[method.reading]`\n\n"
-                "Its keys settle how a paper is read where it leaves something open. "
+                "Its keys settle how a paper is read where it leaves something open; each picks a "
+                "variant of the method. "
                 f"Methods with such a table: {', '.join(_with_readings())}.\n"
             )
     parts.append("## `[scenario]`\n\n`kind` chooses the scenario. Keys of every kind:\n")
@@ -74,7 +76,7 @@ def page() -> str:
 
 def _with_readings() -> list[str]:
     """Return the methods that have readings."""
-    return [f"`{name}`" for name in names() if reading_of(method_class(name)) is not None]
+    return [f"`{name}`" for name in names() if variants_of(name).readings]
 
 
 def _table(table: type[BaseModel], without: set[str] | frozenset[str] = frozenset()) -> str:

@@ -12,7 +12,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedmodels.methods import make, method_class
+from fedmodels.methods import make, method_class, settings_of
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.archive import load, load_named, save, save_named
@@ -62,7 +62,7 @@ def check(function: Check) -> Check:
 def hyper_parameters_survive_toml(case: Case) -> None:
     """A method is the same after its fields were written into a config and read back."""
     method = make(case.name, **case.switches)
-    given = {k: v for k, v in method.hyper_parameters().items() if v is not None}  # left out there
+    given = {k: v for k, v in settings_of(method).items() if v is not None}  # left out there
     text = tomli_w.dumps({"method": given})
     assert make(case.name, **tomllib.loads(text)["method"]) == method
 

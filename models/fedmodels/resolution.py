@@ -94,7 +94,7 @@ def experiment_of(
         raise ConfigError(f"{source}: {_one_line(error, tables)}") from None
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
-    from fedmodels.methods import make  # methods import torch: only when a config is used
+    from fedmodels.methods import make, settings_of  # methods import torch: only when used
     from fedmodels.nets import check_net, net_names
     from fedmodels.training.declaration import check_plain
 
@@ -107,7 +107,8 @@ def experiment_of(
                 f"unknown net {experiment.net.name!r} in [net]; known: {', '.join(net_names())}."
                 + (of_a_file(experiment.net.name) or suggestion(experiment.net.name, net_names()))
             )
-        check_plain(experiment.method.name, method.hyper_parameters(), "")
+        settings = settings_of(method)
+        check_plain(experiment.method.name, settings, "")
         check_net(experiment.net.name, experiment.net.options())
         views = experiment.evaluate.views
         if views and not {*views} & {*method.views}:
@@ -128,9 +129,7 @@ def experiment_of(
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     table = experiment.method
-    resolved = MethodTable(
-        name=table.name, code_sha256=table.code_sha256, **method.hyper_parameters()
-    )
+    resolved = MethodTable(name=table.name, code_sha256=table.code_sha256, **settings)
     return experiment.model_copy(update={"method": resolved})
 
 
@@ -209,14 +208,20 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
 
 
 def _note_moved(given: Mapping[str, Any], resolved: MethodTable, source: str) -> None:
-    """Say which keys of ``[method]`` have their place in ``[method.reading]`` now."""
-    moved = sorted(given.keys() - resolved.model_dump().keys())
-    if moved:
-        _say_once(
-            f"note: {source}: {', '.join(moved)} of [method] belong"
-            f"{'s' if len(moved) == 1 else ''} into [method.reading] now, and will be unknown "
-            "outside of it in a later release"
-        )
+    """Say which keys of ``[method]`` belong into ``[method.reading]``, or the other way round."""
+    found = resolved.hyper_parameters()
+    readings, inside = found.get("reading", {}), given.get("reading", {})
+    there, former = "[method]", "[method.reading]"
+    for keys, table, other in (
+        (given.keys() & readings.keys(), former, there),
+        (inside.keys() & found.keys(), there, former),
+    ):
+        if keys:
+            verb = "belongs" if len(keys) == 1 else "belong"
+            _say_once(
+                f"note: {source}: {', '.join(sorted(keys))} of {other} {verb} into {table} now; a "
+                "later release knows no other place"
+            )
 
 
 @cache

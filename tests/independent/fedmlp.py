@@ -47,11 +47,10 @@ def best_clusters(vectors, k):
     return torch.stack([vectors[[c == j for c in chosen]].mean(0) for j in range(k)]), chosen
 
 
-def smooth_l1(z, target, summed=False):
+def smooth_l1(z, target):
     """Return Girshick's distance, a square below 1 and a line above."""
     r = (z - target).abs()
-    each = torch.where(r < 1, 0.5 * r * r, r - 0.5)
-    return each.sum() if summed else each.mean()
+    return torch.where(r < 1, 0.5 * r * r, r - 0.5).mean()
 
 
 def divergence(z, c, tau=1.0, backwards=False, unit=False):
@@ -62,37 +61,26 @@ def divergence(z, c, tau=1.0, backwards=False, unit=False):
     return (p * (p.log() - q.log())).sum()
 
 
-def losses(
-    z, y, levels, memory, centres, *, tau=1.0, backwards=False, unit=False, summed=False,
-    divided_by="minority", by_class_mean=False,
-):  # fmt: skip
+def losses(z, y, levels, memory, centres, *, tau=1.0, backwards=False, unit=False):
     """Return L_P, L_I and L_S (eqs. 5, 7 and 6), one example after the other."""
     zero, count = 0 * z.sum(), len(z)
-    l_p, l_i, rare = zero, zero, {}
+    l_p, l_i, rare = zero, zero, []
     for row, k in zip(z, y.tolist(), strict=True):
         if k in levels.everyone:
-            l_p = l_p + smooth_l1(row, levels.everyone[k], summed) / count
+            l_p = l_p + smooth_l1(row, levels.everyone[k]) / count
         target = memory.get(k)  # eq. 8
         if target is None and centres is not None:  # eq. 9
-            point = z[y == k].mean(0) if by_class_mean else row
-            target = centres[(centres - point.detach()).norm(dim=1).argmin()]
+            target = centres[(centres - row.detach()).norm(dim=1).argmin()]
         if target is not None:
             l_i = l_i + divergence(row, target, tau, backwards, unit) / count
         if k in levels.minority and k in levels.cluster:
-            away = smooth_l1(row, levels.centres[levels.cluster[k]], summed)
-            rare.setdefault(k, []).append(away)
-    each = [torch.stack(rows) for rows in rare.values()]
-    if not each:
-        return l_p, l_i, zero
-    if divided_by == "class":
-        return l_p, l_i, sum(rows.mean() for rows in each)
-    rows = torch.cat(each)
-    return l_p, l_i, rows.sum() / (count if divided_by == "batch" else len(rows))
+            rare.append(smooth_l1(row, levels.centres[levels.cluster[k]]))
+    return l_p, l_i, torch.stack(rare).mean() if rare else zero
 
 
 def trained(
     f, g, memory, levels, x, y, *, epochs, lr, momentum, decay, alpha=1.0, used="pis", u=0,
-    forgets=False, **readings,
+    **readings,
 ):  # fmt: skip
     """Return f, g, the remembered and this task's prototypes after local training."""
     f, g, centres = copy.deepcopy(f), copy.deepcopy(g), None
@@ -107,7 +95,7 @@ def trained(
         parts = {"p": l_p, "i": l_i, "s": alpha * l_s}
         descent.step(cross_entropy(g(z), y) + sum(parts[name] for name in used))  # eq. 11
     found = class_means(f, x, y)  # eq. 1
-    return f, g, found if forgets else {**memory, **found}, found
+    return f, g, {**memory, **found}, found
 
 
 def aggregated(extractors, reported, levels, counts, size, weights=None):

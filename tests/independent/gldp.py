@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from tests.independent.rounds import Descent, mean_of
 
 
-def local_relation(z, y, own, tau=1.0, head=None, parts="batchmean"):
+def local_relation(z, y, own, tau=1.0, head=None):
     """Return eq. 8, one example after the other: KL(softmax(C / tau) || softmax(z / tau))."""
     total = 0 * z.sum()
     for row, k in zip(z, y.tolist(), strict=True):
@@ -23,8 +23,7 @@ def local_relation(z, y, own, tau=1.0, head=None, parts="batchmean"):
                 target, row = head(target[None])[0].detach(), head(row[None])[0]
             p = torch.softmax(target / tau, 0)
             total = total + (p * (p.log() - torch.log_softmax(row / tau, 0))).sum()
-    compared = len(row) if len(z) else 1
-    return total / {"batchmean": len(z), "sum": 1, "mean": len(z) * compared}[parts]
+    return total / len(z)
 
 
 def global_relation(z, y, everyone, per_sample=False):
@@ -55,13 +54,13 @@ def moving(old, new, beta):
 
 
 def trained(
-    f, g, own, everyone, x, y, *, t, s, lr, momentum, decay, head_decay=0.0, beta=0.5, lam=0.5,
+    f, g, own, everyone, x, y, *, t, s, lr, momentum, decay, beta=0.5, lam=0.5,
     tau=1.0, use_lp=True, use_gp=True, head_first=False, per_sample=False, in_head_space=False,
-    parts="batchmean", moves_each_epoch=False, running=False, batches=None,
+    moves_each_epoch=False, running=False, batches=None,
 ):  # fmt: skip
     """Return f, g, the client's own prototypes and this task's class means after local training."""
     f, g = copy.deepcopy(f), copy.deepcopy(g)
-    groups = [(list(f.parameters()), decay), (list(g.parameters()), head_decay)]
+    groups = [(list(f.parameters()), decay), (list(g.parameters()), 0.0)]
     descent = Descent(groups, lr, momentum)
     phases = [("base", t), ("head", s)]
     whole = [torch.arange(len(y))]
@@ -75,7 +74,7 @@ def trained(
                 loss = cross_entropy(g(z), y[index])  # eq. 2
                 if use_lp:
                     head = g if in_head_space else None
-                    loss = loss + lam * local_relation(z, y[index], own, tau, head, parts)
+                    loss = loss + lam * local_relation(z, y[index], own, tau, head)
                 if use_gp:
                     loss = loss + (1 - lam) * global_relation(z, y[index], everyone, per_sample)
                 descent.step(loss)  # eq. 12

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.methods.variants import variants_of
 from fedmodels.own_code import is_own, loaded, of_a_file, own
 
 if TYPE_CHECKING:
@@ -119,13 +119,13 @@ def _check(name: str, cls: type[Method]) -> None:
 def make(name: str, **hyper_parameters: Any) -> Method:
     """Return a method; ``make("fedprox", mu=0.1)``.
 
-    A reading may stand in ``reading``, where ``hyper_parameters()`` has it, or beside it:
+    A reading may stand in ``reading``, where :func:`settings_of` has it, or beside it:
     ``make("gldp", reading={"heads": "round"})`` is ``make("gldp", heads="round")``.
 
     Raises:
         ConfigError: unknown method or hyper-parameter, or a value of the wrong type.
     """
-    from fedmodels.training.declaration import built
+    from fedmodels.training.settings import from_table, keys_of
 
     if not isinstance(name, str):
         called = getattr(name, "__name__", "Mine")
@@ -133,70 +133,18 @@ def make(name: str, **hyper_parameters: Any) -> Method:
             f"a method is made by its name, such as 'fedprox' or 'my_method.py:{called}'; of a "
             f"class, write {called}(…)"
         )
-    cls = method_class(name)
-    values = _checked(cls, _with_readings_apart(cls, hyper_parameters), "method", name)
-    return built(cls, values, "method", name)
+    cls, variants = method_class(name), variants_of(name)
+    picked, values = variants.picked(cls, keys_of(cls), hyper_parameters, name)
+    made: Method = from_table(picked, values, "method", name, variants.choices)
+    return made
 
 
-def reading_of(cls: type[Method]) -> type[Any] | None:
-    """Return the dataclass of a method's ``reading``; None where it has no such table."""
-    found = typing.get_type_hints(cls).get("reading")
-    return found if dataclasses.is_dataclass(found) and isinstance(found, type) else None
+def settings_of(method: Method) -> dict[str, Any]:
+    """Return every setting of a method, as ``[method]`` has them; :func:`make` gives it again."""
+    from fedmodels.training.settings import to_table
 
-
-def _with_readings_apart(cls: type[Method], table: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's table with every reading in ``reading``."""
-    reading, inside = reading_of(cls), table.get("reading", {})
-    if reading is None or not isinstance(inside, Mapping):
-        return table
-    beside = [field.name for field in dataclasses.fields(reading) if field.name in table]
-    if not beside:
-        return table
-    for key in beside:
-        if key in inside:
-            raise ConfigError(f"method.{key} and method.reading.{key} are one switch: give one")
-    plain = {key: value for key, value in table.items() if key not in beside}
-    return {**plain, "reading": {**inside, **{key: table[key] for key in beside}}}
-
-
-def _checked(cls: type[Any], table: Mapping[str, Any], where: str, name: str) -> dict[str, Any]:
-    """Return a table's values as the fields of a dataclass, a table in it as one of its own."""
-    from fedmodels.training.declaration import built, hints_of
-
-    fields = {f.name for f in dataclasses.fields(cls)}
-    hints = hints_of(cls, name)
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in fields:
-            has = ", ".join(sorted(fields)) or "none"
-            raise ConfigError(
-                f"unknown key {key!r} in [{where}]; {name} has: {has}.{suggestion(key, fields)}"
-            )
-        if not dataclasses.is_dataclass(hints[key]):
-            values[key] = _value(hints[key], value, f"{where}.{key}")
-        elif isinstance(value, Mapping):
-            inner = typing.cast("type[Any]", hints[key])
-            place = f"{where}.{key}"
-            values[key] = built(inner, _checked(inner, value, place, name), place, name)
-        else:
-            raise ConfigError(f"{where}.{key} must be a table (given: {value!r})")
-    return values
-
-
-def _value(hint: Any, value: Any, where: str) -> Any:
-    """Return a value of the type that a field has."""
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-    from fedmodels.config.faults import fault_of
-
-    try:
-        adapter = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
-        return adapter.validate_python(value, strict=not _is_number(value))
-    except ValidationError as error:
-        what = fault_of(error, value).message
-        raise ConfigError(f"{where}: {what} (given: {value!r})") from None
-
-
-def _is_number(value: object) -> bool:
-    """Let 1 stand for 1.0, but not "1" for 1."""
-    return isinstance(value, int | float | list) and not isinstance(value, bool)
+    is_registered = isinstance(method, _CLASSES.get(method.name, ()))
+    variants = variants_of(method.name if is_registered else "")
+    found = {**to_table(method), **variants.defaults(), **method.chosen}
+    readings = {key: found.pop(key) for key in variants.readings}
+    return {**found, "reading": readings} if readings else found

@@ -110,8 +110,8 @@ class FedAvg(Method):
         return Bundle(weights={key: run.initial_weights[key] for key in private})
 
     def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        own = state.weights
-        load_weights(ctx.net, {**payload.weights, **own} if own else payload.weights)
+        received, own = self.global_weights(payload), state.weights
+        load_weights(ctx.net, {**received, **own} if own else received)
 
     def load_global(self, ctx: ClientContext, payload: Bundle) -> None:
         weights = self.global_weights(payload)

@@ -15,12 +15,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedmodels.methods import register
-from fedmodels.methods.bases.private_parts import PrivatePrefixes
+from fedmodels.methods.fedavg import FedAvg
 
 
 @register("fedper")
 @dataclass(frozen=True, kw_only=True)
-class FedPer(PrivatePrefixes):
+class FedPer(FedAvg):
     """FedAvg over the base; every client keeps a head of its own."""
 
     citation: ClassVar[str] = "Arivazhagan et al., 2019"
+
+    private: tuple[str, ...] = ("head/",)
+    """Prefixes of the weights that stay with the client; none is FedAvg."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("after_local", "after_downlink") if self.private else super().views
+
+    def shares(self, name: str) -> bool:
+        return not name.startswith(self.private)

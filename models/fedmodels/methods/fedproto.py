@@ -19,20 +19,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from fedmodels.config.bounds import NonNegative
 from fedmodels.methods import register
-from fedmodels.methods.bases.released_prototypes import ReleasedPrototypes
+from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.embedding import embeddings
-from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.nets.split import weights_of
 from fedmodels.numerics.prototypes import (
     ByClass,
     class_prototypes,
     distance_per_example,
     moved,
     nearest_scores,
+)
+from fedmodels.techniques.class_prototypes import (
+    PrototypeLimits,
+    by_class,
+    mean_class_prototypes,
+    no_prototypes,
+    sent_down,
+    sent_up,
 )
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec
@@ -53,7 +60,7 @@ class FedProtoReferences:
 
 @register("fedproto")
 @dataclass(frozen=True, kw_only=True)
-class FedProto(ReleasedPrototypes):
+class FedProto(FedAvg):
     """Clients keep their own models, share class means, and pull embeddings to these means."""
 
     citation: ClassVar[str] = "Tan et al., AAAI 2022"
@@ -62,9 +69,10 @@ class FedProto(ReleasedPrototypes):
     lam: NonNegative = 1.0
     """Weight of the pull; 0 is Local-only."""
     inference: Literal["nearest", "classifier"] = "nearest"
-    """The rule the method is scored by: nearest global prototype, or the logits; both are taken."""
-    candidates: Literal["local", "all"] = "local"
-    """Classes the nearest prototype is searched among: those the client has trained on, or all."""
+    """The rule the method is scored by: nearest global prototype, among the classes that the client
+    has trained on, or the logits; both are taken."""
+    limits: PrototypeLimits = field(default_factory=PrototypeLimits)
+    """What is let out of prototypes."""
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -72,32 +80,32 @@ class FedProto(ReleasedPrototypes):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        other = "classifier" if self.inference == "nearest" else "nearest"
-        return (self.inference, other)
+        return tuple(dict.fromkeys((self.inference, "nearest", "classifier")))
 
     def shares(self, name: str) -> bool:
         return False
 
-    def init_server(self, run: RunFacts) -> ServerState:
-        return ServerState(Bundle(prototypes={"class": self.nothing(run)}))
+    # --- server half ---------------------------------------------------------------------------
 
-    def upload_spec(self, run: RunFacts) -> BundleSpec:
-        return self.prototype_spec(run)
+    def init_server(self, run: RunFacts) -> ServerState:
+        return ServerState(Bundle(prototypes=no_prototypes(run)))
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
-        return self.prototype_spec(run, counted=False), BundleSpec()
+        return sent_down(run), BundleSpec()
+
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
+        return sent_up(run)
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
-        reported = {c: u.prototypes["class"] for c, u in uploads.items()}
-        found = self.everyones(ctx.run, reported, uniform=self.weighting == "uniform")  # eq. 6
+        uniform = self.weighting == "uniform"
+        found = mean_class_prototypes(ctx.run, uploads, uniform=uniform)  # eq. 6
         now = moved(state.common.prototypes["class"], found, beta=0.0)
         return ServerState(Bundle(prototypes={"class": now}), state.own, state.clients)
 
-    def load(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> None:
-        load_weights(ctx.net, state.weights)
+    # --- client half ---------------------------------------------------------------------------
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedProtoReferences:
-        return FedProtoReferences(self.by_class(ctx, payload.prototypes.get("class")))
+        return FedProtoReferences(by_class(ctx, payload))
 
     def loss(
         self, ctx: ClientContext, batch: Batch, out: Output, refs: FedProtoReferences
@@ -116,15 +124,12 @@ class FedProto(ReleasedPrototypes):
     def uplink(
         self, ctx: ClientContext, state: Bundle, refs: FedProtoReferences, num_examples: int
     ) -> Bundle:
-        sent = self.released(ctx, refs.fresh)
-        return Bundle(prototypes={"class": sent})
+        return Bundle(prototypes=self.limits.released(ctx, refs.fresh))
 
     def predict(
         self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor
     ) -> Mapping[str, Tensor]:
-        z = ctx.net.features(x)
-        met = self.by_class(ctx, state.prototypes.get("class")).known
-        among = met if self.candidates == "local" else torch.ones_like(met)
-        nearest = nearest_scores(z, self.by_class(ctx, payload.prototypes.get("class")), among)
-        rules = {"nearest": nearest, "classifier": ctx.net.head(z)}
-        return {self.inference: rules.pop(self.inference), **rules}
+        z, met = ctx.net.features(x), by_class(ctx, state).known
+        rules = {"nearest": nearest_scores(z, by_class(ctx, payload), met)}
+        rules["classifier"] = ctx.net.head(z)
+        return {rule: rules[rule] for rule in self.rules}

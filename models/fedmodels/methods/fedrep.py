@@ -17,24 +17,24 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedmodels.config.bounds import NonNegative
-from fedmodels.errors import ConfigError
 from fedmodels.methods import register
-from fedmodels.methods.bases.private_parts import PrivatePrefixes
-from fedmodels.methods.bases.round_heads import RoundHeads
+from fedmodels.methods.fedavg import FedAvg
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Phase
 
 
 @register("fedrep")
 @dataclass(frozen=True, kw_only=True)
-class FedRep(PrivatePrefixes, RoundHeads):
+class FedRep(FedAvg):
     """A shared representation, fitted in turn with each client's own head."""
 
     citation: ClassVar[str] = "Collins et al., ICML 2021"
 
     weighting: Literal["examples", "uniform"] = "uniform"
-    order: Literal["head_first", "base_first", "joint"] = "head_first"
-    """Which phase comes first; ``joint`` is one phase of ``local_epochs`` over all weights."""
+    private: tuple[str, ...] = ("head/",)
+    """Prefixes of the weights that stay with the client; with none, all weights travel."""
+    order: Literal["head_first", "base_first"] = "head_first"
+    """Which phase comes first."""
     head_epochs: int = -1
     """Epochs of the head; -1 is a sixth of ``local_epochs``, but at least one."""
     base_epochs: int = -1
@@ -44,26 +44,12 @@ class FedRep(PrivatePrefixes, RoundHeads):
     bn_of_frozen: Literal["train", "eval"] = "train"
     """Whether running statistics of the base move while the head trains; as released, they do."""
 
-    def __post_init__(self) -> None:
-        """Check that the switches fit each other.
-
-        Raises:
-            ConfigError: heads live for a round and other weights are private, or epochs are given
-                for phases that are one.
-        """
-        if self.heads_travel and self.private != ("head/",):
-            raise ConfigError(
-                '[method] reading.heads = "round" is for private = ["head/"] alone '
-                f"(given: {list(self.private)})"
-            )
-        if self.order == "joint" and max(self.head_epochs, self.base_epochs) >= 0:
-            raise ConfigError(
-                '[method] head_epochs and base_epochs do nothing with order = "joint", whose one '
-                "phase has [training] local_epochs: leave them out"
-            )
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("after_local", "after_downlink") if self.private else super().views
 
     def shares(self, name: str) -> bool:
-        return self.heads_travel or super().shares(name)
+        return not name.startswith(self.private)
 
     def epochs(self, local_epochs: int) -> tuple[int, int]:
         """Return the epochs of head and base."""
@@ -75,10 +61,8 @@ class FedRep(PrivatePrefixes, RoundHeads):
         )
 
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
-        local_epochs, decay = ctx.run.experiment.training.local_epochs, {"head/": self.wd_head}
-        if self.order == "joint":
-            return [Phase(local_epochs, weight_decay=decay)]
-        of_head, of_base = self.epochs(local_epochs)
-        head = Phase(of_head, ("head/",), weight_decay=decay, bn_of_frozen=self.bn_of_frozen)
-        base = Phase(of_base, ("base/",), bn_of_frozen=self.bn_of_frozen)
+        of_head, of_base = self.epochs(ctx.run.experiment.training.local_epochs)
+        decay, mode = {"head/": self.wd_head}, self.bn_of_frozen
+        head = Phase(of_head, ("head/",), weight_decay=decay, bn_of_frozen=mode)  # tau steps of h_i
+        base = Phase(of_base, ("base/",), bn_of_frozen=mode)  # then phi
         return [head, base] if self.order == "head_first" else [base, head]

@@ -8,6 +8,7 @@ counted apart from the method's own bytes and never trained from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
@@ -49,6 +50,40 @@ def sent_to_everyone(run: RunFacts, bundle: Bundle) -> Mapping[ClientId, Bundle]
         return {}
     clients: list[ClientId] = [*range(run.experiment.schedule.clients), EVALUATOR]
     return dict.fromkeys(clients, bundle)
+
+
+def as_scored(bundle: Bundle) -> Bundle:
+    """Return a bundle whose weights have the net's names; ``eval/…`` stands in for what it names.
+
+    The same object where there is no ``eval/…``.
+    """
+    if not any(name.startswith(PREFIX) for name in bundle.weights):
+        return bundle
+    return replace(bundle, weights=received(bundle))
+
+
+def beside_own(
+    run: RunFacts, own: Mapping[ClientId, Bundle], weights: Weights
+) -> Mapping[ClientId, Bundle]:
+    """Return the parts of every client and the evaluator with further weights, as one bundle.
+
+    Args:
+        run: says who there is.
+        own: the parts so far: none, or one for all.
+        weights: as ``eval/…``; where there are none, the parts stay as they are.
+    """
+    if not weights:
+        return own
+    before = next(iter(own.values()), Bundle()).weights
+    clients: list[ClientId] = [*range(run.experiment.schedule.clients), EVALUATOR]
+    return dict.fromkeys(clients, Bundle({**before, **weights}))
+
+
+def in_own_part(common: BundleSpec, own: BundleSpec) -> tuple[BundleSpec, BundleSpec]:
+    """Return the specs of a payload's parts, with ``eval/…`` of the common part in the own one."""
+    moved = {k: one for k, one in common.required.items() if k.startswith(f"weights/{PREFIX}")}
+    kept = {k: one for k, one in common.required.items() if k not in moved}
+    return BundleSpec(kept, common.optional), own | BundleSpec(optional=moved)
 
 
 def evaluation_spec(weights: Weights) -> BundleSpec:

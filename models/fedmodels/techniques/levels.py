@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedmodels.numerics.algebra import cluster
-from fedmodels.numerics.clustering import finch
 from fedmodels.numerics.metrics import minority_classes
-from fedmodels.numerics.prototypes import moved
-from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
+from fedmodels.numerics.prototypes import ByClass
+from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec
+from fedmodels.training.contexts import ClientContext, ServerContext
 from fedmodels.training.run import RunFacts
 
 CLUSTER, MINORITY = "levels/cluster", "levels/minority"
+COUNTS = "counts/"
+"""In the server's own state, before client and task: examples of each class."""
 
 
 def levels_of(cluster: Tensor, minority: Iterable[int], num_classes: int) -> Weights:
@@ -37,33 +40,34 @@ def minority_of(weights: Weights, num_classes: int) -> Tensor:
     return torch.from_numpy(bits.astype(bool))
 
 
-def minority_by_counts(tables: Sequence[Tensor], *, when_balanced: bool) -> list[int]:
-    """Return the lower half of the known classes, by their examples.
+def minority_by_counts(weights: Weights) -> Sequence[int]:
+    """Return J: the lower half of the known classes, by the examples that clients reported.
+
+    Where all known classes have equally many examples nobody is a minority.
 
     Args:
-        tables: examples of each class, (K,) int32, one table for each client and task.
-        when_balanced: whether there is a minority if all known classes have equally many examples:
-            the upper half of the ids.
+        weights: the server's own; tables of :func:`class_counts` among others.
     """
-    totals = torch.stack(list(tables)).sum(0) if tables else torch.zeros(0, dtype=torch.int64)
+    tables = [counts for name, counts in weights.items() if name.startswith(COUNTS)]
+    totals = torch.stack(tables).sum(0) if tables else torch.zeros(0, dtype=torch.int64)
     balanced = len(set(totals[totals > 0].tolist())) <= 1
-    return minority_classes(totals) if when_balanced or not balanced else []
+    return [] if balanced else minority_classes(totals)
 
 
-def clustered(points: Tensor, size: int, algorithm: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Return up to ``size`` centres (v, d) of points (n, d), and the centre of each (n,).
-
-    Args:
-        points: what to cluster; may have no row.
-        size: how many centres; ``finch`` finds their number itself.
-        algorithm: ``kmeans`` or ``finch``.
-        seed: of k-means.
-    """
+def clustered(points: Tensor, size: int, run: RunFacts) -> tuple[Tensor, Tensor]:
+    """Return up to ``size`` centres (v, d) of points (n, d), and the centre of each (n,)."""
     if len(points) == 0:
         return points, torch.zeros(0, dtype=torch.int64)
-    if algorithm == "finch":
-        return finch(points)
-    return cluster(points, min(size, len(points)), seed=seed)
+    return cluster(points, min(size, len(points)), seed=run.experiment.seed)
+
+
+def semantic_by_class(ctx: ClientContext, payload: Bundle) -> ByClass:
+    """Return P[a(k)], the semantic prototype of each class k of J, laid out by class."""
+    g, p = payload.prototypes["class"], payload.prototypes["semantic"].vectors
+    a, classes = payload.weights[CLUSTER].long(), ctx.run.problem.num_classes
+    rare = minority_of(payload.weights, classes).to(ctx.device)
+    found = ByClass.of(replace(g, vectors=p[a]), classes, ctx.net.width, ctx.device)
+    return ByClass(found.vectors, found.known & rare)
 
 
 def levels_spec(run: RunFacts) -> BundleSpec:
@@ -79,19 +83,12 @@ def levels_spec(run: RunFacts) -> BundleSpec:
     return prototype_spec("class", run.width, classes, counted=False) | BundleSpec(levels)
 
 
-def class_counts(rows: Prototypes, num_classes: int) -> Tensor:
-    """Return the examples of each class behind the rows, (K,) int32."""
-    counts = torch.zeros(num_classes, dtype=torch.int32)
-    counts[rows.labels.long()] = rows.counts
-    return counts
-
-
-def with_latest(
-    clients: Mapping[int, Bundle], reported: Mapping[int, Prototypes]
-) -> dict[int, Bundle]:
-    """Return the newest prototypes, of any task, of the clients that report now."""
-    before = {i: b.prototypes["class"] for i, b in clients.items()}
-    return {
-        i: Bundle(prototypes={"class": moved(before.get(i), rows, 0.0)})
-        for i, rows in reported.items()
-    }
+def class_counts(ctx: ServerContext, uploads: Mapping[int, Bundle]) -> Weights:
+    """Return the examples of each class that clients report for this task, (K,) int32 each."""
+    found = {}
+    for client, upload in uploads.items():
+        rows = upload.prototypes["class"]
+        counts = torch.zeros(ctx.run.problem.num_classes, dtype=torch.int32)
+        counts[rows.labels.long()] = rows.counts
+        found[f"{COUNTS}{client}/{ctx.task}"] = counts
+    return found

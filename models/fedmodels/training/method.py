@@ -99,6 +99,9 @@ class Method(ABC):
     """Switches by name, such as ``reading.NAME``, each with the value with which clients train in
     turn although ``trains_together`` is true."""
 
+    chosen: ClassVar[Mapping[str, Any]] = {}
+    """The value of each key that picks a variant (``fedmodels.methods.variants``)."""
+
     @property
     def views(self) -> tuple[str, ...]:
         """Return the models the method has; ``after_downlink`` if clients hold their own."""
@@ -135,10 +138,6 @@ class Method(ABC):
         """Tell whether clients may train together with these switches."""
         held = self.trains_alone_with.items()
         return self.trains_together and all(attrgetter(key)(self) != value for key, value in held)
-
-    def hyper_parameters(self) -> dict[str, Any]:
-        """Return the fields under their names; ``make(name, **…)`` gives this method again."""
-        return dataclasses.asdict(self)
 
     # --- server half ---------------------------------------------------------------------------
 

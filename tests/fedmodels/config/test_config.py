@@ -111,14 +111,31 @@ GLDP = TEXT.replace('name = "fedprox"', 'name = "gldp"').replace("mu = 0.01", ""
 def test_a_reading_beside_its_table_is_moved_with_a_note(caplog):
     inside = parse_experiment(GLDP, "inside", ("method.reading.kl_space=head",))
     assert not caplog.records
-    beside = parse_experiment(GLDP, "beside", ("method.kl_space=head", "method.bn=local"))
+    beside = parse_experiment(GLDP, "beside", ("method.kl_space=head", "method.heads=round"))
     assert beside.method.hyper_parameters()["reading"]["kl_space"] == "head"
     assert "kl_space" not in beside.method.hyper_parameters()
-    assert difference(inside, beside) == ["method.reading.bn"]
+    assert difference(inside, beside) == ["method.reading.heads"]
     (line,) = caplog.messages
     assert line.startswith(
-        "note: beside: bn, kl_space of [method] belong into [method.reading] now"
+        "note: beside: heads, kl_space of [method] belong into [method.reading] now"
     )
+
+
+def test_a_hyper_parameter_among_the_readings_is_moved_with_a_note(caplog):
+    """GLDP's rule and pFedGRP's search were readings once."""
+    now = parse_experiment(GLDP, "now", ("method.inference=gldp_lp",))
+    assert not caplog.records
+    before = parse_experiment(GLDP, "before", ("method.reading.inference=gldp_lp",))
+    assert before == now
+    (line,) = caplog.messages
+    assert line.startswith("note: before: inference of [method.reading] belongs into [method] now")
+
+
+def test_a_reading_that_is_gone_may_have_the_value_that_stayed():
+    """Configs of earlier runs name every reading."""
+    assert parse_experiment(GLDP, "a", ("method.reading.bn=average",)) == parse_experiment(GLDP)
+    with pytest.raises(ConfigError, match=r"method.reading.bn is gone: 'average' is the reading "):
+        parse_experiment(GLDP, "a", ("method.reading.bn=local",))
 
 
 def test_what_an_earlier_version_recorded_is_the_same_experiment():
@@ -195,15 +212,15 @@ def test_there_are_examples():
         (["method.name=gldp", "method.tau=0"], "method.tau: Input should be greater than 0"),
         (["method.name=gldp", "method.lam=2"], "method.lam: Input should be less than or equal to"),
         (["method.name=gldp", "method.t=2.5"], "method.t: Input should be a valid integer"),
-        (["method.name=pfedgrp", "method.w_batch=0"], "method.reading.w_batch: Input should be"),
+        (["method.name=pfedgrp", "method.w_batch=0"], "method.w_batch: Input should be"),
         (["method.weighting=equal"], "method.weighting: "),
         (["method.name=gldp", "method.reading.head=1"], "unknown key 'head' in [method.reading]; "),
         (["method.name=gldp", "method.reading.head=1"], " Did you mean 'heads'?"),
-        (["method.name=gldp", "method.reading.bn=x"], "method.reading.bn: "),
+        (["method.name=gldp", "method.reading.heads=x"], "method.reading.heads: Input should be '"),
         (["method.name=gldp", "method.reading=3"], "method.reading must be a table (given: 3)"),
         (
-            ["method.name=gldp", "method.reading.bn=local", "method.bn=local"],
-            "method.bn and method.reading.bn are one switch: give one",
+            ["method.name=gldp", "method.reading.heads=round", "method.heads=round"],
+            "method.heads and method.reading.heads are one switch: give one",
         ),
         (["evaluate.views=['local']"], "evaluate.views.0: "),
         (["evaluate.views=['global', 'global']"], "evaluate: views names 'global' twice"),

@@ -16,11 +16,11 @@ import torch
 import fedmodels.methods
 from fedcli.data.cuts.long_tail import long_tail_counts
 from fedmodels.errors import ConfigError
-from fedmodels.methods import make
+from fedmodels.methods import make, settings_of
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.methods.fedmlp import Levels, divergence, smooth_l1
+from fedmodels.methods.fedmlp import Levels
 from fedmodels.numerics.algebra import cluster, nearest
-from fedmodels.numerics.clustering import finch
+from fedmodels.numerics.distances import divergence, smooth_l1
 from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import ByClass
 from fedmodels.techniques.levels import CLUSTER, MINORITY
@@ -98,42 +98,41 @@ def minority_of(state, classes=10):
 def test_smooth_l1():
     """r = (.5, 2, 0): terms .125, 1.5, 0."""
     z, g = torch.tensor([[0.5, 2.0, -1.0]]), torch.tensor([[0.0, 0.0, -1.0]])
-    assert float(smooth_l1(z, g, 1.0, "mean")) == pytest.approx(0.541667, abs=1e-6)
-    assert float(smooth_l1(z, g, 1.0, "sum")) == pytest.approx(1.625, abs=1e-6)
+    assert float(smooth_l1(z, g)) == pytest.approx(0.541667, abs=1e-6)
 
 
 def test_divergence():
     """p = softmax(1, 0, 0), q = softmax(0, 2, 0); the gradient is p (log p/q - KL)."""
     z, c = torch.tensor([[1.0, 0.0, 0.0]], requires_grad=True), torch.tensor([[0.0, 2.0, 0.0]])
-    found = divergence(z, c, 1.0, "softmax", "z_c")
+    found = make("fedmlp").divergence(z, c)
     found.sum().backward()
     assert float(found.detach()) == pytest.approx(0.840334, abs=1e-6)
     expected = torch.tensor([[0.488412, -0.456148, -0.032265]])
     torch.testing.assert_close(z.grad, expected, atol=1e-6, rtol=0)
-    reverse = divergence(z.detach(), c, 1.0, "softmax", "c_z")
+    reverse = make("fedmlp", kl_dir="c_z").divergence(z.detach(), c)
     assert float(reverse) == pytest.approx(0.779365, abs=1e-6)
 
 
 def test_the_divergence_of_normalised_embeddings_vanishes_with_their_width():
     width = 128  # of cnn5
     z = torch.nn.functional.one_hot(torch.tensor([3]), width).float()
-    farthest = divergence(50 * z, -z, 1.0, "l2_softmax", "z_c").item()
+    farthest = make("fedmlp", kl_norm="l2_softmax").divergence(50 * z, -z).item()
     # p is e on one coordinate and 1 on the others, q its inverse there
     p, q = math.e / (math.e + width - 1), 1 / (1 + math.e * (width - 1))
     rest = (1 - p) * math.log((1 - p) / (1 - q))
     assert farthest == pytest.approx(p * math.log(p / q) + rest, rel=1e-3)
     assert farthest < 3.1 / width
-    assert divergence(50 * z, -50 * z, 1.0, "softmax", "z_c").item() > 50
+    assert make("fedmlp").divergence(50 * z, -50 * z).item() > 50
 
 
-def test_divergence_of_normalised_embeddings():
+@pytest.mark.parametrize("direction", ["z_c", "c_z"])
+def test_divergence_of_normalised_embeddings(direction):
     z, c = drawn(3, 4), drawn(3, 4, seed=1)
-    found = divergence(5 * z, c, 0.5, "l2_softmax", "z_c")
+    both = make("fedmlp", kl_norm="l2_softmax", kl_dir=direction, tau=0.5)
     unit = [t / t.norm(dim=1, keepdim=True) for t in (z, c)]
-    torch.testing.assert_close(found, divergence(*unit, 0.5, "softmax", "z_c"))
-    torch.testing.assert_close(
-        divergence(2 * z, 2 * c, 2.0, "softmax", "z_c"), divergence(z, c, 1.0, "softmax", "z_c")
-    )
+    one, other = unit if direction == "z_c" else reversed(unit)
+    torch.testing.assert_close(both.divergence(5 * z, c), divergence(one, other, 0.5))
+    torch.testing.assert_close(divergence(2 * z, 2 * c, 2.0), divergence(z, c, 1.0))
 
 
 def test_prototype_loss_counts_known_classes_only():
@@ -151,12 +150,8 @@ def test_new_class_begins_at_the_nearest_semantic_prototype():
     refs = levels(memory=rows(c0=[0.0, 5.0]), o=[[0.0, 0.0], [3.0, 2.0]])
     z, y = torch.tensor([[1.0, 1.0], [4.0, 1.0], [4.0, 1.0]]), torch.tensor([3, 3, 0])
     targets = torch.tensor([[0.0, 0.0], [3.0, 2.0], [0.0, 5.0]])  # class 0 is remembered
-    expected = divergence(z, targets, 1.0, "softmax", "z_c").mean()
+    expected = divergence(z, targets, 1.0).mean()
     torch.testing.assert_close(make("fedmlp").inter_task_loss(z, y, refs), expected)
-    # The class mean (2.5, 1) lies nearer to (3, 2), which then is the target of both.
-    by_class = make("fedmlp", c_new="class_mean").inter_task_loss(z, y, refs)
-    expected = divergence(z, targets[[1, 1, 2]], 1.0, "softmax", "z_c").mean()
-    torch.testing.assert_close(by_class, expected)
 
 
 def test_inter_task_loss_is_zero_for_equal_distributions_only():
@@ -183,18 +178,14 @@ def test_semantic_loss_touches_minority_examples_only():
     assert not torch.equal(gradients[0][1], gradients[1][1])
 
 
-def test_semantic_loss_in_three_norms():
+def test_semantic_loss_is_a_mean_over_minority_examples():
     """Distances 1.5 and .5 (class 1), 2.5 (class 2), among four examples; class 0 is none of J."""
     p = rows(c0=[0.0, 0.0], c1=[0.0, 0.0], c2=[0.0, 0.0])
     refs = levels(p=p, minority=[1, 2])
     z = torch.tensor([[9.0, 9.0], [2.0, 2.0], [1.0, 1.0], [3.0, 3.0]])
     y = torch.tensor([0, 1, 1, 2])
-    expected = {"minority_mean": 4.5 / 3, "batch_mean": 4.5 / 4, "class_sum": 1.0 + 2.5}
-    for norm, value in expected.items():
-        assert float(make("fedmlp", ls_norm=norm).semantic_loss(z, y, refs)) == pytest.approx(value)
-    for norm in expected:
-        none = make("fedmlp", ls_norm=norm).semantic_loss(z[:1], y[:1], refs)
-        assert float(none) == 0
+    assert float(make("fedmlp").semantic_loss(z, y, refs)) == pytest.approx(4.5 / 3)
+    assert float(make("fedmlp").semantic_loss(z[:1], y[:1], refs)) == 0
 
 
 @pytest.mark.parametrize("on", list(itertools.product((True, False), repeat=3)))
@@ -260,18 +251,6 @@ def test_unreported_classes_stay():
     assert torch.equal(g.vectors[1], drawn(16, seed=2))  # overwritten: no running mean
 
 
-def test_average_over_everybodys_latest():
-    """Client 0's vector of class 1 counts on when it does not take part."""
-    for agg, expected in (("participants", 4.0), ("all_latest", 3.0)):
-        method, ctx = server(width=2, proto_agg=agg)
-        state = interact(
-            method, ctx, method.init_server(ctx.run), {0: {1: (torch.tensor([2.0, 2]), 1)}}
-        )
-        state = interact(method, ctx, state, {1: {1: (torch.tensor([4.0, 4]), 1)}})
-        assert state.common.prototypes["class"].vectors.tolist() == [[expected, expected]]
-        assert bool(state.clients) == (agg == "all_latest")
-
-
 def test_semantic_prototypes_of_four_points():
     """{0, 1, 10, 11}, v = 2: centres .5 and 10.5, members together."""
     method, ctx = server(width=2, v=2)
@@ -284,32 +263,19 @@ def test_semantic_prototypes_of_four_points():
 
 
 @pytest.mark.parametrize(("v", "known"), [(0, 9), (4, 3), (9, 9), (2, 9), (5, 1)])
-@pytest.mark.parametrize("clustering", ["kmeans", "finch"])
-def test_every_known_class_has_one_cluster(v, known, clustering):
-    method, ctx = server(v=v, clustering=clustering)
+def test_every_known_class_has_one_cluster(v, known):
+    method, ctx = server(v=v)
     found = {k + 1: (drawn(16, seed=k), 1) for k in range(known)}
     state = interact(method, ctx, method.init_server(ctx.run), {0: found})
     g, p = state.common.prototypes["class"].vectors, state.common.prototypes["semantic"].vectors
     a = state.common.weights[CLUSTER].long()
     assert len(a) == len(g) == known
-    assert len(p) <= known
-    if clustering == "kmeans":
-        assert len(p) == min(v or 4, known)  # the root of 10, rounded up
+    assert len(p) == min(v or 4, known)  # the root of 10, rounded up
     for centre, row in enumerate(p):
         torch.testing.assert_close(row, g[a == centre].mean(0))
     if len(p) == known:  # a permutation of G
         assert sorted(a.tolist()) == list(range(known))
         torch.testing.assert_close(p[a], g)
-
-
-def test_finch_joins_first_neighbours():
-    """0 and 1 are nearest to each other, 2 and 3 too; 4 is nearest to 3 and joins them."""
-    angles = torch.tensor([0.0, 0.1, 1.0, 1.2, 1.45])
-    points = torch.stack([angles.cos(), angles.sin()], 1)
-    centres, labels = finch(points)
-    assert labels.tolist() == [0, 0, 1, 1, 1]
-    torch.testing.assert_close(centres[1], points[2:].mean(0))
-    assert finch(points[:1])[1].tolist() == [0]
 
 
 def test_minority_is_the_lower_half():
@@ -342,17 +308,9 @@ def test_a_revisited_task_counts_once():
 
 def test_nobody_is_a_minority_among_equals():
     found = {0: {k: (drawn(16, seed=k), 5) for k in range(4)}}
-    for switch, expected in ((False, []), (True, [2, 3])):
-        method, ctx = server(minority_when_balanced=switch)
-        state = interact(method, ctx, method.init_server(ctx.run), found)
-        assert minority_of(state) == expected
-
-
-def test_oracle_knows_the_minority_in_advance():
-    method, ctx = server(minority="oracle")
-    ctx = replace(ctx, minority=(3, 9))
-    found = {0: {3: (drawn(16), 100), 4: (drawn(16), 1)}}
-    assert minority_of(interact(method, ctx, method.init_server(ctx.run), found)) == [3, 9]
+    method, ctx = server()
+    state = interact(method, ctx, method.init_server(ctx.run), found)
+    assert minority_of(state) == []
 
 
 # --- the wire -------------------------------------------------------------------------------------
@@ -432,20 +390,6 @@ def test_global_model_has_the_mean_of_the_heads(digits):
     assert torch.equal(ctx.net.head.weight, own.weights["head/weight"])
 
 
-def test_shallow_shares_the_first_layers():
-    run = RunFacts(tiny_experiment(method="fedmlp", net="resnet20"), Problem((3, 32, 32), 10))
-    everything = run.initial_weights
-    for n, ends in ((1, "base/layer1.0.conv1.weight"), (2, "base/layer1.0.conv2.weight")):
-        method = make("fedmlp", share=f"shallow({n})")
-        shared, names = method.shared(everything), list(everything)
-        assert list(shared) == names[: names.index(ends)]
-        assert shared.keys() | method.withheld(everything).keys() == everything.keys()
-    assert make("fedmlp", share="shallow(99)").shared(everything).keys() == everything.keys()
-    for wrong in ("shallow", "shallow(0)", "head", "shallow(1) "):
-        with pytest.raises(ConfigError, match="extractor, all or shallow"):
-            make("fedmlp", share=wrong)
-
-
 # --- the client -----------------------------------------------------------------------------------
 
 
@@ -476,12 +420,6 @@ def test_memory_is_the_latest_vector_of_every_class(digits):
     for k, (vector, count) in sent[2].items():
         torch.testing.assert_close(vector, z[y == k].mean(0))
         assert count == int((y == k).sum())
-
-
-def test_memory_of_the_previous_task_alone(digits):
-    _, states, uploads = visits(digits, {"history": "previous_task"}, (0, 1))
-    found = states[1].prototypes["class"]
-    assert found.labels.tolist() == uploads[1].prototypes["class"].labels.tolist()
 
 
 def test_losses_refer_to_what_was_remembered_and_received(digits):
@@ -612,12 +550,10 @@ def test_experiment_keeps_its_switches():
     """The documented defaults; a wrong value is an error that names the key."""
     method = make("fedmlp")
     assert (method.alpha, method.tau, method.u, method.v) == (1, 1, 0, 0)
-    assert method.reading.share == "extractor"
+    assert settings_of(method)["reading"]["share"] == "extractor"
     assert method.views == ("after_local", "after_downlink")
     assert method.local_view == "after_downlink"
-    assert make("fedmlp", eval_base="local").local_view == "after_local"
     assert make("fedmlp", share="all").views == ("global", "after_local")
-    assert math.isclose(make("fedmlp", smooth_l1_threshold=2).reading.smooth_l1_threshold, 2.0)
     for wrong in ({"tau": 0.0}, {"u": -1}, {"kl_dir": "zc"}):
         with pytest.raises(ConfigError, match="method"):
             make("fedmlp", **wrong)

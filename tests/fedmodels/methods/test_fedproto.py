@@ -113,19 +113,17 @@ def test_only_prototypes_travel(digits):
 
 
 def test_nearest_global_prototype_by_hand():
-    """z = 1; own classes {0, 1}; global prototypes 0, 3 and 1: 0 among the own, 2 among all."""
+    """z = 1; own classes {0, 1}; global prototypes 0, 3 and 1: 0 among the own."""
     everyone = prototypes({0: ((0.0,), 1), 1: ((3.0,), 1), 2: ((1.0,), 1)})
     own = prototypes({0: ((8.0,), 1), 1: ((8.0,), 1)})
-    for rule, winner in (("local", 0), ("all", 2)):
-        ctx = linear_context(fedproto(), [[1.0]], [0])
-        ctx.net.head = torch.nn.Linear(1, 3)
-        ctx.run = RunFacts(fedproto(), Problem((1,), 3))
-        method = make("fedproto", candidates=rule)
-        state = Bundle(prototypes={"class": own})
-        payload = Bundle(prototypes={"class": uncounted(everyone)})
-        scores = method.predict(ctx, payload, state, torch.tensor([[1.0]]))
-        assert scores["nearest"].argmax() == winner
-        assert list(scores) == ["nearest", "classifier"]
+    ctx = linear_context(fedproto(), [[1.0]], [0])
+    ctx.net.head = torch.nn.Linear(1, 3)
+    ctx.run = RunFacts(fedproto(), Problem((1,), 3))
+    state = Bundle(prototypes={"class": own})
+    payload = Bundle(prototypes={"class": uncounted(everyone)})
+    scores = make("fedproto").predict(ctx, payload, state, torch.tensor([[1.0]]))
+    assert scores["nearest"].argmax() == 0
+    assert list(scores) == ["nearest", "classifier"]
     other = make("fedproto", inference="classifier")
     assert list(other.predict(ctx, payload, state, torch.tensor([[1.0]]))) == [
         "classifier",

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.archive import load
@@ -57,15 +56,6 @@ def test_base_that_never_trains_never_changes(digits, tmp_path):
         assert not torch.equal(last["head/weight"], first["head/weight"])
 
 
-def test_without_private_weights_one_joint_phase_is_fedavg(digits, tmp_path):
-    training = {"local_epochs": 2, "momentum": 0.5}
-    joint = fedrep({"training": training}, private=[], order="joint", weighting="examples")
-    one = run_in_process(joint, digits, tmp_path / "rep")
-    other = run_in_process(tiny_experiment(training=training), digits, tmp_path / "avg")
-    assert one["state_sha256"] == other["state_sha256"]
-    assert one["metrics"] == other["metrics"]
-
-
 def test_heads_stay(digits):
     experiment = fedrep()
     ctx = context_of(experiment, digits)
@@ -110,20 +100,9 @@ def test_head_by_hand():
     torch.nn.init.ones_(ctx.net.base.weight)
     method = make("fedrep", **experiment.method.hyper_parameters())
     weights = weights_of(ctx.net)
-    payload, state = Bundle(method.shared(weights)), Bundle(method.withheld(weights))
+    payload, state = Bundle(method.shared(weights)), Bundle({"head/weight": weights["head/weight"]})
     result = train_locally(method, ctx, payload, state)
     expected = 1.5 - torch.sigmoid(torch.tensor(1.0)).item()
     found = result.state.weights["head/weight"].flatten().tolist()
     assert found == pytest.approx([expected, -expected], abs=1e-6)
     assert result.upload.weights == {"base/weight": torch.ones(1, 1)}
-
-
-def test_heads_of_a_round_leave_nothing_else_private():
-    with pytest.raises(ConfigError, match=r"is for private = \[.head/.\] alone"):
-        make("fedrep", private=("base/fc", "head/"), reading={"heads": "round"})
-
-
-@pytest.mark.parametrize("given", [{"head_epochs": 2}, {"base_epochs": 0}])
-def test_one_joint_phase_has_no_epochs_of_its_parts(given):
-    with pytest.raises(ConfigError, match="do nothing with order"):
-        make("fedrep", order="joint", **given)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedmodels.errors import ConfigError
+from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
@@ -41,23 +43,6 @@ def test_a_head_is_its_clients_own_within_its_round_alone(name: str, digits: Pat
         torch.testing.assert_close(weights_of(ctx.net)["head/weight"], received + own)
 
 
-def test_private_layers_stay_while_the_head_travels(digits: Path) -> None:
-    """With ``shallow(1)`` the second layer is the client's own for good, whatever the head does."""
-    reading = {"heads": "round", "share": "shallow(1)"}
-    net = {"name": "mlp", "hidden": [8, 8]}
-    experiment = tiny_experiment(method={"name": "fedmlp", "reading": reading}, net=net)
-    ctx = context_of(experiment, digits)
-    method, (payload, state) = method_of(experiment), payload_of(experiment, ctx)
-    assert [k for k in state.weights if k.startswith("base/")]
-    own = {k: w + 1.0 for k, w in state.weights.items()}
-    for view in ("", "after_downlink"):
-        ctx.view = view
-        method.load(ctx, payload, Bundle(own, state.prototypes))
-        loaded = weights_of(ctx.net)
-        for name, tensor in own.items():
-            torch.testing.assert_close(loaded[name], tensor)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_heads_travel_and_make_everyones_model(name: str, digits: Path, tmp_path: Path) -> None:
     """What clients hold after a round is everyone's model: A_loc as received is A_glo."""
@@ -69,3 +54,25 @@ def test_heads_travel_and_make_everyones_model(name: str, digits: Path, tmp_path
     assert found["metrics"]["a_loc_received"] == found["metrics"]["a_glo"]
     assert found["bytes"]["up"] > private["bytes"]["up"]
     assert found["state_sha256"] != private["state_sha256"]
+
+
+def test_private_layers_stay_while_the_head_travels(digits: Path) -> None:
+    """With a private first layer the head travels, whatever that layer does."""
+    method = {"name": "fedrep", "private": ["base/1", "head/"], "reading": {"heads": "round"}}
+    experiment = tiny_experiment(method=method, net={"name": "mlp", "hidden": [8, 8]})
+    ctx = context_of(experiment, digits)
+    made, (payload, state) = method_of(experiment), payload_of(experiment, ctx)
+    assert {k[:6] for k in state.weights} == {"base/1"}
+    assert "head/weight" in payload.weights
+    own = {k: w + 1.0 for k, w in state.weights.items()}
+    for view in ("", "after_downlink"):
+        ctx.view = view
+        made.load(ctx, payload, Bundle(own, state.prototypes))
+        loaded = weights_of(ctx.net)
+        for name, tensor in own.items():
+            torch.testing.assert_close(loaded[name], tensor)
+
+
+def test_shared_heads_have_no_round_of_their_own() -> None:
+    with pytest.raises(ConfigError, match="fedmlp: share and heads exclude each other: give one"):
+        make("fedmlp", share="all", heads="round")

@@ -1,12 +1,10 @@
-import dataclasses
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from fedmodels.errors import ConfigError
-from fedmodels.methods import make, method_class, names, reading_of
+from fedmodels.methods import make, method_class, names, settings_of
 from fedmodels.numerics.metric_names import METRICS
 from fedsrv.catalogue import method_table, methods_table, metrics_markdown, metrics_table
 
@@ -26,17 +24,15 @@ def test_every_method_has_its_line():
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_hyper_parameter_has_default_and_meaning(name):
-    table, cls = method_table(name), method_class(name)
+def test_every_setting_has_default_and_meaning(name):
+    table, made = method_table(name), settings_of(make(name))
     keys, defaults, meanings = (list(column.cells) for column in table.columns)
-    reading = reading_of(cls)
-    expected = [field.name for field in dataclasses.fields(cls)]
-    if reading is not None:  # below the hyper-parameters
-        expected.remove("reading")
-        expected += [f"reading.{field.name}" for field in dataclasses.fields(reading)]
-    assert keys == expected
+    readings = {f"reading.{key}": value for key, value in made.pop("reading", {}).items()}
+    expected = {**made, **readings}
+    assert set(keys) == expected.keys()
+    assert keys[len(keys) - len(readings) :] == list(readings)  # below the hyper-parameters
     for key, default, meaning in zip(keys, defaults, meanings, strict=True):
-        assert default == repr(attrgetter(key)(make(name)))
+        assert default == repr(expected[key])
         assert meaning, f"{name}.{key} is not explained"
         assert meaning.endswith("."), f"{name}.{key} is explained by {meaning!r}"
     assert method_class(name).citation in str(table.title)

@@ -7,10 +7,11 @@ from typing import Literal
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
 from fedmodels.techniques.mixing import Search
+from fedmodels.training.settings import Part
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedGRPReading:
+class PFedGRPReading(Part):
     """How Tan and Liu, 2024, is read."""
 
     loss_norm: Literal["joint", "separate", "sum"] = "joint"

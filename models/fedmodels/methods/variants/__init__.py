@@ -1,0 +1,124 @@
+"""Variants of methods: other readings of a paper, as subclasses that override whole functions.
+
+A key of ``[method.reading]`` picks one. Where several keys do, the method's class inherits from the
+class of each in the order of their table: what one overrides hands on to the next by ``super()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from fedmodels.errors import ConfigError, suggestion
+
+Choices = Mapping[Any, type[Any] | None]
+"""The class behind each value of a key; the first value is the default, which has none."""
+
+_MODULES = {"gldp": "gldp", "fedmlp": "fedmlp", "fedper": "heads", "fedrep": "heads"}
+"""Method -> the module of this package that says in ``OF`` which variants the method has."""
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The variants of one method."""
+
+    readings: Mapping[str, Choices] = field(default_factory=dict)
+    """By key of ``[method.reading]``."""
+    switches: Mapping[str, Choices] = field(default_factory=dict)
+    """By key of ``[method]``."""
+    apart: tuple[tuple[str, str], ...] = ()
+    """Pairs of keys that exclude each other. All other keys may be combined."""
+    gone: Mapping[str, object] = field(default_factory=dict)
+    """Readings of earlier versions, with the value that stayed."""
+
+    @property
+    def choices(self) -> dict[str, Choices]:
+        """Return the choices of every key, in the order in which their classes inherit."""
+        return {**self.readings, **self.switches}
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the default of every key."""
+        return {key: next(iter(each)) for key, each in self.choices.items()}
+
+    def picked(
+        self, cls: Any, fields: Mapping[str, object], table: Mapping[str, Any], name: str
+    ) -> tuple[type[Any], dict[str, Any]]:
+        """Return the class that a method's table asks for, and the values of its fields.
+
+        A reading may stand beside the table ``reading``, and a field inside of it.
+
+        Args:
+            cls: the method's own class.
+            fields: the keys of its fields.
+            table: ``[method]`` without the name.
+            name: of the method, for error lines.
+
+        Raises:
+            ConfigError: a key is given twice, unknown or gone, or has an unknown value.
+        """
+        if not self.choices and ("reading" in fields or "reading" not in table):
+            return cls, dict(table)
+        values = self._flat(fields, table, name)
+        chosen = {key: values.pop(key, value) for key, value in self.defaults().items()}
+        kinds = [kind for key, value in chosen.items() if (kind := self._class_of(key, value))]
+        for pair in self.apart:
+            if all(self.choices[key][chosen[key]] for key in pair):
+                raise ConfigError(f"{name}: {pair[0]} and {pair[1]} exclude each other: give one")
+        values |= {key: value for key, value in chosen.items() if key in fields}
+        combined: type[Any] = _combined(cls, tuple(kinds), tuple(chosen.items()))
+        return combined, values
+
+    def _flat(
+        self, fields: Mapping[str, object], table: Mapping[str, Any], name: str
+    ) -> dict[str, Any]:
+        """Return a method's table with the readings beside the other keys."""
+        inside = table.get("reading", {})
+        if not isinstance(inside, Mapping):
+            raise ConfigError(f"method.reading must be a table (given: {inside!r})")
+        values = {key: value for key, value in table.items() if key != "reading"}
+        known = {*self.readings, *self.gone, *fields}
+        for key, value in inside.items():
+            if key not in known:
+                has = ", ".join(sorted(self.readings))
+                raise ConfigError(
+                    f"unknown key {key!r} in [method.reading]; {name} has: {has}."
+                    f"{suggestion(key, self.readings)}"
+                )
+            if key in values:
+                raise ConfigError(f"method.{key} and method.reading.{key} are one switch: give one")
+            values[key] = value
+        for key in self.gone.keys() & values.keys():
+            if (given := values.pop(key)) != self.gone[key]:
+                raise ConfigError(
+                    f"method.reading.{key} is gone: {self.gone[key]!r} is the reading that stayed "
+                    f"(given: {given!r}); leave it out"
+                )
+        return values
+
+    def _class_of(self, key: str, value: object) -> type[Any] | None:
+        choices = self.choices[key]
+        if not any(value == each and type(value) is type(each) for each in choices):
+            table = "method.reading" if key in self.readings else "method"
+            told = " or ".join(repr(each) for each in choices)
+            raise ConfigError(f"{table}.{key}: Input should be {told} (given: {value!r})")
+        return choices[value]
+
+
+def variants_of(name: str) -> Variants:
+    """Return the variants of a registered method."""
+    if name not in _MODULES:
+        return Variants()
+    found: Variants = import_module(f"{__name__}.{_MODULES[name]}").OF[name]
+    return found
+
+
+@cache
+def _combined(cls: Any, kinds: tuple[Any, ...], chosen: tuple[tuple[str, Any], ...]) -> Any:
+    """Return the method's class with the functions of its variants before its own."""
+    if not kinds:
+        return cls
+    name = f"{cls.__name__}[{', '.join(kind.__name__ for kind in kinds)}]"
+    return type(name, (*kinds, cls), {"chosen": dict(chosen), "__module__": cls.__module__})

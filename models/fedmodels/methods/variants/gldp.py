@@ -1,0 +1,219 @@
+"""Other readings of GLDP's paper; docs/methods/gldp.md says where each comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.methods.gldp import Gldp, GldpReferences
+from fedmodels.methods.variants import Variants
+from fedmodels.methods.variants.heads import HeadsOfARound, ScoredHeads
+from fedmodels.numerics.algebra import weighted_mean
+from fedmodels.numerics.latest_embeddings import LatestEmbeddings
+from fedmodels.numerics.prototypes import ByClass, distance_per_example, moved, only
+from fedmodels.techniques import evaluation_heads
+from fedmodels.techniques.class_prototypes import by_class, check_prototypes
+from fedmodels.tensors.bundle import Bundle, ClientId, Prototypes, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
+from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Batch, Output, Phase
+from fedmodels.training.run import RunFacts
+
+ROUND, COUNT = "round", "stages"
+"""In the server's own state: the round that goes on, and how many of its interactions ended."""
+
+
+class HeadFirst(Gldp):
+    """The head trains before the representation."""
+
+    def phases(self, ctx: ClientContext) -> Sequence[Phase]:
+        return [*reversed(super().phases(ctx))]
+
+
+class DivergenceOfLogits(Gldp):
+    """Eq. 8 compares distributions over the head's logits in place of the embedding's coordinates.
+
+    The target's logits are constants.
+    """
+
+    def local_loss(self, ctx: ClientContext, batch: Batch, out: Output, own: ByClass) -> Tensor:
+        with torch.no_grad():
+            target = ctx.net.head(own.vectors[batch.y])
+        rows = self.divergence(target, out.logits)
+        return (rows * own.known[batch.y]).sum() / len(rows)
+
+
+class EveryExample(Gldp):
+    """Eq. 10 compares every example with the global prototype, not the mean of its class."""
+
+    def global_loss(self, batch: Batch, out: Output, everyone: ByClass) -> Tensor:
+        return distance_per_example(out.features.float(), batch.y, everyone)
+
+
+class AveragesUp(Gldp):
+    """The client's moving averages go up in place of this task's class means."""
+
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: GldpReferences, num_examples: int
+    ) -> Bundle:
+        averages = only(state.prototypes["class"], like=refs.fresh)
+        return super().uplink(ctx, state, replace(refs, fresh=averages), num_examples)
+
+
+# --- embeddings as they were while they trained ---------------------------------------------------
+
+
+@dataclass
+class EmbeddedReferences(GldpReferences):
+    """References of the loss, and the embeddings that it saw."""
+
+    held: Prototypes | None = None  # C-hat_i as rows
+    latest: LatestEmbeddings | None = None
+
+
+class KeepsEmbeddings(Gldp):
+    """Each example's embedding is kept as it was when the example was last trained on."""
+
+    trains_together = False
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> EmbeddedReferences:
+        examples = len(ctx.stream.train(ctx.task)[1])
+        latest = LatestEmbeddings.of(examples, ctx.net.width, ctx.device)
+        held = state.prototypes.get("class")
+        refs = super().prepare(ctx, payload, state)
+        return EmbeddedReferences(refs.own, refs.everyone, held=held, latest=latest)
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: GldpReferences) -> Tensor:
+        total = super().loss(ctx, batch, out, refs)
+        head_is_last = self.phases(ctx)[-1].trains == ("head/",)
+        if out.features.requires_grad or head_is_last:  # a head that is first comes too early
+            _latest(refs).keep(batch.index, out.features)
+        return total
+
+
+class RunningMeans(KeepsEmbeddings):
+    """Eq. 6 takes embeddings as they were in the last epoch; training mode included."""
+
+    def fresh_prototypes(self, ctx: ClientContext, refs: GldpReferences) -> Prototypes:
+        _, y = self.training_data(ctx, refs)
+        found = _latest(refs).means(y, ctx.run.problem.num_classes)
+        check_prototypes(ctx, found)
+        return found
+
+
+class MovesEachEpoch(KeepsEmbeddings):
+    """Eq. 9 moves the own prototypes after each epoch of the representation too, and eq. 8 follows.
+
+    Algorithm 1 has both equations within the epochs (line 15).
+    """
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: GldpReferences) -> Tensor:
+        latest = _latest(refs)
+        if out.features.requires_grad and latest.comes_again(batch.index):  # another epoch begins
+            assert isinstance(refs, EmbeddedReferences)
+            found = latest.means(ctx.stream.train(ctx.task)[1], ctx.run.problem.num_classes)
+            refs.held = moved(refs.held, found, self.beta)  # eq. 9
+            refs.own = by_class(ctx, Bundle(prototypes={"class": refs.held}))
+            latest.forget_visits()
+        return super().loss(ctx, batch, out, refs)
+
+    def after_local(
+        self, ctx: ClientContext, payload: Bundle, state: Bundle, refs: GldpReferences
+    ) -> Bundle:
+        assert isinstance(refs, EmbeddedReferences)
+        held = {} if refs.held is None else {"class": refs.held}
+        return super().after_local(ctx, payload, replace(state, prototypes=held), refs)
+
+
+def _latest(refs: GldpReferences) -> LatestEmbeddings:
+    assert isinstance(refs, EmbeddedReferences)
+    assert refs.latest is not None
+    return refs.latest
+
+
+# --- what is averaged, and what is scored ---------------------------------------------------------
+
+
+class WeighedByExamples(Gldp):
+    """Clients count by their examples; their numbers go up."""
+
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
+        return super().upload_spec(run) | scalar_spec("num_examples")
+
+    def count(self, upload: Bundle) -> float:
+        return FedAvg.count(self, upload)
+
+    def uplink(
+        self, ctx: ClientContext, state: Bundle, refs: GldpReferences, num_examples: int
+    ) -> Bundle:
+        upload = super().uplink(ctx, state, refs, num_examples)
+        return replace(upload, scalars={"num_examples": float(num_examples)})
+
+
+class ScoredMeanOfARound(Gldp):
+    """What is scored is the mean of the models after each interaction of a round.
+
+    A head that travels belongs to it. Clients train from the newest model.
+    """
+
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        after = super().aggregate(ctx, state, uploads)
+        before = state.own.scalars[COUNT] if state.own.scalars.get(ROUND) == ctx.round else 0.0
+        weights = _scored(after.common)
+        if before:
+            share = before / (before + 1)
+            weights = weighted_mean([state.own.weights, weights], [share, 1 - share])
+        own = Bundle(weights, scalars={ROUND: float(ctx.round), COUNT: before + 1})
+        return replace(after, own=own)
+
+    def evaluation(
+        self, ctx: ServerContext, state: ServerState
+    ) -> tuple[Bundle, Mapping[ClientId, Bundle]]:
+        common, own = super().evaluation(ctx, state)
+        return common, evaluation_heads.beside_own(ctx.run, own, state.own.weights)
+
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
+        common, own = super().payload_spec(run)
+        scored = BundleSpec.of(Bundle(_scored(Bundle(self.shared(run.forms)))))
+        return common, own | BundleSpec(optional=scored.required)
+
+    def global_weights(self, common: Bundle) -> Weights:
+        return super().global_weights(evaluation_heads.as_scored(common))
+
+
+def _scored(common: Bundle) -> Weights:
+    """Return the weights that are scored, as ``eval/…``."""
+    return evaluation_heads.for_scores(evaluation_heads.as_scored(common).weights)
+
+
+OF = {
+    "gldp": Variants(
+        readings={
+            "eval_model": {"last": None, "stage_mean": ScoredMeanOfARound},
+            "heads": {"private": None, "round": HeadsOfARound},
+            "order": {"base_first": None, "head_first": HeadFirst},
+            "kl_space": {"embedding": None, "head": DivergenceOfLogits},
+            "gp_mode": {"class_mean": None, "per_sample": EveryExample},
+            "uplink_proto": {"raw": None, "ema": AveragesUp},
+            "own_moves": {"stage": None, "epoch": MovesEachEpoch},
+            "proto_pass": {"eval": None, "running": RunningMeans},
+        },
+        switches={
+            "weighting": {"uniform": None, "examples": WeighedByExamples},
+            "eval_upload_head": {False: None, True: ScoredHeads},
+        },
+        gone={
+            "wd_head": 0.0,
+            "kl_reduction": "batchmean",
+            "gp_refresh": "stage",
+            "bn": "average",
+            "candidates": "client_seen",
+            "eval_base": "aggregated",
+        },
+    )
+}

@@ -1,0 +1,113 @@
+"""What methods with class prototypes share: class means, their mean over clients, what is let out.
+
+Shapes: n examples, K classes, d coordinates of an embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmodels.config.bounds import Count, NonNegative
+from fedmodels.errors import TrainingFailed
+from fedmodels.nets.embedding import embeddings
+from fedmodels.nets.split import weights_of
+from fedmodels.numerics.prototypes import (
+    ByClass,
+    class_prototypes,
+    mean_prototypes,
+    released,
+    uncounted,
+)
+from fedmodels.tensors.bundle import Bundle, Prototypes
+from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
+from fedmodels.training.contexts import ClientContext
+from fedmodels.training.run import RunFacts
+from fedmodels.training.settings import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrototypeLimits(Part):
+    """What is let out of prototypes that leave a client."""
+
+    clip_norm: NonNegative = 0.0
+    """Longer prototypes are scaled to this norm before they leave a client; 0 is off."""
+    noise_std: NonNegative = 0.0
+    """Standard deviation of Gaussian noise on prototypes that leave a client."""
+    min_count: Count = 1
+    """Prototypes and counts of classes of fewer examples do not leave a client."""
+
+    def released(self, ctx: ClientContext, prototypes: Prototypes) -> dict[str, Prototypes]:
+        """Return the prototypes that may leave a client, as an upload has them."""
+        limits = {"clip_norm": self.clip_norm, "noise_std": self.noise_std}
+        sent = released(prototypes, ctx.secret_normal, **limits, min_count=self.min_count)
+        return {"class": sent}
+
+
+def no_prototypes(run: RunFacts) -> dict[str, Prototypes]:
+    """Return the empty set of everyone's prototypes, before any client has reported one."""
+    return {"class": uncounted(Prototypes.of({}, run.width))}
+
+
+def sent_up(run: RunFacts) -> BundleSpec:
+    """Return the spec of class prototypes with counts."""
+    return prototype_spec("class", run.width, run.problem.num_classes)
+
+
+def sent_down(run: RunFacts) -> BundleSpec:
+    """Return the spec of class prototypes without counts."""
+    return prototype_spec("class", run.width, run.problem.num_classes, counted=False)
+
+
+def by_class(ctx: ClientContext, bundle: Bundle) -> ByClass:
+    """Return a bundle's class prototypes laid out by class, on the client's device."""
+    found = bundle.prototypes.get("class")
+    return ByClass.of(found, ctx.run.problem.num_classes, ctx.net.width, ctx.device)
+
+
+def mean_class_prototypes(
+    run: RunFacts, uploads: Mapping[int, Bundle], *, uniform: bool = True
+) -> Prototypes:
+    """Return the mean prototype of each class over the clients that report it, without counts.
+
+    Args:
+        run: the run.
+        uploads: what each client reports, in client-id order.
+        uniform: every client counts alike; otherwise by its number of examples of the class.
+    """
+    reported = {client: upload.prototypes["class"] for client, upload in uploads.items()}
+    classes = run.problem.num_classes
+    return uncounted(mean_prototypes(reported, classes, run.width, uniform=uniform))
+
+
+def class_means(ctx: ClientContext, x: Tensor, y: Tensor) -> Prototypes:
+    """Return the mean embedding of each class of inputs (n, …) and labels (n,).
+
+    Raises:
+        TrainingFailed: it is not finite.
+    """
+    means = class_prototypes(embeddings(ctx.net, x), y, ctx.run.problem.num_classes)
+    check_prototypes(ctx, means)
+    return means
+
+
+def check_prototypes(ctx: ClientContext, prototypes: Prototypes) -> None:
+    """Check prototypes that were just computed, before anything is clustered by them.
+
+    Raises:
+        TrainingFailed: they are not finite, as training diverged in its last steps.
+    """
+    if bool(torch.isfinite(prototypes.vectors).all()):
+        return
+    rows = prototypes.rows().items()
+    label = next(k for k, (row, _) in rows if not bool(torch.isfinite(row).all()))
+    largest = max(float(w.abs().max()) for w in weights_of(ctx.net).values() if w.numel())
+    raise TrainingFailed(
+        f"client {ctx.client} diverged in round {ctx.round}: its prototype of class {label} is not "
+        f"finite, and its largest weight is {largest:.4g}; what usually helps is a lower "
+        f"[training] lr (it is {ctx.run.experiment.training.lr:g}) or a net that normalises, such "
+        'as [net] norm = "layer"'
+    )
