@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 from collections.abc import Collection
@@ -104,7 +105,8 @@ def test_every_method_has_a_page_that_names_its_fields(name: str) -> None:
         fields |= flat_settings("pfedgrp").keys()
     told = flat_settings(name)
     assert name not in READINGS or "`[method.reading]`" in text
-    assert {k for k in told.keys() - fields if f"`{k}" not in text and f"`…{k}" not in text} == set()
+    unnamed = {k for k in told.keys() - fields if f"`{k}" not in text and f"`…{k}" not in text}
+    assert unnamed == set()
 
 
 def flat_settings(name: str) -> dict[str, object]:

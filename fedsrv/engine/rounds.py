@@ -141,7 +141,6 @@ class Engine:
             step,
             cohort,
             server_data=self.server_data,
-            minority=tuple(self.groups["minority"]),
             labels={c: self.profiles[c].labels(step.task, accumulates) for c in cohort},
             limits=self.roster.limits,
             ends_task=ends_task(self.steps, step),

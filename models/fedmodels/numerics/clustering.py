@@ -77,34 +77,6 @@ def cluster(
     return answer
 
 
-def finch(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Cluster points without parameters: everyone belongs with its first neighbour.
-
-    The first partition of Sarfraz et al., Efficient Parameter-Free Clustering Using First Neighbor
-    Relations, CVPR 2019: the connected parts of the graph that joins every point to the one of
-    smallest cosine distance, the first among equals.
-
-    Args:
-        points: (n, d), n at least 1.
-
-    Returns:
-        Centres (k, d), the float64 means of their points, numbered by their first point, and the
-        cluster of each point (n,), int64.
-    """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    n = len(points)
-    unit = torch.nn.functional.normalize(points.detach().cpu().double(), dim=1)
-    neighbour = (unit @ unit.T).fill_diagonal_(-torch.inf).argmax(1).numpy()
-    graph = coo_array((np.ones(n), (np.arange(n), neighbour)), shape=(n, n))
-    labels = connected_components(graph, directed=False)[1].astype(np.int64)
-    x = _floats(points)
-    centres = _means(x, labels, np.zeros((labels.max() + 1, x.shape[1]), dtype=x.dtype))
-    answer = torch.from_numpy(centres).to(points.device, points.dtype)
-    return answer, torch.from_numpy(labels).to(points.device)
-
-
 def nearest(points: Tensor, centres: Tensor) -> Tensor:
     """Return the index of the centre nearest to each point, (n,) int64; the first among equals."""
     return torch.cdist(points.double(), centres.double()).argmin(1)

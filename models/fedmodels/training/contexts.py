@@ -64,9 +64,6 @@ class ServerContext(Located):
     """Nested lists for the report, such as ``aggregation_weights`` (n, n); put in by ``finish``."""
     server_data: ServerData | None = None
     """Present for every method that ``needs_server_data``."""
-    minority: tuple[int, ...] = ()
-    """The rarer half of the classes over all clients and tasks, by what clients announced. Only a
-    reading that is called ``oracle`` may use it: a method would not know the tasks to come."""
     labels: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """The classes each client of the cohort trains on now, by its announcement."""
     limits: tuple[Tensor, Tensor] | None = None
