@@ -150,7 +150,8 @@ def serve(
         events = EventLog()
         with writing(out):
             changed = write_facts(out, experiment, computes=store.ended() is None)
-        stack.callback(track(events, experiment, out))
+        if store.ended() is None:
+            stack.callback(track(events, experiment, out, store.run_id))
         for watcher in watchers:
             stack.callback(watcher(events))
         cohort = _cohort_of(experiment, store, events, expects_evaluator)

@@ -57,6 +57,7 @@ def require_place(path: Path, handle: int) -> None:
 
 WRITTEN = {
     "run.db", "run.db-wal", "run.db-shm", "server", "config.toml", "env.json", "tensorboard",
+    "mlflow.db", "mlartifacts", "wandb",
     "rounds.jsonl", ".lock", "logs", "clients", "data",
 }  # fmt: skip
 """The files that a start writes into a run directory before clients can join."""

@@ -8,8 +8,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import shorten
 from typing import Any, Protocol
 
@@ -17,33 +19,39 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedpb.zstd import check_installed
 from fedsrv.events import Ending, EventLog
+from fedsrv.tracking.results import results_of
 
 log = logging.getLogger(__name__)
 
 PROJECT = "fedtide"
 """Name of the experiment or project under which a tracker lists runs."""
+TAG = "fedtide_run"
+"""What MLflow finds the run of a resumed run by: it holds the run's id."""
 CLOSE_S = 60.0
 """Time for trackers to write what is left, at the end of a run."""
 MOST_LETTERS = 300
 """Length of a tracker's error in our lines, at most."""
 
 
+Results = Callable[[], Sequence[Path]]
+
+
 class Tracker(Protocol):
-    """Takes the metrics of one run."""
+    """Takes the metrics of one run; a run that is resumed goes on where it was."""
 
     def log(self, interaction: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics after an interaction."""
         ...
 
-    def close(self) -> None:
-        """Write what is left."""
+    def close(self, results: Results | None) -> None:
+        """Write what is left; ``results`` makes the files of a run that has finished."""
         ...
 
 
 class TensorBoard:
     """Writes event files to OUT/tensorboard."""
 
-    def __init__(self, experiment: Experiment, out: Path) -> None:
+    def __init__(self, experiment: Experiment, out: Path, run_id: str) -> None:
         tensorboard = importlib.import_module("torch.utils.tensorboard")
         self._writer: Any = tensorboard.SummaryWriter(str(out / "tensorboard"))
 
@@ -52,7 +60,7 @@ class TensorBoard:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, interaction)
 
-    def close(self) -> None:
+    def close(self, results: Results | None) -> None:
         """Write what is left."""
         self._writer.close()
 
@@ -60,44 +68,65 @@ class TensorBoard:
 class MLflow:
     """Logs to the server that ``MLFLOW_TRACKING_URI`` names, or to OUT/mlflow.db."""
 
-    def __init__(self, experiment: Experiment, out: Path) -> None:
+    def __init__(self, experiment: Experiment, out: Path, run_id: str) -> None:
         mlflow = importlib.import_module("mlflow")
-        uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{(out / 'mlflow.db').resolve()}")
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        place = None if uri else (out / "mlartifacts").resolve().as_uri()
+        uri = uri or f"sqlite:///{(out / 'mlflow.db').resolve()}"
         self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         known = self._client.get_experiment_by_name(PROJECT)
-        within = known.experiment_id if known else self._client.create_experiment(PROJECT)
-        self._run: str = self._client.create_run(within, run_name=out.name).info.run_id
-        for name, value in settings_of(experiment).items():
-            self._client.log_param(self._run, name, value)
+        within = known.experiment_id if known else self._client.create_experiment(PROJECT, place)
+        settings = {name: str(value) for name, value in settings_of(experiment).items()}
+        before = self._client.search_runs([within], f"tags.{TAG} = '{run_id}'", max_results=1)
+        if before:
+            self._run: str = before[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+            told = before[0].data.params
+            for name in [name for name in settings if told.get(name) != settings[name]]:
+                self._client.set_tag(self._run, name, settings[name])  # parameters never change
+        else:
+            made = self._client.create_run(within, tags={TAG: run_id}, run_name=out.name)
+            self._run = made.info.run_id
+            for name, value in settings.items():
+                self._client.log_param(self._run, name, value)
 
     def log(self, interaction: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics after an interaction."""
         for name, value in metrics.items():
             self._client.log_metric(self._run, name, value, step=interaction)
 
-    def close(self) -> None:
-        """Say that the run has ended."""
-        self._client.set_terminated(self._run)
+    def close(self, results: Results | None) -> None:
+        """Take the results, and say how the run has ended."""
+        for file in results() if results else ():
+            self._client.log_artifact(self._run, str(file))
+        self._client.set_terminated(self._run, "KILLED" if results is None else "FINISHED")
 
 
 class WandB:
     """Logs to Weights & Biases, as its own settings and environment say."""
 
-    def __init__(self, experiment: Experiment, out: Path) -> None:
-        wandb = importlib.import_module("wandb")
-        config = settings_of(experiment)
-        self._run: Any = wandb.init(project=PROJECT, name=out.name, dir=str(out), config=config)
+    def __init__(self, experiment: Experiment, out: Path, run_id: str) -> None:
+        self._wandb = importlib.import_module("wandb")
+        self._run: Any = self._wandb.init(
+            project=PROJECT, name=out.name, dir=str(out), id=run_id, resume="allow"
+        )
+        self._run.config.update(settings_of(experiment), allow_val_change=True)
 
     def log(self, interaction: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics after an interaction."""
         self._run.log(dict(metrics), step=interaction)
 
-    def close(self) -> None:
+    def close(self, results: Results | None) -> None:
         """Send what is left."""
-        self._run.finish()
+        if results:
+            artifact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
+            for file in results():
+                artifact.add_file(str(file))
+            self._run.log_artifact(artifact)
+        self._run.finish(exit_code=int(results is None))
 
 
-TRACKERS: Mapping[str, Callable[[Experiment, Path], Tracker]] = {
+TRACKERS: Mapping[str, Callable[[Experiment, Path, str], Tracker]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "wandb": WandB,
@@ -142,18 +171,26 @@ def _missing(name: str) -> str:
     return f"[tracking] {name} = true needs a package more: pip install 'fedtide[{name}]'"
 
 
-def track(events: EventLog, experiment: Experiment, out: Path) -> Ending:
+def track(events: EventLog, experiment: Experiment, out: Path, run_id: str) -> Ending:
     """Hand every score to the trackers of the config, each in a thread; return what ends that.
 
     A tracker that fails later is named in the log and told nothing more; the run goes on. So is one
     that does not close in time.
 
+    Args:
+        events: of the run.
+        experiment: what is run.
+        out: the run directory.
+        run_id: by which a tracker finds a run that is resumed.
+
     Raises:
         ConfigError: one of them is not installed, or cannot begin.
     """
-    trackers = {name: _begun(name, experiment, out) for name in wanted(experiment)}
+    trackers = {name: _begun(name, experiment, out, run_id) for name in wanted(experiment)}
     threads = {
-        name: threading.Thread(target=_write, args=(events, name, tracker), name=name, daemon=True)
+        name: threading.Thread(
+            target=_write, args=(events, name, tracker, out), name=name, daemon=True
+        )
         for name, tracker in trackers.items()
     }
     for thread in threads.values():
@@ -175,9 +212,9 @@ def track(events: EventLog, experiment: Experiment, out: Path) -> Ending:
     return end
 
 
-def _begun(name: str, experiment: Experiment, out: Path) -> Tracker:
+def _begun(name: str, experiment: Experiment, out: Path, run_id: str) -> Tracker:
     try:
-        return TRACKERS[name](experiment, out)
+        return TRACKERS[name](experiment, out, run_id)
     except ImportError:
         raise ConfigError(_missing(name)) from None
     except Exception as error:  # a package of somebody else raises errors of its own
@@ -187,13 +224,16 @@ def _begun(name: str, experiment: Experiment, out: Path) -> Tracker:
         ) from None
 
 
-def _write(events: EventLog, name: str, tracker: Tracker) -> None:
+def _write(events: EventLog, name: str, tracker: Tracker, out: Path) -> None:
     """Tell one tracker everything, until the run ends or the tracker fails."""
+    finished = False
     try:
         for event in events.listen(from_start=True):
             if event.kind == "scores":
                 tracker.log(event.interaction, event.detail["metrics"])
-        tracker.close()
+            finished = finished or event.kind == "finished"
+        with TemporaryDirectory(prefix="fedtide-results-") as place:
+            tracker.close(partial(results_of, out, Path(place)) if finished else None)
     except Exception as error:  # a package of somebody else raises errors of its own
         reason = _in_one_line(error)
         log.warning("%s failed and gets no further metrics; the run goes on: %s", name, reason)

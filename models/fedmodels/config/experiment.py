@@ -283,9 +283,12 @@ class Tracking(StrictTable):
     tensorboard: bool = False
     """Write metrics to OUT/tensorboard as they come; needs the extra ``tensorboard``."""
     mlflow: bool = False
-    """Log metrics to ``$MLFLOW_TRACKING_URI``, or OUT/mlflow.db; needs the extra ``mlflow``."""
+    """Log metrics to ``$MLFLOW_TRACKING_URI``, or OUT/mlflow.db; needs the extra ``mlflow``. A
+    resumed run goes on in the same run of MLflow. A finished one leaves its page and the server's
+    model there."""
     wandb: bool = False
-    """Log metrics to Weights & Biases, as its environment says; needs the extra ``wandb``."""
+    """Log metrics to Weights & Biases, as its environment says; needs the extra ``wandb``. A
+    resumed run has the same id there. A finished one leaves its page and the server's model."""
 
 
 class Experiment(StrictTable):

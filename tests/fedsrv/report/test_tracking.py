@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import types
 import urllib.request
 
 import pytest
+import tomli_w
 
 from fedmodels.errors import ConfigError
+from fedmodels.nets.trained import TrainedModel
 from fedsrv.events import Event, EventLog
+from fedsrv.tracking import results as tracking_results
 from fedsrv.tracking import trackers
 from fedsrv.tracking.prometheus import export
+from fedsrv.tracking.results import results_of
 from fedsrv.tracking.trackers import TRACKERS, settings_of, track
+from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 
 
@@ -31,12 +37,23 @@ class Recorder:
         return call
 
 
-def follow(name, out):
+def follow(name, out, step=3, finishes=False):
     events = EventLog()
-    end = track(events, tiny_experiment(tracking={name: True}), out)
+    end = track(events, tiny_experiment(tracking={name: True}), out, "the-run")
     events.tell("commit", interaction=0)
-    events.tell("scores", interaction=3, metrics={"a_glo": 0.5, "loss": 1.0})
+    events.tell("scores", interaction=step, metrics={"a_glo": 0.5, "loss": 1.0})
+    if finishes:
+        events.tell("finished", metrics={}, state_sha256="")
     end()
+
+
+@pytest.fixture(autouse=True)
+def results(monkeypatch, tmp_path):
+    """Have trackers take a page that nobody draws."""
+    page = tmp_path / "page.html"
+    page.write_text("page")
+    monkeypatch.setattr(trackers, "results_of", lambda run, place: [page])
+    return page
 
 
 def test_tensorboard_is_written(monkeypatch, tmp_path):
@@ -51,37 +68,94 @@ def test_tensorboard_is_written(monkeypatch, tmp_path):
     ]
 
 
-def test_mlflow_is_told(monkeypatch, tmp_path):
-    told = []
-    run = Recorder(told, info=types.SimpleNamespace(run_id="r7"))
+@pytest.mark.parametrize("before", [False, True], ids=["new", "resumed"])
+def test_mlflow_is_told(monkeypatch, tmp_path, before, results):
+    told, data = [], types.SimpleNamespace(params={"seed": "0", "schedule.clients": "9"})
+    run = Recorder(told, info=types.SimpleNamespace(run_id="r7"), data=data)
     client = Recorder(told)
     client.__dict__["get_experiment_by_name"] = lambda name: None
-    client.__dict__["create_run"] = lambda within, run_name: run
+    client.__dict__["search_runs"] = lambda within, tags, max_results: [run] if before else []
+    client.__dict__["create_run"] = lambda within, tags, run_name: told.append(tags) or run
     fake = types.SimpleNamespace(
         MlflowClient=lambda tracking_uri: told.append(("at", tracking_uri)) or client
     )
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setitem(sys.modules, "mlflow", fake)
-    follow("mlflow", tmp_path)
+    follow("mlflow", tmp_path, finishes=True)
     assert told[:2] == [
         ("at", f"sqlite:///{tmp_path}/mlflow.db"),
-        ("create_experiment", "fedtide"),
+        ("create_experiment", "fedtide", (tmp_path / "mlartifacts").as_uri()),
     ]
-    assert ("log_param", "r7", "method.name", "fedavg") in told
-    assert told[-3:] == [
+    assert (("log_param", "r7", "method.name", "fedavg") in told) is not before
+    assert ({"fedtide_run": "the-run"} in told) is not before
+    assert (("update_run", "r7", ("status", "RUNNING")) in told) is before
+    assert (("set_tag", "r7", "schedule.clients", "3") in told) is before
+    assert ("set_tag", "r7", "seed", "0") not in told
+    assert told[-4:] == [
         ("log_metric", "r7", "a_glo", 0.5, ("step", 3)),
         ("log_metric", "r7", "loss", 1.0, ("step", 3)),
-        ("set_terminated", "r7"),
+        ("log_artifact", "r7", str(results)),
+        ("set_terminated", "r7", "FINISHED"),
     ]
 
 
-def test_wandb_is_told(monkeypatch, tmp_path):
+def test_wandb_is_told(monkeypatch, tmp_path, results):
     told = []
-    monkeypatch.setitem(sys.modules, "wandb", Recorder(told))
+    fake = Recorder(told, id="the-run", config=Recorder(told))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    follow("wandb", tmp_path / "my-run", finishes=True)
+    init = dict(told[0][1:])
+    assert (init["project"], init["name"]) == ("fedtide", "my-run")
+    assert (init["id"], init["resume"]) == ("the-run", "allow")
+    assert told[1][1]["method.name"] == "fedavg"
+    assert told[2:5] == [
+        ("log", {"a_glo": 0.5, "loss": 1.0}, ("step", 3)),
+        ("Artifact", "run-the-run", ("type", "run")),
+        ("add_file", str(results)),
+    ]
+    assert told[-1] == ("finish", ("exit_code", 0))
     follow("wandb", tmp_path / "my-run")
-    assert told[0][:3] == ("init", ("project", "fedtide"), ("name", "my-run"))
-    assert dict(told[0][1:])["config"]["method.name"] == "fedavg"
-    assert told[1:] == [("log", {"a_glo": 0.5, "loss": 1.0}, ("step", 3)), ("finish",)]
+    assert told[-1] == ("finish", ("exit_code", 1)), "a run that was stopped"
+
+
+@pytest.mark.filterwarnings("ignore")  # of the package's own
+def test_a_resumed_run_is_one_run_of_mlflow(tmp_path, results, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    follow("mlflow", tmp_path, step=0)
+    follow("mlflow", tmp_path, step=1, finishes=True)
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (within,) = [e for e in client.search_experiments() if e.name == trackers.PROJECT]
+    (run,) = client.search_runs([within.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "a_glo")] == [0, 1]
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == [results.name]
+
+
+@pytest.mark.filterwarnings("ignore")  # of the package's own
+def test_a_resumed_run_is_one_run_of_wandb(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    follow("wandb", tmp_path, step=0)
+    follow("wandb", tmp_path, step=1, finishes=True)
+    parts = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    assert {part.name.rpartition("-")[2] for part in parts} <= {"run", "the-run"}
+    assert parts
+
+
+def test_what_a_finished_run_gives(digits, tmp_path, monkeypatch):
+    def files(method):
+        experiment, out = tiny_experiment(method=method), tmp_path / method
+        summary = run_in_process(experiment, digits, out)
+        (out / "summary.json").write_text(json.dumps(summary))
+        (out / "config.toml").write_text(tomli_w.dumps(experiment.to_dict()))
+        return results_of(out, tmp_path)
+
+    page, model = files("fedavg")
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert TrainedModel.load(model).facts.view == "global"
+    monkeypatch.setattr(tracking_results, "write_html", lambda runs, path: None)
+    assert [file.name for file in files("local")] == ["report.html"], "every model is private"
 
 
 @pytest.mark.parametrize("name", TRACKERS)
@@ -89,7 +163,7 @@ def test_without_its_package_there_is_one_line(monkeypatch, tmp_path, name):
     module = "torch.utils.tensorboard" if name == "tensorboard" else name
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=rf"pip install 'fedtide\[{name}\]'"):
-        track(EventLog(), tiny_experiment(tracking={name: True}), tmp_path)
+        track(EventLog(), tiny_experiment(tracking={name: True}), tmp_path, "")
 
 
 def test_a_tracker_that_fails_ends_neither_the_run_nor_the_others(monkeypatch, tmp_path, caplog):
@@ -98,11 +172,11 @@ def test_a_tracker_that_fails_ends_neither_the_run_nor_the_others(monkeypatch, t
 
     written, online = [], []
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Recorder(written))
-    run = Recorder(online, log=full)
+    run = Recorder(online, log=full, config=Recorder([]))
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **_: run))
     events = EventLog()
     switches = {"tensorboard": True, "wandb": True}
-    end = track(events, tiny_experiment(tracking=switches), tmp_path)
+    end = track(events, tiny_experiment(tracking=switches), tmp_path, "")
     for step in (1, 2):
         events.tell("scores", interaction=step, metrics={"a_glo": 0.5})
     end()
@@ -118,12 +192,17 @@ def test_a_tracker_that_hangs_holds_up_neither_the_end_nor_the_others(
     monkeypatch, tmp_path, caplog
 ):
     told, forever = [], threading.Event()
-    run = types.SimpleNamespace(log=lambda *_, **__: None, finish=forever.wait)
+    config = Recorder([])
+    run = types.SimpleNamespace(
+        log=lambda *_, **__: None, finish=lambda **_: forever.wait(), config=config
+    )
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **_: run))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Recorder(told))
     monkeypatch.setattr(trackers, "CLOSE_S", 0.2)
     events = EventLog()
-    end = track(events, tiny_experiment(tracking={"wandb": True, "tensorboard": True}), tmp_path)
+    end = track(
+        events, tiny_experiment(tracking={"wandb": True, "tensorboard": True}), tmp_path, ""
+    )
     events.tell("scores", interaction=3, metrics={"a_glo": 0.5})
     end()
     forever.set()
@@ -141,7 +220,7 @@ def test_a_tracker_that_cannot_begin_gets_one_line(monkeypatch, tmp_path):
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=no_login))
     with pytest.raises(ConfigError) as raised:
-        track(EventLog(), tiny_experiment(tracking={"wandb": True}), tmp_path)
+        track(EventLog(), tiny_experiment(tracking={"wandb": True}), tmp_path, "")
     assert str(raised.value) == (
         "[tracking] wandb cannot begin: no API key configured use wandb login; log in or set it up "
         "as its documentation says, or leave it out: --set tracking.wandb=false"
