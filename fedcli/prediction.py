@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import read_array
 from fedcli.data.pictures import read_image
 from fedcli.runtime.state import PERSONAL
+from fedmodels.config.transforms import ImageTransform, parsed
 from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.printable import printable
@@ -73,6 +74,18 @@ def predictions(model: TrainedModel, inputs: list[Path], top: int = 3) -> list[P
     return found
 
 
+def image_transform(facts: ModelFacts, where: object) -> ImageTransform:
+    """Return how the images were read that a model was trained on, as far as its file says.
+
+    Raises:
+        DataError: the file states a transform that is malformed.
+    """
+    found = parsed(facts.transform, where)
+    if isinstance(found, ImageTransform):
+        return found
+    return ImageTransform(channels="grey" if facts.input_shape[0] == 1 else "rgb")
+
+
 def read_input(path: Path, facts: ModelFacts) -> NDArray[Any]:
     """Read a file as raw inputs (n, *input_shape).
 
@@ -83,7 +96,7 @@ def read_input(path: Path, facts: ModelFacts) -> NDArray[Any]:
     if path.suffix == ".npy":
         x = read_array(path)
     elif len(shape) == 3 and shape[0] in (1, 3):
-        x = read_image(path, shape[0])
+        x = np.stack(read_image(path, image_transform(facts, path)))
         if not facts.is_of_bytes or (x.dtype == np.uint16) != (facts.scale > 255):
             trained = f"values from 0 to {facts.scale:g}" if facts.is_of_bytes else "numbers"
             raise DataError(

@@ -43,7 +43,7 @@ def global_model(run: Path) -> TrainedModel:
     if not files:
         raise ArchiveError(f"{run} holds no committed state of the server")
     experiment = experiment_of(record.config, str(run / "config.toml"))
-    table, described = experiment.method, _description(run)
+    table, data, described = experiment.method, experiment.data, _description(run)
     method = make(table.name, **table.hyper_parameters())
     if "global" not in method.views:
         raise ArchiveError(f"{table.name} has no global model here: export a client's (--client)")
@@ -61,6 +61,7 @@ def global_model(run: Path) -> TrainedModel:
         record.rounds - 1,
         method.rules[0],
         experiment.net.code_sha256 or "",
+        None if data is None else data.transform_of(described.input_shape),
     )
     common = load_named(files[-1])[0]["common"]
     return TrainedModel(facts, method.global_weights(common))

@@ -120,7 +120,9 @@ def _values(table: type[BaseModel], key: str, form: dict[str, Any]) -> str:
     if "const" in form:
         return f"`{_toml(form['const'])}`"
     if form.get("type") == "array":
-        return "list of " + _values(table, key, form.get("items", {})).removeprefix("a ")
+        return "list of " + _values(
+            table, key, form.get("items") or form.get("prefixItems", [{}])[0]
+        ).removeprefix("a ")
     name = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}
     kind = name.get(form.get("type", ""), "value")
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

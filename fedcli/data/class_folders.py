@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.folders import entries
-from fedcli.data.pictures import ENDS, Pixels, read_image
+from fedcli.data.pictures import ENDS, PLAIN, Pixels, read_image
+from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError
 
 Listed = list[tuple[Path, int]]
@@ -78,23 +79,34 @@ def images_of(folder: Path, class_names: Sequence[str], root: Path) -> Listed:
     ]
 
 
-def read_images(listed: Listed) -> tuple[Pixels, IntArray]:
+def read_images(listed: Listed, how: ImageTransform = PLAIN) -> tuple[Pixels, IntArray]:
     """Return the images (n, C, H, W) and the labels (n,) of a list.
 
     Raises:
         DataError: an image cannot be read, or two differ in size, colour or depth; names them.
     """
     images: list[NDArray[Any]] = []
-    for path, _ in listed:
-        images.append(read_image(path))
-        if images[-1].shape != images[0].shape or images[-1].dtype != images[0].dtype:
-            raise DataError(
-                f"{path} is {_described(images[-1])}, and {listed[0][0]} is "
-                f"{_described(images[0])}: all images must have one size, be all grey or all in "
-                "colour, and have as many bits"
-            )
+    labels: list[int] = []
+    for path, label in listed:
+        for image in read_image(path, how):
+            images.append(image)
+            labels.append(label)
+            if image.shape != images[0].shape or image.dtype != images[0].dtype:
+                raise DataError(
+                    f"{path} is {_described(image)}, and {listed[0][0]} is {_described(images[0])}:"
+                    f" {_advice(image, images[0])}"
+                )
     x: Pixels = np.stack(images) if images else np.empty((0, 1, 1, 1), dtype=np.uint8)
-    return x, np.array([label for _, label in listed], dtype=np.int64)
+    return x, np.array(labels, dtype=np.int64)
+
+
+def _advice(image: NDArray[Any], first: NDArray[Any]) -> str:
+    """Return what makes two images alike."""
+    if image.shape[1:] != first.shape[1:]:
+        return "give all one size, by resize = [HEIGHT, WIDTH]"
+    if len(image) != len(first):
+        return 'make all grey or all coloured, by channels = "grey" or "rgb"'
+    return "save all with as many bits"
 
 
 def _described(image: NDArray[Any]) -> str:

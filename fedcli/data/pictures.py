@@ -1,7 +1,7 @@
 """Images as arrays: one reader for class folders, functions of one's own, Hugging Face, predict.
 
-An image is read as viewers show it: turned as its EXIF orientation says, laid on white where it is
-transparent, its palette and its CMYK as colours. What has no single right reading is refused.
+An image is read as viewers show it: turned as its EXIF orientation says, laid on a ground where it
+is transparent, its palette and its CMYK as colours. What has no single right reading is refused.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 
 from fedcli.data.arrays import DAMAGED
+from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError, reason_of
 from fedmodels.files import open_regular
 
@@ -23,49 +24,91 @@ ENDS = (
 """How the names of image files end; capitals count alike."""
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 """What Pillow may take a file for, whatever its name says."""
-GROUND = "white"
-"""What transparent images are laid on."""
+WITH_PREVIEW = "MPO"
+"""What Pillow calls a photograph with smaller copies of it in the same file, as phones write it."""
+PLAIN = ImageTransform()
+"""An image as it is."""
+CHANNELS = {"grey": 1, "rgb": 3}
 Pixels = NDArray[np.uint8] | NDArray[np.uint16]
 """An image (C, H, W): 1 channel of grey or 3 of colour; uint16 where a grey has over 8 bits."""
 
 
-def read_image(path: Path, channels: int | None = None) -> Pixels:
-    """Read one image: with so many channels, or as many as the file has.
+def read_image(path: Path, how: ImageTransform = PLAIN) -> list[Pixels]:
+    """Read the image of a file, or each of its frames where these are asked for.
 
     Raises:
         DataError: it is missing or damaged, or there is no single right way to read it.
     """
     try:
         with open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
-            return pixels_of(image, channels)
+            every = how.frames == "all" and image.format != WITH_PREVIEW
+            frames = ImageSequence.Iterator(image) if every else [image]
+            return [pixels_of(frame, how) for frame in frames]
     except UnidentifiedImageError:
         raise DataError(f"{path} cannot be read: it is no image, or damaged") from None
     except (*DAMAGED, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
 
 
-def pixels_of(picture: Image.Image, channels: int | None = None) -> Pixels:
-    """Return a picture of Pillow: with so many channels, or as many as it has itself.
+def pixels_of(picture: Image.Image, how: ImageTransform = PLAIN) -> Pixels:
+    """Return a picture of Pillow, turned, laid on the ground, resized and cropped.
 
     Raises:
         ValueError: there is no single right way to read it; says why, and what to do.
     """
-    _check_single(picture)
+    _check_frames(picture, how)
     _check_depth(picture)
-    picture = _on_ground(ImageOps.exif_transpose(picture))
-    grey = picture.mode[0] in "1IL" if channels is None else channels == 1
-    if picture.mode[0] != "I":
-        flat = np.asarray(picture.convert("L" if grey else "RGB"), dtype=np.uint8)
-        return flat[None] if grey else np.ascontiguousarray(flat.transpose(2, 0, 1))
-    shades = _of_16_bits(np.asarray(picture))[None]
-    return shades if grey else np.repeat(shades, 3, axis=0)
+    picture = _on_ground(ImageOps.exif_transpose(picture), how.ground)
+    grey = picture.mode[0] in "1IL" if how.channels is None else how.channels == "grey"
+    if picture.mode[0] == "I":
+        picture = Image.fromarray(_of_16_bits(np.asarray(picture)))
+    else:
+        picture = picture.convert("L" if grey else "RGB")
+    pixels = np.asarray(_sized(picture, how))
+    if pixels.ndim == 2:
+        return np.repeat(pixels[None], 1 if grey else 3, axis=0)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _check_single(picture: Image.Image) -> None:
-    """Check that a file holds one image; a phone's photograph may hold smaller copies beside it."""
+def first_set(how: ImageTransform) -> str:
+    """Return the name of the first key of a transform that is not as in a plain one."""
+    return next(key for key in type(how).model_fields if getattr(how, key) != getattr(PLAIN, key))
+
+
+def stated(how: ImageTransform, x: NDArray[Any]) -> dict[str, Any]:
+    """Return a transform as plain values, with the channels that images (n, C, H, W) have."""
+    channels = "grey" if x.shape[1] == 1 else "rgb"
+    return how.model_copy(update={"channels": channels}).model_dump(mode="json")
+
+
+def _sized(picture: Image.Image, how: ImageTransform) -> Image.Image:
+    """Return a picture resized and cropped as torchvision does it."""
+    if how.resize is None and how.crop is None:
+        return picture
+    from torchvision.transforms import v2  # takes a second to import
+
+    if how.resize is not None:
+        resize = how.resize if isinstance(how.resize, int) else list(how.resize)
+        picture = v2.Resize(resize)(picture)
+    if how.crop is not None:
+        height, width = (how.crop,) * 2 if isinstance(how.crop, int) else how.crop
+        if picture.height < height or picture.width < width:
+            raise ValueError(
+                f"it has {picture.width} x {picture.height} pixels to cut {width} x {height} out "
+                "of: set resize to that, or crop to less"
+            )
+        picture = v2.CenterCrop((height, width))(picture)
+    return picture
+
+
+def _check_frames(picture: Image.Image, how: ImageTransform) -> None:
+    """Check that a file holds one image, or that it is known which is meant."""
     frames = getattr(picture, "n_frames", 1)
-    if frames > 1 and picture.format != "MPO":
-        raise ValueError(f"it holds {frames} frames or pages: save each as an image of its own")
+    if frames > 1 and picture.format != WITH_PREVIEW and how.frames is None:
+        raise ValueError(
+            f"it holds {frames} frames or pages: set frames = 'first' or 'all', or save each as an "
+            "image of its own"
+        )
 
 
 def _check_depth(picture: Image.Image) -> None:
@@ -79,13 +122,12 @@ def _check_depth(picture: Image.Image) -> None:
         raise ValueError("its channels have 16 bits, of which 8 would be lost: save it with 8")
 
 
-def _on_ground(picture: Image.Image) -> Image.Image:
+def _on_ground(picture: Image.Image, ground: str) -> Image.Image:
     """Return a picture without transparency: laid on the ground where it has some."""
     if not picture.has_transparency_data:
         return picture
     above = picture.convert("RGBA")
-    ground = Image.new("RGBA", above.size, GROUND)
-    laid = Image.alpha_composite(ground, above)
+    laid = Image.alpha_composite(Image.new("RGBA", above.size, ground), above)
     return laid.convert("L" if picture.mode in ("1", "L", "LA", "La") else "RGB")
 
 

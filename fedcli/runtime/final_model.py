@@ -73,6 +73,6 @@ class FinalModel:
         facts = ModelFacts(
             asked.name, asked.options(), file.input_shape, file.num_classes, file.scale, file.mean,
             file.std, file.class_names, self.method.name, view, order.round, self.method.rules[0],
-            asked.code_sha256 or "",
+            asked.code_sha256 or "", file.transform,
         )  # fmt: skip
         return Bundle(weights=weights_of(net)), header_of(facts)

@@ -71,6 +71,8 @@ class ProblemFile(_File):
     """In the order of labels; empty where nobody states them."""
     partition: dict[str, Any] | None = None
     """Config of the partition; absent for data of one's own."""
+    transform: dict[str, Any] | None = None
+    """How files became these examples (``fedmodels.config.transforms``). It stays at the client."""
 
     @model_validator(mode="after")
     def _check_sizes(self) -> ProblemFile:

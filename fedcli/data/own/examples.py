@@ -6,7 +6,6 @@ import logging
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from unicodedata import normalize
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray, channel_moments, narrowed
-from fedcli.data.sets.dataset import Dataset, Inputs
+from fedcli.data.sets.dataset import Dataset, Examples
 from fedmodels.data_description import SCALES
 from fedmodels.errors import DataError, suggestion
 
@@ -23,15 +22,6 @@ SHOWN = 20
 """Names that an error line lists."""
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?")
 """A name that is a number."""
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Labelled inputs of one part, training or test."""
-
-    x: Inputs  # (n, *input_shape)
-    y: IntArray  # (n,)
-    groups: IntArray | None = None  # (n,) natural client
 
 
 def dataset_of(
@@ -88,6 +78,7 @@ def dataset_of(
         has_own_parts=True,
         overlapping=overlapping,
         columns=tuple(columns),
+        transform=train.transform,
     )
 
 
@@ -129,21 +120,6 @@ def _check_unlike(names: Sequence[str], what: str) -> None:
             like = seen.setdefault(float(name), name)
             if like != name and "." in like + name:
                 raise DataError(f"{what} holds {like!r} and {name!r}: write equal numbers alike")
-
-
-def last_of_each(keys: NDArray[Any], share: float) -> NDArray[np.bool_]:
-    """Tell which examples are for testing: the last ones of each key, one at least of two or more.
-
-    Args:
-        keys: (n,) integers; examples of one key stand in the order of time.
-        share: part for testing.
-    """
-    test = np.zeros(len(keys), dtype=bool)
-    _, sizes = np.unique(keys, return_counts=True)
-    for places in np.split(np.argsort(keys, kind="stable"), np.cumsum(sizes)[:-1]):
-        count = min(max(round(share * len(places)), 1), len(places) - 1)
-        test[places[len(places) - count :]] = True
-    return test
 
 
 def _by_size_or_letter(name: str) -> tuple[float, str]:

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedcli.data.arrays import DAMAGED, as_numbers
-from fedcli.data.own.examples import SHOWN, Examples, dataset_of
-from fedcli.data.pictures import pixels_of
-from fedcli.data.sets.dataset import Dataset, Inputs, Source, named_classes
+from fedcli.data.own.examples import SHOWN, dataset_of
+from fedcli.data.pictures import PLAIN, first_set, pixels_of, stated
+from fedcli.data.sets.dataset import Dataset, Examples, Inputs, Source, named_classes
+from fedmodels.config.transforms import ImageTransform
 from fedmodels.data_description import MOST_CLASSES
-from fedmodels.errors import DataError, reason_of
+from fedmodels.errors import ConfigError, DataError, reason_of
 
 
 def from_function(name: str, load: Callable[..., Any], source: Source) -> Dataset:
@@ -41,23 +42,32 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
         raise DataError(f"{name} is no function: it is {type(load).__name__}")
     with _told(name):
         found = load(source) if inspect.signature(load).parameters else load()
+    share, how = source.data.test_share, source.data.images
     if isinstance(found, Dataset):
+        if share is not None or how != PLAIN:
+            key = "test_share" if share is not None else first_set(how)
+            raise ConfigError(f"[data] {key}: {name} returns a finished data set; leave it out")
         return replace(found, has_own_parts=True)
-    if not isinstance(found, tuple | list) or len(found) != 2:
+    is_pair = isinstance(found, tuple | list) and len(found) == 2
+    if share is not None and is_pair:
+        raise ConfigError(f"[data] test_share: {name} returns a test set of its own; leave it out")
+    if share is None and not is_pair:
         raise DataError(
             f"{name} returned {type(found).__name__}; it must return two torch data sets, the one "
-            "for training and the one for testing"
+            "for training and the one for testing, or one with [data] test_share"
         )
-    train, test = (
-        examples_of(part, f"{name}: the {which} set")
-        for part, which in zip(found, ("training", "test"), strict=True)
-    )
+    found = found if is_pair else (found,)
+    read = [
+        examples_of(part, f"{name}: the {which} set", how)
+        for part, which in zip(found, ("training", "test"), strict=False)
+    ]
+    train, test = read if is_pair else read[0].split(share or 0.0)
     with _told(f"{name}: the names of classes"):
         stated = [list(getattr(part, "classes", None) or ()) for part in found]
-    if all(stated) and stated[0] != stated[1]:
+    if all(stated) and stated[0] != stated[-1]:
         raise DataError(
             f"{name}: the training set has the classes {stated[0][:SHOWN]}, the test set "
-            f"{stated[1][:SHOWN]}: labels would not stand for the same; give both the same"
+            f"{stated[-1][:SHOWN]}: labels would not stand for the same; give both the same"
         )
     highest = max(int(examples.y.max(initial=-1)) for examples in (train, test))
     names = named_classes([str(c) for c in stated[0]], highest, name)
@@ -79,12 +89,13 @@ def _told(what: str) -> Iterator[None]:
         raise DataError(f"{what} failed: {type(error).__name__}: {reason}") from error
 
 
-def examples_of(dataset: Any, what: str) -> Examples:
+def examples_of(dataset: Any, what: str, how: ImageTransform = PLAIN) -> Examples:
     """Read every example of a torch data set.
 
     Args:
         dataset: has a length, and at each index a pair of input and label.
         what: its name in error lines.
+        how: how a picture of Pillow is read.
 
     Raises:
         DataError: it is no such thing, inputs differ in shape, or a label is no class.
@@ -96,6 +107,7 @@ def examples_of(dataset: Any, what: str) -> Examples:
         )
     inputs: list[NDArray[Any]] = []
     labels: list[int] = []
+    pictures = 0
     with _told(f"{what}: its length"):
         size = len(dataset)
     for index in range(size):
@@ -103,7 +115,8 @@ def examples_of(dataset: Any, what: str) -> Examples:
             pair = dataset[index]
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise DataError(f"{what}: example {index} is no pair of input and label")
-        inputs.append(as_array(pair[0], f"{what}: example {index}"))
+        inputs.append(as_array(pair[0], f"{what}: example {index}", how))
+        pictures += isinstance(pair[0], Image.Image)
         labels.append(_label(pair[1], f"{what}: example {index}"))
         if inputs[-1].shape != inputs[0].shape or inputs[-1].dtype != inputs[0].dtype:
             raise DataError(
@@ -118,18 +131,22 @@ def examples_of(dataset: Any, what: str) -> Examples:
         if groups.shape != (len(labels),) or groups.dtype.kind not in "iu":
             raise DataError(f"{what}: groups must hold {len(labels)} integers")
         groups = groups.astype(np.int64)
-    return Examples(x, np.array(labels, dtype=np.int64), groups)
+    transform = stated(how, x) if pictures and pictures == len(inputs) else None
+    return Examples(x, np.array(labels, dtype=np.int64), groups, transform)
 
 
-def as_array(value: Any, what: str) -> NDArray[Any]:
+def as_array(value: Any, what: str, how: ImageTransform = PLAIN) -> NDArray[Any]:
     """Return one input as an array; a picture of Pillow is read as one in a file is.
 
     Raises:
-        DataError: it is text or a table of objects, or holds NaN or infinity.
+        DataError: it is text or a table of objects, or holds NaN or infinity; or it is an array,
+            and ``how`` is for pictures.
     """
     try:
         if isinstance(value, Image.Image):
-            return pixels_of(value)
+            return pixels_of(value, how)
+        if how != PLAIN:
+            raise DataError(f"{what} is no picture of Pillow, for which [data] {first_set(how)} is")
         array = np.asarray(value)
     except (*DAMAGED, RuntimeError) as error:
         raise DataError(f"{what} cannot be read: {reason_of(error)}") from None

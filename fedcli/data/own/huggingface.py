@@ -9,19 +9,24 @@ are.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedcli.data.cuts.held_out import last_of_each
 from fedcli.data.own.cells import check_columns
-from fedcli.data.own.examples import Examples, coded, dataset_of
+from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.functions import as_array
 from fedcli.data.own.table_files import Table, numbered_row
-from fedcli.data.own.tables import PARTS, joined, made, windowed
-from fedcli.data.sets.dataset import Dataset, Inputs, Source
+from fedcli.data.own.tables import PARTS, columns_of, joined, made, windowed
+from fedcli.data.pictures import PLAIN, first_set, stated
+from fedcli.data.sets.dataset import Dataset, Examples, Source
 from fedmodels.config.data import Columns
-from fedmodels.errors import DataError
+from fedmodels.config.transforms import ImageTransform
+from fedmodels.errors import ConfigError, DataError
 
 EXTRA = "install the extra: pip install 'fedtide[huggingface]'"
 
@@ -30,18 +35,17 @@ def huggingface(source: Source) -> Dataset:
     """Load the data set in ``[data] root`` as ``[data.columns]`` describes it."""
     if source.data.root is None:
         raise DataError("huggingface: say where save_to_disk wrote it, [data] root = 'DIR'")
-    root, columns = source.roots[0], source.data.columns or Columns()
+    root, columns = source.roots[0], columns_of(source.data)
     parts = _read(root)
     for part, rows in parts.items():
         check_columns(rows.column_names, columns, f"{root} ({part})")
     inputs = _inputs_of(parts["train"], columns, root)
     if len(inputs) > 1 or _is_of_numbers(parts["train"], inputs[0]):
+        if source.data.images != PLAIN:
+            key = first_set(source.data.images)
+            raise ConfigError(f"[data] {key} is for pictures, and {root} has columns of numbers")
         return _of_numbers(parts, columns, root)
-    if "test" not in parts:
-        raise DataError(
-            f"{root} has no split named test: make one with train_test_split before save_to_disk"
-        )
-    return _of_arrays(parts, columns, inputs[0], root)
+    return _of_arrays(parts, columns, inputs[0], source)
 
 
 def _read(root: Path) -> dict[str, Any]:
@@ -77,25 +81,33 @@ def _is_of_numbers(rows: Any, column: str) -> bool:
     return type(feature).__name__ == "Value" and feature.dtype.startswith(numbers)
 
 
-def _of_arrays(parts: dict[str, Any], columns: Columns, feature: str, root: Path) -> Dataset:
+def _of_arrays(parts: dict[str, Any], columns: Columns, feature: str, source: Source) -> Dataset:
     """Make a data set whose inputs are one column of pictures or arrays."""
+    root, every = source.roots[0], parts.values()
     if columns.window is not None:
         raise DataError(f"{root}: [data.columns] window is for columns of numbers, not {feature!r}")
-    read = {part: _examples(rows, columns, feature, f"{root} ({part})")
-            for part, rows in parts.items()}  # fmt: skip
-    labels = {part: _labels(rows, columns) for part, rows in parts.items()}
-    every = np.concatenate([labels[part] for part in PARTS])
-    y, classes = coded(every, _names(parts["train"], columns), f"{root}: column {columns.label!r}")
-    size, people = len(labels["train"]), list[str]()
-    owners: list[Any] = [None, None]
+    how = source.data.images
+    x = _inputs((value for rows in every for value in rows[feature]), str(root), how)
+    labels = np.concatenate([_labels(rows, columns) for rows in every])
+    y, classes = coded(labels, _names(parts["train"], columns), f"{root}: column {columns.label!r}")
+    owners, people = np.zeros(len(y), dtype=np.int64), list[str]()
     if columns.client is not None:
-        clients = [np.array([str(v) for v in parts[part][columns.client]]) for part in PARTS]
-        groups, people = coded(np.concatenate(clients), None, str(root))
-        owners = [groups[:size], groups[size:]]
-    train = Examples(read["train"], y[:size], owners[0])
-    test = Examples(read["test"], y[size:], owners[1])
-    variant = f"{len(train.y)} train and {len(test.y)} test examples"
-    return dataset_of("huggingface", train, test, classes, variant, people)
+        clients = [str(value) for rows in every for value in rows[columns.client]]
+        owners, people = coded(np.array(clients), None, str(root))
+    if "test" in parts:
+        test = np.arange(len(y)) >= len(parts["train"])
+    else:
+        test = last_of_each(owners * len(classes) + y, columns.test_share)
+    is_picture = type(parts["train"].features[feature]).__name__ == "Image"
+    train, held = (
+        Examples(
+            x[chosen], y[chosen], owners[chosen] if columns.client else None,
+            stated(how, x) if is_picture else None,
+        )
+        for chosen in (~test, test)
+    )  # fmt: skip
+    variant = f"{len(train.y)} train and {len(held.y)} test examples"
+    return dataset_of("huggingface", train, held, classes, variant, people)
 
 
 def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
@@ -116,14 +128,15 @@ def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
     return made(rows, asked, "huggingface", str(root), f"{len(rows.label)} examples")
 
 
-def _examples(rows: Any, columns: Columns, feature: str, where: str) -> Inputs:
-    """Return the inputs of a column (n, *input_shape)."""
-    arrays = [as_array(v, f"{where}: row {i + 1}") for i, v in enumerate(rows[feature])]
+def _inputs(values: Iterable[Any], where: str, how: ImageTransform) -> NDArray[Any]:
+    """Return the cells of a column as inputs (n, *input_shape)."""
+    arrays = [as_array(value, f"{where}: row {i + 1}", how) for i, value in enumerate(values)]
     for index, array in enumerate(arrays):
         if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
             raise DataError(
                 f"{where}: row {index + 1} is {array.dtype} {array.shape}, the first one "
-                f"{arrays[0].dtype} {arrays[0].shape}"
+                f"{arrays[0].dtype} {arrays[0].shape}; for pictures, [data] resize and channels "
+                "make all alike"
             )
     return np.stack(arrays) if arrays else np.empty((0,), dtype=np.float32)
 

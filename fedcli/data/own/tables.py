@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.cuts.held_out import last_of_each
 from fedcli.data.folders import note_left_out
 from fedcli.data.own.cells import check_columns, features_of, numbers_of, texts_of
-from fedcli.data.own.examples import Examples, coded, dataset_of, last_of_each
+from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.table_files import Table, files_of, read_table
-from fedcli.data.sets.dataset import Dataset, Source
+from fedcli.data.sets.dataset import Dataset, Examples, Source
 from fedcli.data.sets.windows import window_starts
-from fedmodels.config.data import Columns
+from fedmodels.config.data import Columns, Data
 from fedmodels.errors import DataError
 from fedmodels.printable import printable
 
@@ -62,7 +63,7 @@ def table(source: Source) -> Dataset:
     """Load the tables in ``[data] root`` as ``[data.columns]`` describes them."""
     if source.data.root is None:
         raise DataError("table: say where the files lie, [data] root = 'recordings.csv'")
-    root, columns = source.roots[0], source.data.columns or Columns()
+    root, columns = source.roots[0], columns_of(source.data)
     files = files_of(root)
     if root.is_dir():
         note_left_out(root, files)
@@ -70,6 +71,14 @@ def table(source: Source) -> Dataset:
     if columns.window is not None:
         rows = windowed(rows, columns.window, columns.hop or columns.window, root)
     return made(rows, columns, "table", str(root), f"{len(files)} files")
+
+
+def columns_of(data: Data) -> Columns:
+    """Return what the columns are; ``[data] test_share`` goes before that of the columns."""
+    columns = data.columns or Columns()
+    if data.test_share is None:
+        return columns
+    return columns.model_copy(update={"test_share": data.test_share})
 
 
 def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> Dataset:

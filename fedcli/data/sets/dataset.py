@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedcli.data.arrays import IntArray, check_examples
+from fedcli.data.cuts.held_out import last_of_each
 from fedmodels.config.data import Data
 from fedmodels.data_description import MOST_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import DataError
@@ -20,6 +22,36 @@ from fedmodels.errors import DataError
 Inputs = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32] | NDArray[np.float64]
 Labelled = tuple[Inputs, IntArray]
 """Inputs (n, *input_shape) and labels (n,)."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled inputs of one part, training or test."""
+
+    x: Inputs  # (n, *input_shape)
+    y: IntArray  # (n,)
+    groups: IntArray | None = None  # (n,) natural client
+    transform: Mapping[str, Any] | None = None
+    """How files became the inputs, where that is known."""
+
+    def at(self, chosen: NDArray[np.bool_]) -> Examples:
+        """Return some of the examples (n,)."""
+        groups = None if self.groups is None else self.groups[chosen]
+        return Examples(self.x[chosen], self.y[chosen], groups, self.transform)
+
+    def split(self, share: float) -> tuple[Examples, Examples]:
+        """Return the examples for training, and those for testing.
+
+        The latter are the last ones of each natural client and class.
+
+        Args:
+            share: part for testing.
+        """
+        keys = self.y
+        if self.groups is not None:
+            keys = self.groups * (self.y.max(initial=0) + 1) + self.y
+        test = last_of_each(keys, share)
+        return self.at(~test), self.at(test)
 
 
 @dataclass(frozen=True)
@@ -55,6 +87,8 @@ class Dataset:
 
     columns: tuple[str, ...] = ()
     """Names of the columns of a table that an example consists of, in their order."""
+    transform: Mapping[str, Any] | None = None
+    """How files became these examples (``fedmodels.config.transforms``), where they did."""
 
     def __post_init__(self) -> None:
         """Check that all parts fit together, whoever made them.
@@ -97,6 +131,8 @@ class Dataset:
             return self.variant
         sha = hashlib.sha256()
         for part in fields(self):
+            if part.name == "transform":  # it follows from [data] and from what is in the files
+                continue
             value = getattr(self, part.name)
             if isinstance(value, np.ndarray):
                 sha.update(f"{part.name} {value.dtype} {value.shape}".encode())

@@ -1,7 +1,8 @@
 """One's own data set: arrays, or a folder of images for each class.
 
 root/train_x.npy train_y.npy test_x.npy test_y.npy     inputs of bytes or numbers, labels int64
-root/train/<class>/*.png   root/test/<class>/*.png     images of one size
+root/train/<class>/*.png   root/test/<class>/*.png     images; without a test part, also
+root/<class>/*.png
 root/dataset.json                                      optional: any of the keys scale, mean,
 std, class_names
 root/groups_train.npy groups_test.npy                  optional: natural clients (n,) int64
@@ -10,6 +11,8 @@ root/groups_train.npy groups_test.npy                  optional: natural clients
 from __future__ import annotations
 
 import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -18,16 +21,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray, as_numbers, channel_moments, narrowed, read_array
-from fedcli.data.class_folders import called, class_folders, images_in, images_of, read_images
+from fedcli.data.class_folders import (
+    Listed,
+    called,
+    class_folders,
+    images_in,
+    images_of,
+    read_images,
+)
+from fedcli.data.cuts.held_out import SHARE, last_of_each
 from fedcli.data.folders import check_inside, note_left_out
-from fedcli.data.sets.dataset import Dataset, Labelled, Source, check_finite, named_classes
+from fedcli.data.pictures import PLAIN, first_set, stated
+from fedcli.data.sets.dataset import Dataset, Examples, Source, check_finite, named_classes
+from fedmodels.config.data import Data
 from fedmodels.data_description import SCALES
-from fedmodels.errors import DataError, reason_of, suggestion
+from fedmodels.errors import ConfigError, DataError, reason_of, suggestion
 from fedmodels.files import open_regular
 
 KEYS = ("scale", "mean", "std", "class_names")
 ABOUT = "dataset.json"
 PARTS = ("train", "test")
+log = logging.getLogger(__name__)
 
 
 def directory(source: Source) -> Dataset:
@@ -41,18 +55,18 @@ def directory(source: Source) -> Dataset:
         if key not in KEYS:
             raise DataError(f"{root / ABOUT}: unknown key {key!r}.{suggestion(key, KEYS)}")
     names = _class_names(root, about)
-    if not (root / "train").is_dir():
-        train, test = (_read_arrays(root, part) for part in PARTS)
-        inputs = narrowed(train[0], test[0])
-        return _made(root, (inputs[0], train[1]), (inputs[1], test[1]), names, about)
-    for place in class_folders(root / "train", root):
+    if _holds_arrays(root):
+        train, test = _arrays_of(root, source.data)
+        return _made(root, train, test, names, about)
+    folder = _training_folder(root)
+    for place in class_folders(folder, root):
         if not images_in(place, root):
             raise DataError(f"{place} is empty: a class needs images to train on")
-    names = names or [*dict.fromkeys(map(called, class_folders(root / "train", root)))]
-    listed = [images_of(root / part, names, root) for part in PARTS]
-    beside = [root / ABOUT, *(_groups_file(root, part) for part in PARTS)]
-    note_left_out(root, {*beside, *(path for part in listed for path, _ in part)})
-    return _made(root, read_images(listed[0]), read_images(listed[1]), names, about)
+    names = names or [*dict.fromkeys(map(called, class_folders(folder, root)))]
+    how, (listed, held) = source.data.images, _listed(root, names, source.data)
+    (x, y), (tested, z) = read_images(listed, how), read_images(held, how)
+    train = Examples(x, y, _read_groups(root, "train", len(y)), stated(how, x))
+    return _made(root, train, Examples(tested, z, _read_groups(root, "test", len(z))), names, about)
 
 
 def _check_root(root: Path) -> None:
@@ -64,41 +78,103 @@ def _check_root(root: Path) -> None:
     if not root.is_dir():
         what = "no directory" if root.exists() else "not there"
         raise DataError(f"{root} is {what}: [data] root must name the directory of the data")
-    if not (root / "train").is_dir() and not any(root.glob("*_[xy].npy")):
+    if (root / "test").is_dir() and not (root / "train").is_dir():
+        raise DataError(f"{root / 'train'} is missing: {root / 'test'} beside it is for testing")
+    if not _holds_arrays(root) and not class_folders(_training_folder(root), root):
         raise DataError(
-            f"{root} holds no data: put images into {root / 'train' / 'CLASS' / '*.png'} and "
-            f"{root / 'test' / 'CLASS' / '*.png'}, or arrays into train_x.npy, train_y.npy, "
-            "test_x.npy and test_y.npy"
+            f"{root} holds no data: put images into {root / 'CLASS' / '*.png'}, or into "
+            f"{root / 'train' / 'CLASS' / '*.png'} and {root / 'test' / 'CLASS' / '*.png'}, or "
+            "arrays into train_x.npy, train_y.npy, test_x.npy and test_y.npy"
         )
 
 
+def _holds_arrays(root: Path) -> bool:
+    return not (root / "train").is_dir() and any(root.glob("*_[xy].npy"))
+
+
+def _training_folder(root: Path) -> Path:
+    """Return the folder that has one of images for each class."""
+    return root / "train" if (root / "train").is_dir() else root
+
+
+def _share_of(data: Data, root: Path, *, has_test_part: bool) -> float:
+    """Return the part of each class that is held out for testing; none where a test part is.
+
+    Raises:
+        ConfigError: a share is given, and there is a test part.
+    """
+    if has_test_part:
+        if data.test_share is not None:
+            raise ConfigError(f"[data] test_share: {root} has a test part of its own; leave it out")
+        return 0.0
+    share = data.test_share or SHARE
+    log.warning(
+        "note: %s has no test part: the last %g %% of each class, by name, are for testing; "
+        "[data] test_share sets how many", root, 100 * share,
+    )  # fmt: skip
+    return share
+
+
+def _listed(root: Path, names: list[str], data: Data) -> tuple[Listed, Listed]:
+    """Return the images for training and those for testing; say which files are neither."""
+    listed = images_of(_training_folder(root), names, root)
+    has_test_part = (root / "test").is_dir()
+    held = images_of(root / "test", names, root) if has_test_part else []
+    beside = [root / ABOUT, *(_groups_file(root, part) for part in PARTS)]
+    note_left_out(root, {*beside, *(path for path, _ in listed + held)})
+    if share := _share_of(data, root, has_test_part=has_test_part):
+        test = last_of_each(np.array([label for _, label in listed]), share)
+        held = [one for one, is_held in zip(listed, test, strict=True) if is_held]
+        listed = [one for one, is_held in zip(listed, test, strict=True) if not is_held]
+    return listed, held
+
+
+def _arrays_of(root: Path, data: Data) -> tuple[Examples, Examples]:
+    """Return the arrays for training and those for testing.
+
+    Raises:
+        ConfigError: ``[data]`` has a key that is for images.
+    """
+    if data.images != PLAIN:
+        raise ConfigError(f"[data] {first_set(data.images)} is for images, and {root} holds arrays")
+    has_test_part = any((root / f"test_{name}.npy").exists() for name in "xy")
+    train = _read_arrays(root, "train")
+    if share := _share_of(data, root, has_test_part=has_test_part):
+        train, test = train.split(share)
+    else:
+        test = _read_arrays(root, "test")
+    x, tested = narrowed(train.x, test.x)
+    return replace(train, x=x), replace(test, x=tested)
+
+
 def _made(
-    root: Path, train: Labelled, test: Labelled, names: list[str], about: dict[str, Any]
+    root: Path, train: Examples, test: Examples, names: list[str], about: dict[str, Any]
 ) -> Dataset:
     """Put the parts together; what ``dataset.json`` leaves out is derived."""
-    (scale,) = _numbers(root, about, "scale", (SCALES[train[0].dtype.name],))
-    if not len(train[1]):
+    if not len(train.y):
         raise DataError(f"{root} holds no example for training")
-    if not len(test[1]):
-        test = (np.empty((0, *train[0].shape[1:]), dtype=train[0].dtype), test[1])
-    highest = max((int(y.max()) for _, y in (train, test) if len(y)), default=-1)
+    (scale,) = _numbers(root, about, "scale", (SCALES[train.x.dtype.name],))
+    if not len(test.y):
+        test = replace(test, x=np.empty((0, *train.x.shape[1:]), dtype=train.x.dtype))
+    highest = max((int(part.y.max()) for part in (train, test) if len(part.y)), default=-1)
     classes = named_classes(names, highest, root)
-    mean, std = channel_moments(train[0], scale)
+    mean, std = channel_moments(train.x, scale)
     return Dataset(
         name="directory",
-        train_x=train[0],
-        train_y=train[1],
-        test_x=test[0],
-        test_y=test[1],
+        train_x=train.x,
+        train_y=train.y,
+        test_x=test.x,
+        test_y=test.y,
         num_classes=len(classes),
         scale=scale,
         mean=_numbers(root, about, "mean", mean),
         std=_numbers(root, about, "std", std),
         class_names=classes,
-        groups_train=_read_groups(root, "train", len(train[1])),
-        groups_test=_read_groups(root, "test", len(test[1])),
-        variant=f"{len(train[1])} train and {len(test[1])} test examples",
+        groups_train=train.groups,
+        groups_test=test.groups,
+        variant=f"{len(train.y)} train and {len(test.y)} test examples",
         has_own_parts=True,
+        transform=train.transform,
     )
 
 
@@ -144,8 +220,8 @@ def _read_inside(path: Path, root: Path) -> NDArray[Any]:
     return read_array(path)
 
 
-def _read_arrays(root: Path, part: str) -> Labelled:
-    """Read ``PART_x.npy`` and ``PART_y.npy``."""
+def _read_arrays(root: Path, part: str) -> Examples:
+    """Read ``PART_x.npy`` and ``PART_y.npy``, and the natural clients where these are given."""
     files = [root / f"{part}_{name}.npy" for name in "xy"]
     x, y = (_read_inside(path, root) for path in files)
     if x.dtype.kind not in "iuf" or x.ndim < 2:
@@ -158,7 +234,7 @@ def _read_arrays(root: Path, part: str) -> Labelled:
         raise DataError(f"{files[1]} must hold {len(x)} integer labels")
     if len(y) and y.min() < 0:
         raise DataError(f"{files[1]} holds a negative label")
-    return as_numbers(x), y.astype(np.int64)
+    return Examples(as_numbers(x), y.astype(np.int64), _read_groups(root, part, len(y)))
 
 
 def _groups_file(root: Path, part: str) -> Path:

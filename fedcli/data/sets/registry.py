@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from fedcli.data.sets.dataset import Dataset, Source
-from fedmodels.config.data import Data
+from fedmodels.config.data import OF_IMAGES, Data
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.own_code import is_own, loaded, own, renew
 
@@ -134,6 +134,8 @@ DATASETS: dict[str, Known] = {
     ),
 }
 """Every data set that comes with fedtide, by the name it has in a config."""
+OWN = ("directory", "table", "huggingface")
+"""Those of them that read a user's files."""
 
 
 def names() -> list[str]:
@@ -165,12 +167,27 @@ def load(data: Data) -> Dataset:
         raise ConfigError(f"[data] labels = 'coarse' belongs to cifar100, not to {data.name}")
     if data.columns is not None and data.name not in ("table", "huggingface"):
         raise ConfigError(f"[data.columns] belongs to table and huggingface, not to {data.name}")
+    if data.name in DATASETS and data.name not in OWN:
+        _check_unset(data, ("test_share", *OF_IMAGES), "data of one's own")
+    if data.name == "table":
+        _check_unset(data, OF_IMAGES, "images")
     source, known = source_of(data), DATASETS.get(data.name)
     if known is not None and known.takes_long and source.find(*known.files) is not None:
         from fedcli.data.sets.prepared import prepared  # imports torch: only where it is needed
 
         return prepared(source, known.files, _loader(data.name))
     return _loader(data.name)(source)
+
+
+def _check_unset(data: Data, keys: Iterable[str], whose: str) -> None:
+    """Check that no key is given that is for other data.
+
+    Raises:
+        ConfigError: names the first one that is.
+    """
+    for key in keys:
+        if getattr(data, key) is not None:
+            raise ConfigError(f"[data] {key} is for {whose}, not for {data.name}")
 
 
 def _from_function(name: str, source: Source) -> Dataset:

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import IntArray, check_examples, read_array
 from fedcli.data.class_folders import Listed, class_folders, class_of, images_of, read_images
 from fedcli.data.folders import check_inside
+from fedcli.data.pictures import PLAIN
 from fedcli.data.sets.dataset import Labelled
+from fedmodels.config.transforms import ImageTransform, parsed
 from fedmodels.data_description import (
     SCALES,
     ClientFile,
@@ -103,8 +105,8 @@ class ClientData:
         return len(self.tasks)
 
     def announcement(self) -> str:
-        """Return ``client.json`` as it is sent with ``Join``, counts included."""
-        return self.file.model_dump_json()
+        """Return ``client.json`` as it is sent with ``Join``: with counts, and no transform."""
+        return self.file.model_dump_json(exclude={"transform"})
 
     def arrays(self, task: int, part: Part) -> Labelled:
         """Return raw inputs (n, *input_shape) and labels (n,) of a task.
@@ -157,8 +159,14 @@ class ClientData:
         place = self._place(0, "train")
         inputs = place.with_name("train_x.npy")
         if place.name == "train":
-            return read_images(self._listed(place)[:1])[0].dtype
+            return read_images(self._listed(place)[:1], self._images)[0].dtype
         return self._array(inputs).dtype if inputs.exists() else np.dtype(np.uint8)
+
+    @property
+    def _images(self) -> ImageTransform:
+        """How images of this directory are read."""
+        found = parsed(self.file.transform, self.directory / "client.json")
+        return found if isinstance(found, ImageTransform) else PLAIN
 
     def _array(self, path: Path) -> NDArray[Any]:
         """Open an array of this directory, memory-mapped."""
@@ -169,7 +177,7 @@ class ClientData:
         """Read and check one part of a task, from a folder of images or from arrays."""
         place = self._place(task, part)
         if place.name == part:
-            x, y = read_images(self._listed(place))
+            x, y = read_images(self._listed(place), self._images)
             x = x if len(x) else np.empty((0, *self.file.input_shape), dtype=np.uint8)
         else:
             images = [p.name for p in (place.with_name(other) for other in PARTS) if p.is_dir()]

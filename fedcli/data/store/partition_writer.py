@@ -253,6 +253,7 @@ def description_of(
         "mean": moments[0],
         "std": moments[1],
         "class_names": dataset.class_names,
+        "transform": dataset.transform,
     }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from fedmodels.config.bounds import PositiveCount
 from fedmodels.config.strict_table import CodeName, Place, StrictTable
+from fedmodels.config.transforms import ImageTransform, Sides
 from fedmodels.errors import ConfigError
 
 
@@ -52,6 +54,11 @@ class Columns(StrictTable):
         return self
 
 
+OF_IMAGES = ("channels", "resize", "crop", "ground", "frames")
+"""The keys of ``[data]`` that say how images are read."""
+_ADDED = ("test_share", *OF_IMAGES)
+
+
 class Data(StrictTable):
     """``[data]``: which data set, and where it lies."""
 
@@ -77,11 +84,39 @@ class Data(StrictTable):
     """HHAR, RealWorld: leave out a window that ends exactly where its recording does."""
     columns: Columns | None = None
     """What the columns of a ``table`` or of a ``huggingface`` data set are."""
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Part of each class, its last examples, that is for testing where the data have no test part
+    of their own; 0.2 unless given."""
+    channels: Literal["grey", "rgb"] | None = None
+    """What images become; as they are unless given."""
+    resize: Sides | None = None
+    """Size that images get: ``[height, width]``, or pixels of the shorter side."""
+    crop: Sides | None = None
+    """Size of the middle that images are cut to after that: ``[height, width]``, or one number."""
+    ground: Literal["white", "black"] | None = None
+    """What transparent images are laid on; white unless given."""
+    frames: Literal["first", "all"] | None = None
+    """What is read of a file of several frames or pages, which is refused unless given: the first,
+    or each as an example."""
 
     def identity(self) -> dict[str, Any]:
         """Return what examples follow from: every key but the place of the files."""
-        absent = {"columns"} if self.columns is None else set()  # older partitions lack the key
+        # older partitions lack these keys
+        absent = {key for key in ("columns", *_ADDED) if getattr(self, key) is None}
         return self.model_dump(mode="json", exclude={"root", *absent})
+
+    def transform_of(self, input_shape: Sequence[int]) -> dict[str, Any] | None:
+        """Return how a file becomes an input of this shape, as far as the config says it."""
+        if len(input_shape) != 3 or all(getattr(self, key) is None for key in OF_IMAGES):
+            return None
+        channels = "grey" if input_shape[0] == 1 else "rgb"
+        return {**self.images.model_dump(mode="json"), "channels": channels}
+
+    @property
+    def images(self) -> ImageTransform:
+        """How an image becomes pixels."""
+        given = {key: getattr(self, key) for key in OF_IMAGES}
+        return ImageTransform(**{key: value for key, value in given.items() if value is not None})
 
     @model_validator(mode="after")
     def _check_server(self) -> Data:

@@ -159,8 +159,13 @@ class Training(StrictTable):
     """What nets compute in on the way to their embeddings, in training and in scoring; weights,
     losses and what travels are float32 all the same. It changes floats, and pays on CPUs with
     AMX and on AMD's with ``avx512_bf16``, but for the smallest nets: docs/results/speed.md."""
-    augment: Literal["none", "crop-flip"] = "none"
-    """Random crops and flips of training images."""
+    augment: Literal["none", "flip", "crop-flip", "turn-flip", "affine-flip", "jitter-flip"] = (
+        "none"
+    )
+    """Random changes of training images, each of which mirrors some of them as well. ``crop-flip``
+    shifts by up to 4 pixels; ``turn-flip`` turns by quarters of a circle, for images without an
+    upright; ``affine-flip`` turns by up to 15 degrees, shifts and zooms by up to a tenth;
+    ``jitter-flip`` changes brightness and contrast."""
     together: PositiveCount = 1
     """Clients of one process that train as one stacked step at most; 1: in turn. It changes
     floats, and pays for small nets alone: docs/results/speed.md."""

@@ -51,8 +51,9 @@ from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
+from fedmodels.training.augmentation import augmented
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
-from fedmodels.training.loop import augmented, batches
+from fedmodels.training.loop import batches
 from fedmodels.training.run import RunFacts
 
 NOW, LAST = "now", "last"

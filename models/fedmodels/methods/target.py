@@ -59,8 +59,8 @@ from fedmodels.techniques.datafree import (
 from fedmodels.tensors.bundle import Bundle, GeneratorState
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.roles import tensors_of
+from fedmodels.training.augmentation import augmented
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext
-from fedmodels.training.loop import augmented
 from fedmodels.training.method import Batch, Output
 from fedmodels.training.run import RunFacts
 

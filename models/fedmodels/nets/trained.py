@@ -51,6 +51,8 @@ class ModelFacts:
     """The rule of prediction that the method is scored by; the net here has a classifier alone."""
     code_sha256: str = ""
     """What the file of a net of one's own held; it must hold the same when the model is built."""
+    transform: Mapping[str, Any] | None = None
+    """How files become raw inputs (``fedmodels.config.transforms``), where that is known."""
 
     def caveat(self) -> str:
         """Return a line where the method is scored by more than this net; empty text otherwise."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from fedmodels.config.experiment import Training
 from fedmodels.errors import ConfigError, TrainingFailed
@@ -21,6 +20,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.augmentation import augmented
 from fedmodels.training.class_masks import masked
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Batch, LocalResult, Method, Output, Phase
@@ -265,21 +265,6 @@ def batches(n: int, net: SplitNet, training: Training, order: torch.Generator) -
     for index in torch.split(torch.randperm(n, generator=order), training.batch_size):
         if len(index) >= smallest:
             yield index
-
-
-def augmented(x: Tensor, training: Training, generator: torch.Generator) -> Tensor:
-    """Return images (B, C, H, W), each cropped out of a 4-pixel border and maybe flipped."""
-    if training.augment == "none":
-        return x
-    count, height, width = len(x), x.shape[2], x.shape[3]
-    shift = torch.randint(0, 9, (2, count), generator=generator).to(x.device)
-    flip = (torch.rand(count, generator=generator) < 0.5).to(x.device)
-    rows = shift[0, :, None] + torch.arange(height, device=x.device)  # (B, H)
-    columns = shift[1, :, None] + torch.arange(width, device=x.device)  # (B, W)
-    columns = torch.where(flip[:, None], columns.flip(1), columns)
-    image = torch.arange(count, device=x.device)[:, None, None]
-    padded = pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
-    return padded[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 @torch.no_grad()

@@ -340,5 +340,5 @@ def test_wrong_image_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"9.png cannot be read"):
         ClientData(root)
     Image.new("L", (5, 4)).save(root / "task-0/train/cat/9.png")
-    with pytest.raises(DataError, match=r"9.png is 5 x 4, .*0.png is 4 x 4, grey, .*: all images"):
+    with pytest.raises(DataError, match=r"9.png is 5 x 4, .*0.png is 4 x 4, .*: give all one size"):
         ClientData(root)

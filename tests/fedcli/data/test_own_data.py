@@ -335,7 +335,7 @@ def test_pages_name_every_kind_of_image(page, tmp_path):
 
 
 def test_a_directory_that_holds_no_data_says_what_it_may_hold(tmp_path):
-    _image(tmp_path / "photos" / "cat" / "a.png")
+    _image(tmp_path / "photos" / "test" / "cat" / "a.png")
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     own(tmp_path, 0)
@@ -343,8 +343,9 @@ def test_a_directory_that_holds_no_data_says_what_it_may_hold(tmp_path):
     for name, line in (
         ("photo", r"photo is not there: \[data\] root must name the directory of the data"),
         ("file", r"file is no directory: \[data\] root"),
-        ("empty", r"empty holds no data: put images into .*empty/train/CLASS/\*\.png and .*/test/"),
-        ("photos", r"photos holds no data: .*, or arrays into train_x\.npy, train_y\.npy"),
+        ("empty", r"empty holds no data: put images into .*empty/CLASS/\*\.png, or into .*/train/"),
+        ("empty", r"empty holds no data: .*, or arrays into train_x\.npy, train_y\.npy"),
+        ("photos", r"photos/train is missing: .*photos/test beside it is for testing"),
         ("0/task-0", r"train_x\.npy is missing"),
     ):
         with pytest.raises(DataError, match=line):

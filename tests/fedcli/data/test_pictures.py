@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from torchvision.transforms import v2
 
 from fedcli.data.own.functions import as_array
 from fedcli.data.pictures import pixels_of, read_image
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
 from fedmodels.config.data import Columns, Data
+from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError
 
 Saved = Callable[[Path], None]
@@ -89,7 +91,8 @@ def test_a_picture_is_read_as_viewers_show_it(
     tmp_path: Path, name: str, save: Saved, pixels: list[Any]
 ) -> None:
     save(tmp_path / name)
-    assert read_image(tmp_path / name).tolist() == pixels
+    (read,) = read_image(tmp_path / name)
+    assert read.tolist() == pixels
     with Image.open(tmp_path / name) as picture:  # of a function of one's own, or Hugging Face
         assert as_array(picture, "a picture").tolist() == pixels
 
@@ -162,7 +165,10 @@ def saved(shades: np.ndarray) -> bytes:
 
 
 REFUSED = {
-    "gif": (animated("GIF"), "it holds 2 frames or pages: save each as an image of its own"),
+    "gif": (
+        animated("GIF"),
+        "it holds 2 frames or pages: set frames = 'first' or 'all', or",
+    ),
     "apng": (animated("PNG"), "it holds 2 frames or pages"),
     "webp": (animated("WEBP"), "it holds 2 frames or pages"),
     "tiff": (animated("TIFF"), "it holds 2 frames or pages"),
@@ -181,9 +187,10 @@ def test_what_has_no_single_right_reading_is_refused(
     tmp_path: Path, content: bytes, why: str
 ) -> None:
     (tmp_path / "a.png").write_bytes(content)
-    for channels in (None, 1, 3):
+    for channels in (None, "grey", "rgb"):
+        how = ImageTransform(channels=channels)
         with pytest.raises(DataError, match=f"a.png cannot be read: {why}") as caught:
-            read_image(tmp_path / "a.png", channels)
+            read_image(tmp_path / "a.png", how)
         assert "\n" not in str(caught.value)
 
 
@@ -191,7 +198,9 @@ def test_a_photograph_with_a_preview_is_its_first_picture(tmp_path: Path) -> Non
     """Phones store a small copy beside the photograph, as MPO; viewers show the photograph."""
     large, small = (Image.new("RGB", (size, size), (200, 0, 0)) for size in (16, 8))
     large.save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[small])
-    assert read_image(tmp_path / "a.jpg").shape == (3, 16, 16)
+    for frames in (None, "first", "all"):
+        found = read_image(tmp_path / "a.jpg", ImageTransform(frames=frames))
+        assert [image.shape for image in found] == [(3, 16, 16)]
 
 
 def test_images_of_two_depths_are_named(tmp_path: Path) -> None:
@@ -199,11 +208,63 @@ def test_images_of_two_depths_are_named(tmp_path: Path) -> None:
         (tmp_path / part / "cat").mkdir(parents=True)
         Image.new("L", (3, 1)).save(tmp_path / part / "cat" / "a.png")
         deep(65535)(tmp_path / part / "cat" / "b.png")
-    line = r"b.png is 3 x 1, grey, with 16 bits, and .*a.png is 3 x 1, grey, with 8 bits: all"
+    line = r"b.png is 3 x 1, grey, with 16 bits, and .*a.png is 3 x 1, grey, with 8 bits: save all"
     with pytest.raises(DataError, match=line):
         load(Data(name="directory", root=str(tmp_path)))
 
 
 def test_a_deep_grey_in_three_channels_keeps_its_shades() -> None:
     shades = np.array([[0, 4095]], dtype=np.uint16)
-    assert pixels_of(Image.fromarray(shades), 3).tolist() == [shades.tolist()] * 3
+    how = ImageTransform(channels="rgb")
+    assert pixels_of(Image.fromarray(shades), how).tolist() == [shades.tolist()] * 3
+
+
+# --- what [data] asks for
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "I;16"])
+def test_images_are_resized_and_cropped_as_torchvision_does_it(mode: str) -> None:
+    rng = np.random.default_rng(0)
+    shape = (30, 20, 3) if mode == "RGB" else (30, 20)
+    pixels = rng.integers(0, 4096 if mode == "I;16" else 256, shape)
+    picture = Image.fromarray(pixels.astype(np.uint16 if mode == "I;16" else np.uint8))
+    assert picture.mode == mode
+    steps = v2.Compose([v2.Resize(16), v2.CenterCrop(12)])
+    expected = np.atleast_3d(np.asarray(steps(picture))).transpose(2, 0, 1)
+    found = pixels_of(picture, ImageTransform(resize=16, crop=12))
+    assert found.tolist() == expected.tolist()
+    assert found.shape[1:] == (12, 12)
+    assert found.dtype == pixels.astype(found.dtype).dtype
+    assert found.max() > 255 or mode != "I;16"
+    assert pixels_of(picture, ImageTransform(resize=(7, 9))).shape[1:] == (7, 9)
+    assert pixels_of(picture, ImageTransform(resize=10)).shape[1:] == (15, 10)
+    with pytest.raises(ValueError, match="it has 10 x 15 pixels to cut 12 x 12 out of: set resiz"):
+        pixels_of(picture, ImageTransform(resize=10, crop=12))
+
+
+def test_a_photograph_is_turned_before_it_is_resized(tmp_path: Path) -> None:
+    turned(tmp_path / "a.png")
+    (read,) = read_image(tmp_path / "a.png", ImageTransform(resize=(6, 4)))
+    assert read[0, 0, 0] > read[0, 0, -1]  # the left column has the larger shades
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_the_ground_may_be_black(tmp_path: Path, mode: str) -> None:
+    """White ink on a transparent ground is lost on white."""
+    transparent(mode)(tmp_path / "a.png")
+    (read,) = read_image(tmp_path / "a.png", ImageTransform(ground="black"))
+    assert not read.any()
+    with Image.open(tmp_path / "a.png") as picture:
+        channels = pixels_of(picture, ImageTransform(channels="grey", ground="white"))
+    assert channels.tolist() == [(255 - INK).tolist()]
+
+
+def test_frames_are_read_as_asked(tmp_path: Path) -> None:
+    for kind in ("GIF", "PNG", "WEBP", "TIFF"):
+        (tmp_path / "a.png").write_bytes(animated(kind))
+        first, every = (
+            read_image(tmp_path / "a.png", ImageTransform(frames=frames, channels="grey"))
+            for frames in ("first", "all")
+        )
+        assert [image.max() for image in first] == [0]
+        assert [round(image.max(), -1) for image in every] == [0, 200]

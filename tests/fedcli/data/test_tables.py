@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedcli.data.own.examples import last_of_each
+from fedcli.data.cuts.held_out import last_of_each
 from fedcli.data.own.tables import Rows, _shares_rows
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load

@@ -13,9 +13,9 @@ from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.augmentation import augmented
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import (
-    augmented,
     batches,
     begin_phase,
     fixed_features,
@@ -258,38 +258,9 @@ def test_dropout_does_not_shift_the_order_of_batches():
 
 # --- augmentation ---------------------------------------------------------------------------------
 
+
 IMAGES = torch.rand(6, 3, 10, 12, generator=RNG)
 CROP_FLIP = Training(augment="crop-flip")
-
-
-def augmented_with(seed, x=IMAGES, training=CROP_FLIP):
-    return augmented(x, training, torch.Generator().manual_seed(seed))
-
-
-def test_augmentation_keeps_shape_and_is_seeded():
-    before = IMAGES.clone()
-    one = augmented_with(0)
-    assert one.shape == IMAGES.shape
-    assert one.dtype == IMAGES.dtype
-    assert torch.equal(one, augmented_with(0))
-    assert not torch.equal(one, augmented_with(1))
-    assert torch.equal(IMAGES, before)
-
-
-def test_augmented_images_are_crops_of_the_padded_ones():
-    padded = nn.functional.pad(IMAGES, (4, 4, 4, 4))
-    flipped = 0
-    for image, found in zip(padded, augmented_with(0), strict=True):
-        crops = [image[:, r : r + 10, c : c + 12] for r in range(9) for c in range(9)]
-        straight = any(torch.equal(found, crop) for crop in crops)
-        mirrored = any(torch.equal(found, crop.flip(2)) for crop in crops)
-        assert straight or mirrored
-        flipped += mirrored
-    assert 0 < flipped < 6
-
-
-def test_images_are_as_they_are_without_augmentation():
-    assert augmented_with(0, IMAGES, Training()) is IMAGES
 
 
 @pytest.mark.parametrize("shape", [(8,), (6, 128)], ids=["table", "series"])

@@ -1,0 +1,51 @@
+"""How files become examples: what a partition writes down, and a model's own file carries along.
+
+A transform is written as plain values into ``client.json`` and into a model's file, so a new photo
+or recording becomes an input as those of training did. Nothing here opens any data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fedmodels.config.strict_table import StrictTable
+from fedmodels.errors import DataError
+
+Length = Annotated[int, Field(ge=1, le=10_000)]
+Sides = Length | Annotated[tuple[Length, Length], Field(strict=False)]
+"""Pixels: one number, or ``[height, width]``."""
+
+
+class ImageTransform(StrictTable):
+    """How an image file becomes pixels: the keys of ``[data]`` that are for images."""
+
+    kind: Literal["images"] = "images"
+    channels: Literal["grey", "rgb"] | None = None
+    """As the file has them unless given."""
+    resize: Sides | None = None
+    crop: Sides | None = None
+    ground: Literal["white", "black"] = "white"
+    frames: Literal["first", "all"] | None = None
+    """A file of several frames or pages is refused unless given."""
+
+
+def parsed(facts: Mapping[str, Any] | None, where: object) -> ImageTransform | None:
+    """Read a transform that a file states; the file may be of anybody.
+
+    Raises:
+        DataError: it is malformed.
+    """
+    if facts is None:
+        return None
+    try:
+        return _ANY.validate_python(facts)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in ("transform", *first["loc"]))
+        raise DataError(f"{where}: {place}: {first['msg']}") from None
+
+
+_ANY: TypeAdapter[ImageTransform] = TypeAdapter(ImageTransform)
