@@ -175,11 +175,13 @@ def _test_sets(
     """
     found = scores.of(view, rule)
     own = [own_test(sets) for sets in found.values()]
-    if view == "global":
-        return {"": own, "_balanced": [scores.of_everyone()] if rule is None else []}
     union = {c: sets.get(GLOBAL_TEST) for c, sets in found.items()}
+    whole = list(union.values())
+    if view == "global":  # the evaluator scores the one model that clients have in common
+        whole = [scores.of_everyone() if rule is None else None]
+        union = dict.fromkeys(found, whole[0])
     met = [c and c.subset(profiles[i].met(tasks_seen)) for i, c in union.items() if i in profiles]
-    return {"": own, "_balanced": list(union.values()), "_own_classes": met}
+    return {"": own, "_balanced": whole, "_own_classes": met}
 
 
 def _local_views(scores: Scores, local_view: str) -> dict[str, str]:

@@ -125,6 +125,21 @@ def test_own_classes_are_those_met_so_far_by_each_client():
     assert both["a_loc_trained_own_classes"] == both["a_loc_trained_balanced"]
 
 
+def test_everyones_model_is_scored_on_each_clients_own_classes():
+    """Class 0 half right, class 1 wholly: client 0 met the one, client 1 the other: .75."""
+    given = {
+        0: [counts([1, 1], [4, 4])],
+        1: [counts([1, 1], [4, 4])],
+        EVALUATOR: [counts([2, 4], [4, 4], test_set="global-test")],
+    }
+    shared = {c: [*sets, counts([1, 1], [4, 4], "after_local")] for c, sets in given.items()}
+    found = metrics_of(scores_of(shared), profiles={0: profile([5, 0]), 1: profile([0, 5])})
+    assert found["a_loc_received_own_classes"] == found["a_glo_own_classes"] == 0.75
+    assert found["a_loc_received_balanced"] == found["a_glo_balanced"] == 0.75
+    one = metrics_of(scores_of(shared), profiles={0: profile([5, 0]), 1: profile([5, 0])})
+    assert (one["a_loc_received_own_classes"], one["a_glo_balanced"]) == (0.5, 0.75)
+
+
 def test_what_was_not_scored_is_in_no_column():
     """Private models that nobody scored after the downlink are not everyone's model."""
     given = {0: [counts([4, 2], [4, 4]), counts([1, 1], [4, 4], "after_local")]}
