@@ -49,7 +49,7 @@ def benchmarked(page: Path) -> list[str]:
 def deployed(path: Path) -> list[str]:
     """Return the commands that a file of ``deploy/`` starts."""
     text = re.sub(r"\n +(?=--)", " ", path.read_text())
-    text = re.sub(r"\n +- (?=--|localhost)", " ", text)  # a list of words
+    text = re.sub(r"\n +- (?=--|localhost|/etc)", " ", text)  # a list of words
     program = {"serve": "fedsrv serve", "join": "fedcli join", "health": "fedsrv health"}
     found = re.findall(r"^\s+(?:- )?(serve|join|health) (.*)$", text, flags=re.MULTILINE)
     found += re.findall(r"bin/fedsrv (serve) (.*)'$", text, flags=re.MULTILINE)
