@@ -53,7 +53,7 @@ from fedmodels.tensors.roles import part_of, tensors_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.augmentation import augmented
 from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
-from fedmodels.training.loop import batches
+from fedmodels.training.loop import batches, mean_loss
 from fedmodels.training.run import RunFacts
 
 NOW, LAST = "now", "last"
@@ -302,8 +302,8 @@ class FedCIL(Accompanied):
         return Histogram(current, past), under(LAST, part_of(state.weights, NOW))
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: FedCilReferences) -> float:
-        training, model, losses = ctx.run.experiment.training, refs.model, list[Tensor]()
-        augment = ctx.generator("augment")
+        training, model, augment = ctx.run.experiment.training, refs.model, ctx.generator("augment")
+        losses = list[tuple[Tensor, int]]()
         now, past = (c.nonzero().flatten().to(y.device) for c in vars(refs.classes).values())
         per_pass = max(1, -(-len(y) // training.batch_size))
         for step, index in zip(range(self.iterations), _endless(ctx, len(y)), strict=False):
@@ -314,18 +314,19 @@ class FedCIL(Accompanied):
                 parts.append((refs.last(labels, refs.draw), labels))
                 fakes.append(labels_from(past, self.replay_batch, refs.draw))
             further = self._consistency(model.net, parts, refs)
-            losses.append(model.train_critic(parts, fakes, refs.draw, further))
+            loss = model.train_critic(parts, fakes, refs.draw, further)
+            losses.append((loss, len(index)))
             ctx.metrics["generator_loss"] = float(model.train_generator(fakes, refs.draw))
-            ctx.tick(step // per_pass, step % per_pass, losses[-1])
+            ctx.tick(step // per_pass, step % per_pass, loss)
         for parameter in ctx.net.parameters():
             parameter.grad = None
-        loss = float(torch.stack(losses[-per_pass:]).mean()) if losses else float("nan")
-        if losses and not math.isfinite(loss):
+        mean = mean_loss(losses[-per_pass:])
+        if losses and not math.isfinite(mean):
             raise TrainingFailed(
-                f"the loss of client {ctx.client} in round {ctx.round} is {loss}; what usually "
+                f"the loss of client {ctx.client} in round {ctx.round} is {mean}; what usually "
                 f"helps is a lower method.lr (it is {self.lr:g})"
             )
-        return loss
+        return mean
 
     def _consistency(
         self, net: SplitNet, parts: Sequence[tuple[Tensor, Tensor]], refs: FedCilReferences

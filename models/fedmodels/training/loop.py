@@ -67,7 +67,7 @@ class ClientHalf:
         self.x, self.y = self.method.training_data(self.ctx, self.refs)
 
     def end(self, loss: float) -> LocalResult:
-        """Return the result of local training; ``loss`` is the mean of the last epoch.
+        """Return the result of local training; ``loss`` is the last epoch's mean over examples.
 
         Raises:
             ConfigError: the method returns what nobody would keep or take.
@@ -87,7 +87,7 @@ def run_phases(
     renewed: Callable[[int], tuple[Tensor, Tensor]] | None = None,
     joined: Callable[[Batch], Batch] | None = None,
 ) -> float:
-    """Run every phase of local training; return the mean loss of the last epoch.
+    """Run every phase of local training; return the last epoch's mean loss over examples.
 
     Args:
         method: gives phases and loss.
@@ -114,6 +114,18 @@ def run_phases(
     return course.end()
 
 
+def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
+    """Return the mean loss over the examples of batches, of which each has a mean loss and a size.
+
+    NaN where there is no batch.
+    """
+    if not batches:
+        return math.nan
+    means, sizes = zip(*batches, strict=True)
+    weights = torch.tensor(sizes, dtype=torch.float64)
+    return float(torch.stack(means).cpu().double() @ weights / weights.sum())
+
+
 class Course:
     """One client's way through its phases: its batches in order, and their losses."""
 
@@ -133,7 +145,7 @@ class Course:
         self._order = ctx.generator("order")
         augments = ctx.run.experiment.training.augment != "none"
         self._augment = ctx.generator("augment") if augments else self._order
-        self._epoch, self._losses = -1, list[Tensor]()
+        self._epoch, self._losses = -1, list[tuple[Tensor, int]]()
 
     def batches(self, phase: Phase) -> Iterator[tuple[Batch, Tensor | None]]:
         """Yield the batches of a phase that has begun.
@@ -158,11 +170,11 @@ class Course:
     def end_step(self, batch: Batch, loss: Tensor) -> None:
         """Finish a step: call ``after_step``, keep the loss, report progress."""
         self.method.after_step(self.ctx, batch, self.refs)
-        self._losses.append(loss)
+        self._losses.append((loss, len(batch.y)))
         self.ctx.tick(self._epoch, len(self._losses) - 1, loss)
 
     def end(self) -> float:
-        """Close, and return the mean loss of the last epoch.
+        """Close, and return the last epoch's mean loss over examples.
 
         Raises:
             TrainingFailed: the loss is not finite.
@@ -173,12 +185,12 @@ class Course:
         return loss
 
     def close(self) -> float:
-        """Unfreeze all parameters, drop gradients; return the mean loss of the last epoch."""
+        """Unfreeze all parameters, drop gradients; return the last epoch's mean loss."""
         for parameter in self.ctx.net.parameters_by_key().values():
             if not parameter.requires_grad:
                 parameter.requires_grad_(True)
             parameter.grad = None
-        return float(torch.stack(self._losses).mean()) if self._losses else float("nan")
+        return mean_loss(self._losses)
 
     def _diverged(self, loss: float) -> str:
         """Say who diverged, on what, and what usually helps."""

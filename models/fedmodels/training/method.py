@@ -64,7 +64,7 @@ class Output:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """The result of local training: upload, new private state and the last epoch's loss."""
+    """The result of local training: upload, new private state, and the last epoch's mean loss."""
 
     upload: Bundle
     state: Bundle
@@ -244,7 +244,7 @@ class Method(ABC):
 
     @abstractmethod
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: Any) -> float:
-        """Train ``ctx.net``; return the mean loss of the last epoch. FedAvg's runs the phases."""
+        """Train ``ctx.net`` (FedAvg's runs the phases); return the last epoch's mean loss."""
 
     @abstractmethod
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
@@ -252,7 +252,7 @@ class Method(ABC):
 
     @abstractmethod
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Any) -> Tensor:
-        """Return the scalar loss of a mini-batch."""
+        """Return the scalar loss of a mini-batch: a mean over its examples."""
 
     @abstractmethod
     def after_step(self, ctx: ClientContext, batch: Batch, refs: Any) -> None:

@@ -48,7 +48,7 @@ def end_apart(half: ClientHalf, loss: float) -> LocalResult:
 
 
 def fit_together(halves: Sequence[ClientHalf]) -> list[float]:
-    """Run every phase of several clients; return each one's mean loss of its last epoch.
+    """Run every phase of several clients; return each one's mean loss in its last epoch.
 
     Args:
         halves: begun halves of different clients, of one interaction and method; each has its own

@@ -452,6 +452,22 @@ def test_released_is_without_consistency(digits):
     )
 
 
+def test_the_loss_is_the_mean_over_the_last_passs_examples(digits):
+    """A pass of all examples but one, and of that one alone."""
+    count = len(context_of(experiment_for(), digits).stream.train(0)[1])
+    experiment = tiny_experiment(
+        method={"name": "fedcil", **SMALL}, training={"batch_size": count - 1}
+    )
+    told = []
+    ctx = context_of(experiment, digits)
+    ctx.tick = lambda epoch, batch, loss: told.append(float(loss))
+    payload, state = payload_of(experiment, ctx)
+    payload = Bundle(weights=payload.weights, histogram=sets(range(10), range(10)))
+    result = train_locally(method_of(experiment), ctx, payload, state)
+    assert len(told) == SMALL["iterations"]
+    assert result.loss == pytest.approx((told[-2] * (count - 1) + told[-1]) / count)
+
+
 def test_teachers_stay_as_they_are(digits):
     """Received and last generators and the received critic have no gradient and do not move."""
     experiment = experiment_for(teacher="received")

@@ -168,8 +168,26 @@ def test_every_step_is_told():
         Phased(stretches=(Phase(2), Phase(1))), ctx, Bundle(weights=weights_of(ctx.net)), Bundle()
     )
     assert [(e, b) for e, b, _ in steps] == [(e, b) for e in range(3) for b in range(3)]
-    assert result.loss == pytest.approx(sum(loss for *_, loss in steps[-3:]) / 3)
+    losses = [loss for *_, loss in steps[-3:]]
+    assert result.loss == pytest.approx((8 * losses[0] + 8 * losses[1] + 5 * losses[2]) / 21)
     assert result.num_examples == 21
+
+
+def test_the_loss_is_the_mean_over_examples_whatever_the_batches():
+    """Ten examples of loss near 0 and one of loss 30: the last batch may hold it alone."""
+    x = torch.ones(11, 1)
+    x[0] = -30.0
+
+    def loss_of(size, seed):
+        experiment = tiny_experiment(training={"batch_size": size, "lr": 1e-12}, seed=seed)
+        ctx = linear_context(experiment, x.tolist(), [0] * 11)
+        with torch.no_grad():
+            ctx.net.head.weight.copy_(torch.tensor([[1.0], [0.0]]))
+        return train_locally(FedAvg(), ctx, Bundle(weights=weights_of(ctx.net)), Bundle()).loss
+
+    by_hand = float((-x).exp().log1p().mean())  # of logits (x, 0) and class 0
+    for seed in range(3):
+        assert [loss_of(size, seed) for size in (11, 10, 5, 1)] == pytest.approx([by_hand] * 4)
 
 
 # --- batches --------------------------------------------------------------------------------------
