@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from fedmodels.log_lines import LogLevel, set_up_logging
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -115,6 +117,7 @@ def fork_fedcli(arguments: Sequence[str], log: Path) -> Forked:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == launcher:  # else it died before the line above
             os.dup2(2, 1)
+            set_up_logging(LogLevel.WARNING)  # the launcher knows notes by the name of their logger
             sys.argv = ["fedcli", *arguments]
             _module("fedcli")
 

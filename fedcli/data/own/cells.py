@@ -20,6 +20,8 @@ UNNAMED = "Unnamed: "
 """How pandas begins the name of a column without one, such as the row numbers that it writes."""
 MOST_LETTERS = 60
 """Of a cell that an error line quotes."""
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Seconds in each unit of time."""
 
 
 def check_columns(known: Sequence[str], columns: Columns, where: object) -> None:
@@ -28,8 +30,8 @@ def check_columns(known: Sequence[str], columns: Columns, where: object) -> None
     Raises:
         DataError: names the first one that is not, and the nearest.
     """
-    for name in (columns.label, columns.client, columns.split, *(columns.features or ())):
-        if name is not None and name not in known:
+    for name in (*columns.named, *(columns.features or ())):
+        if name not in known:
             raise DataError(
                 f"{where} has no column {name!r}.{suggestion(name, known)} "
                 f"It has: {', '.join(known[:SHOWN])}"
@@ -37,15 +39,14 @@ def check_columns(known: Sequence[str], columns: Columns, where: object) -> None
 
 
 def features_of(table: Table, columns: Columns) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the columns of numbers but the label, the client and the split; why others are none.
+    """Return the columns of numbers that have no other role, and why other columns are none.
 
     A column without a name is none: it holds the numbers of rows, which often tell the class.
 
     Raises:
         DataError: there is none, or a text stands among a column's numbers.
     """
-    named = (columns.label, columns.client, columns.split)
-    others = [name for name in map(str, table.frame.columns) if name not in named]
+    others = [name for name in map(str, table.frame.columns) if name not in columns.named]
     why = {name: _why_none(table, name) for name in others}
     found = tuple(name for name in others if not why[name])
     if not found:
@@ -64,7 +65,7 @@ def _why_none(table: Table, name: str) -> str:
         return "no name"
     if column.dtype.kind in "mM":
         return "times"
-    numbers, filled = _parsed(column)
+    numbers, filled = _parsed(table, name)
     wrong = filled & np.isnan(numbers)
     if not filled.any():
         return "" if column.dtype.kind in "iufb" else "empty"
@@ -81,21 +82,23 @@ def _why_none(table: Table, name: str) -> str:
     return ""
 
 
-def _parsed(column: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _parsed(table: Table, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return a column's numbers (n,), NaN where a cell is none, and which cells hold anything.
 
     Numbers may be written as texts, or be decimals of parquet.
     """
-    pandas = importlib.import_module("pandas")
+    pandas, column = importlib.import_module("pandas"), table.frame[name]
     filled = column.notna().to_numpy()
     if column.dtype.kind not in "iufb":
         filled = filled & ~column.isin(MISSING).to_numpy()
+        if table.style.decimal == ",":  # one text makes texts of a whole column
+            column = column.str.replace(",", ".")
     found = pandas.to_numeric(column, errors="coerce")
     return found.to_numpy(dtype=np.float64, na_value=np.nan), filled
 
 
-def numbers_of(table: Table, name: str) -> NDArray[np.float64]:
-    """Return a column's numbers (n,).
+def numbers_of(table: Table, name: str, *, may_miss: bool = False) -> NDArray[np.float64]:
+    """Return a column's numbers (n,); NaN in empty cells, where these may be.
 
     Raises:
         DataError: a cell holds none, or one beyond float32; names the row.
@@ -106,19 +109,56 @@ def numbers_of(table: Table, name: str) -> NDArray[np.float64]:
             f"{table.where}: column {name!r} holds times: make numbers of them, such as seconds "
             "since the beginning, or leave the column out of features"
         )
-    numbers, _ = _parsed(column)
+    numbers, filled = _parsed(table, name)
     with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is named
-        wrong = np.flatnonzero(~np.isfinite(numbers.astype(np.float32)))
-    if len(wrong):
-        more = f" and in {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        fits = np.isfinite(numbers[wrong[0]])
-        why = "is too large for float32" if fits else "is no finite number"
+        wrong = np.flatnonzero(~np.isfinite(numbers.astype(np.float32)) & (filled | ~may_miss))
+    if not len(wrong):
+        return numbers
+    more = f" and in {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    where = f"{table.where}: column {name!r}"
+    if not filled[wrong[0]]:
         raise DataError(
-            f"{table.where}: column {name!r} holds {_said(column.iloc[wrong[0]])} in "
-            f"{table.at(int(wrong[0]))}{more}, which {why}: mend or drop these rows, or leave the "
-            "column out of features"
+            f"{where} is empty in {table.at(int(wrong[0]))}{more}: set [data.columns] missing = "
+            "'drop', 'interpolate' or 'mean', or leave the column out of features"
         )
-    return numbers
+    why = "too large for float32" if np.isfinite(numbers[wrong[0]]) else "no finite number"
+    raise DataError(
+        f"{where} holds {_said(column.iloc[wrong[0]])} in {table.at(int(wrong[0]))}{more}, which "
+        f"is {why}: mend or drop these rows, or leave the column out of features"
+    )
+
+
+def times_of(table: Table, columns: Columns) -> NDArray[np.float64]:
+    """Return the times of rows (n,) in seconds from the first one on.
+
+    Raises:
+        DataError: a cell holds none; names the row.
+    """
+    assert columns.time is not None
+    pandas = importlib.import_module("pandas")
+    column = table.frame[columns.time]
+    numbers = None if column.dtype.kind in "mM" else _parsed(table, columns.time)[0]
+    if numbers is not None and not np.isnan(numbers[column.notna()]).any():
+        found = numbers * SECONDS[columns.time_unit or "s"]
+    elif columns.time_unit is not None:
+        raise DataError(
+            f"{table.where}: column {columns.time!r} holds no numbers: leave out time_unit"
+        )
+    else:
+        stamps = pandas.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
+        if stamps.notna().any():
+            since = stamps - stamps[stamps.notna()].iloc[0]
+        else:
+            since = pandas.to_timedelta(column, errors="coerce")
+        found = since.dt.total_seconds().to_numpy(dtype=np.float64, na_value=np.nan)
+    wrong = np.flatnonzero(~np.isfinite(found))
+    if len(wrong):
+        raise DataError(
+            f"{table.where}: column {columns.time!r} holds {_said(column.iloc[wrong[0]])} in "
+            f"{table.at(int(wrong[0]))}, which is no time: write numbers, or texts such as "
+            "2026-05-31T12:00:00.5 or 12:00:00.5"
+        )
+    return np.asarray(found - found.min(initial=np.inf), dtype=np.float64)
 
 
 def _said(value: Any) -> str:
@@ -126,13 +166,18 @@ def _said(value: Any) -> str:
     return f"'{printable(value, MOST_LETTERS)}'" if isinstance(value, str) else str(value)
 
 
-def texts_of(table: Table, column: str | None) -> NDArray[np.str_]:
-    """Return a column as texts (n,); empty ones where there is no such column."""
+def texts_of(table: Table, column: str | None, *, may_miss: bool = False) -> NDArray[np.str_]:
+    """Return a column as texts (n,); empty ones where there is no such column.
+
+    Raises:
+        DataError: a cell is empty, and none may be; names the row.
+    """
     if column is None:
         return np.full(len(table.frame), "", dtype=np.str_)
     values = table.frame[column]
-    empty = np.flatnonzero(values.isna() | (values == ""))
-    if len(empty):
-        row = table.at(int(empty[0]))
+    empty = (values.isna() | (values == "")).to_numpy(dtype=bool)
+    if empty.any() and not may_miss:
+        row = table.at(int(empty.argmax()))
         raise DataError(f"{table.where}: column {column!r} is empty in {row}")
-    return np.array([str(value) for value in values], dtype=np.str_)
+    texts = [str(value) for value in values]
+    return np.where(empty, "", np.array(texts, dtype=np.str_)) if texts else np.array([], np.str_)

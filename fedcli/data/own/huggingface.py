@@ -20,8 +20,9 @@ from fedcli.data.cuts.held_out import last_of_each
 from fedcli.data.own.cells import check_columns
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.functions import as_array
+from fedcli.data.own.recordings import PARTS, windowed
 from fedcli.data.own.table_files import Table, numbered_row
-from fedcli.data.own.tables import PARTS, columns_of, joined, made, windowed
+from fedcli.data.own.tables import columns_of, made, read_rows
 from fedcli.data.pictures import PLAIN, first_set, stated
 from fedcli.data.sets.dataset import Dataset, Examples, Source
 from fedmodels.config.data import Columns
@@ -67,8 +68,8 @@ def _read(root: Path) -> dict[str, Any]:
 
 def _inputs_of(rows: Any, columns: Columns, root: Path) -> list[str]:
     """Return the columns that make an input."""
-    named = (columns.label, columns.client, columns.split)
-    found = list(columns.features or [c for c in rows.column_names if c not in named])
+    others = [name for name in rows.column_names if name not in columns.named]
+    found = list(columns.features or others)
     if not found:
         raise DataError(f"{root} has no column beside the label: there is no input")
     return found
@@ -122,9 +123,8 @@ def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
         if len(parts) > 1:
             frame["split"] = part
         tables.append(Table(frame, f"{root} ({part})", numbered_row))
-    rows, asked = joined(tables, asked)
-    if columns.window is not None:
-        rows = windowed(rows, columns.window, columns.hop or columns.window, root)
+    rows, asked = read_rows(tables, asked, root)
+    rows = windowed(rows, asked, root)
     return made(rows, asked, "huggingface", str(root), f"{len(rows.label)} examples")
 
 

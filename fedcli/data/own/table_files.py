@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.data.folders import files_below
+from fedcli.data.own.csv_style import EXTRA, PLAIN, Style, style_of
 from fedmodels.config.data import Columns
 from fedmodels.errors import DataError, reason_of
 from fedmodels.files import open_regular
-from fedmodels.printable import printable
 
-SUFFIXES = (".csv", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".parquet")
 MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
     "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 )  # fmt: skip
 """What says in a column of numbers that one is missing, as pandas has it."""
-EXTRA = "install the extra: pip install 'fedtide[tables]'"
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,8 @@ class Table:
     """The file, for error lines."""
     at: Callable[[int], str]
     """What error lines call a row, by its number from 0 on."""
+    style: Style = PLAIN
+    """How a CSV is written."""
 
 
 def numbered_row(row: int) -> str:
@@ -53,12 +54,12 @@ def files_of(root: Path) -> list[Path]:
     if root.is_dir():
         found = [path for path in files_below(root) if path.suffix.lower() in SUFFIXES]
         if not found:
-            raise DataError(f"{root} holds no file *.csv or *.parquet")
+            raise DataError(f"{root} holds no file *.csv, *.tsv or *.parquet")
         return found
     if not root.exists():
         raise DataError(f"{root} is not there: [data] root must name a file or a directory")
     if root.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{root} is neither *.csv nor *.parquet")
+        raise DataError(f"{root} is none of *.csv, *.tsv and *.parquet")
     return [root]
 
 
@@ -79,29 +80,31 @@ def read_table(path: Path, columns: Columns) -> Table:
     except ImportError as error:
         raise DataError(f"{path} needs {error.name}; {EXTRA}") from None
     try:
-        with open_regular(path) as file:
-            if is_parquet:
+        if is_parquet:
+            with open_regular(path) as file:
                 return Table(pandas.read_parquet(file, engine="pyarrow"), path, numbered_row)
-        frame = _read_csv(pandas, path, {columns.label, columns.client, columns.split})
+        style = style_of(path, columns)
+        texts = {name for name in columns.named if name != columns.time}
+        frame = _read_csv(pandas, path, texts, style)
     except pandas.errors.ParserWarning:
         raise DataError(
             f"{path}: rows have more fields than the first line has names; maybe a comma ends them"
         ) from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} cannot be read: {error}; save it as UTF-8") from None
+        raise DataError(f"{path} is not in {error.encoding}: {error.reason}") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own are of these
         reason = (reason_of(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path} cannot be read: {reason}") from None
-    return Table(frame, path, partial(line_of, path))
+    return Table(frame, path, partial(line_of, path, style), style)
 
 
-def line_of(path: Path, row: int) -> str:
+def line_of(path: Path, style: Style, row: int) -> str:
     """Return what error lines call a row of a CSV: its line in the file, where people count.
 
     A cell in quotes may hold ends of lines, and lines without content are no rows.
     """
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        lines = csv.reader(file)
+    with path.open(encoding=style.encoding, errors="replace", newline="") as file:
+        lines = csv.reader(file, delimiter=style.delimiter)
         starts, line = [], 1
         for cells in lines:
             if any(cell.strip() for cell in cells) or len(cells) > 1:
@@ -112,36 +115,19 @@ def line_of(path: Path, row: int) -> str:
     return numbered_row(row)
 
 
-def _read_csv(pandas: Any, path: Path, texts: set[str | None]) -> Any:
+def _read_csv(pandas: Any, path: Path, texts: set[str], style: Style) -> Any:
     """Read a CSV; the columns of these names hold texts."""
-    first = pandas.read_csv(
-        path, nrows=1, header=None, index_col=False, dtype=str, keep_default_na=False
-    )
-    names = first.iloc[0].tolist()
-    _check_separator(names, path)
-    _check_names(names, path)
-    header = pandas.read_csv(path, nrows=0, index_col=False).columns
+    how: dict[str, Any] = {"sep": style.delimiter, "encoding": style.encoding, "index_col": False}
+    first = pandas.read_csv(path, nrows=1, header=None, dtype=str, keep_default_na=False, **how)
+    _check_names(first.iloc[0].tolist(), path)
+    header = pandas.read_csv(path, nrows=0, **how).columns
     with warnings.catch_warnings():
         warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows beyond the header
         return pandas.read_csv(
-            path, low_memory=False, index_col=False, keep_default_na=False,
+            path, low_memory=False, keep_default_na=False, decimal=style.decimal,
             dtype={name: str for name in header if name in texts},
-            na_values={name: MISSING for name in header if name not in texts},
+            na_values={name: MISSING for name in header if name not in texts}, **how,
         )  # fmt: skip
-
-
-def _check_separator(names: list[str], path: Path) -> None:
-    """Check that the first line has several names, or one that no other separator divides.
-
-    Raises:
-        DataError: it has one, which a semicolon or a tab divides.
-    """
-    found = [mark for mark in ";\t" if len(names) == 1 and mark in names[0]]
-    if found:
-        name = printable(names[0], 60)
-        raise DataError(
-            f"{path} has one column, '{name}': is the separator {found[0]!r}? Write commas"
-        )
 
 
 def _check_names(names: list[str], path: Path) -> None:

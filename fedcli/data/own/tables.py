@@ -6,57 +6,37 @@
                                             client = "person"
                                             window = 128
 
-``root`` is a file, or a directory whose files ``*.csv`` and ``*.parquet`` are read in the order of
-their names. A window never crosses the border of two files, clients, classes or parts.
+``root`` is a file, or a directory whose files ``*.csv``, ``*.tsv`` and ``*.parquet`` are read in
+the order of their names. A window never crosses the border of two files, sessions, clients, classes
+or parts.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.cuts.held_out import last_of_each
+from fedcli.data.cuts.held_out import last_groups, last_of_each
 from fedcli.data.folders import note_left_out
-from fedcli.data.own.cells import check_columns, features_of, numbers_of, texts_of
+from fedcli.data.own.cells import check_columns, features_of
 from fedcli.data.own.examples import coded, dataset_of
+from fedcli.data.own.recordings import PARTS, Mended, Rows, joined, rows_of, told, windowed
 from fedcli.data.own.table_files import Table, files_of, read_table
 from fedcli.data.sets.dataset import Dataset, Examples, Source
-from fedcli.data.sets.windows import window_starts
 from fedmodels.config.data import Columns, Data
+from fedmodels.config.transforms import TableTransform
 from fedmodels.errors import DataError
 from fedmodels.printable import printable
 
-PARTS = ("train", "test")
-MIXED = 3
-"""Stretches for each client and class beyond which rows may be unsorted."""
 MOST_LETTERS = 40
 """Of a column that a note names."""
 Names = dict[str, tuple[str, tuple[Table, int]]]
 """By a name without the spaces around it: the name as it was first met, and its file and row."""
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of tables in recording order, or windows cut from them."""
-
-    x: NDArray[np.float64]  # (n, C), windows (n, L, C)
-    label: NDArray[np.str_]  # (n,)
-    client: NDArray[np.str_]  # (n,), empty texts where no column names the clients
-    part: NDArray[np.str_]  # (n,), likewise
-    recording: NDArray[np.int64]  # (n,) the file
-    stretch: NDArray[np.int64]  # (n,) rows side by side with one file, label, client and part
-    start: NDArray[np.int64]  # (n,) first row within the stretch
-
-    def at(self, places: NDArray[Any]) -> Rows:
-        """Return some of the rows, in the order of their places."""
-        kept = (getattr(self, name)[places] for name in self.__dataclass_fields__)
-        return Rows(*kept)
 
 
 def table(source: Source) -> Dataset:
@@ -67,10 +47,8 @@ def table(source: Source) -> Dataset:
     files = files_of(root)
     if root.is_dir():
         note_left_out(root, files)
-    rows, columns = joined((read_table(path, columns) for path in files), columns)
-    if columns.window is not None:
-        rows = windowed(rows, columns.window, columns.hop or columns.window, root)
-    return made(rows, columns, "table", str(root), f"{len(files)} files")
+    rows, columns = read_rows((read_table(path, columns) for path in files), columns, root)
+    return made(windowed(rows, columns, root), columns, "table", str(root), f"{len(files)} files")
 
 
 def columns_of(data: Data) -> Columns:
@@ -88,15 +66,21 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
         DataError: a class is unknown, or a part is empty; says why, where that is known.
     """
     y, classes = coded(rows.label, columns.classes, f"{where}: column {columns.label!r}")
-    groups, people = coded(rows.client, None, f"{where}: column {columns.client!r}")
-    if columns.split is None:
-        test = last_of_each(groups * len(classes) + y, columns.test_share)
-        train = ~test & ~_shares_rows(rows, test, columns.window or 1)
-    else:
+    owners, people = coded(rows.client, None, f"{where}: column {columns.client!r}")
+    if columns.split is not None:
         train, test = (rows.part == part for part in PARTS)
+    elif columns.group is not None:
+        groups, _ = coded(rows.group, None, f"{where}: column {columns.group!r}")
+        test = last_groups(owners, groups, columns.test_share)
+        train = ~test
+    else:
+        test = last_of_each(owners * len(classes) + y, columns.test_share)
+        train = ~test & ~_shares_rows(rows, test, columns.window or 1)
     _check_parts(train, test, columns, len(classes), where)
+    x, fill = _filled(rows.x, train, columns, where)
+    transform = TableTransform(columns=columns, fill=fill).model_dump(mode="json")
     parts = [
-        Examples(rows.x[chosen], y[chosen], groups[chosen] if columns.client else None)
+        Examples(x[chosen], y[chosen], owners[chosen] if columns.client else None, transform)
         for chosen in (train, test)
     ]
     return dataset_of(
@@ -104,6 +88,31 @@ def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> D
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
         columns=columns.features or (),
     )  # fmt: skip
+
+
+def _filled(
+    x: NDArray[np.float64], train: NDArray[np.bool_], columns: Columns, where: str
+) -> tuple[NDArray[np.float64], tuple[float, ...] | None]:
+    """Return inputs whose empty cells hold the mean of the training rows, and these means.
+
+    Raises:
+        DataError: a column has no number in the training rows.
+    """
+    if columns.missing != "mean":
+        return x, None
+    axes = tuple(range(x.ndim - 1))
+    known = ~np.isnan(x[train])
+    counts = known.sum(axis=axes)
+    if not counts.all():
+        assert columns.features is not None
+        empty = columns.features[int(counts.argmin())]
+        raise DataError(
+            f"{where}: column {empty!r} is empty in all training rows: leave it out of features"
+        )
+    means = np.nansum(x[train], axis=axes) / counts
+    filled = int(np.isnan(x).sum())
+    _tell_mended(where, Mended(filled=filled), columns)
+    return np.where(np.isnan(x), means, x), tuple(means.tolist())
 
 
 def _check_parts(
@@ -123,6 +132,8 @@ def _check_parts(
     part = "training" if not train.any() else "test"
     if columns.split is not None:
         why = f"column {columns.split!r} must say {PARTS[part == 'test']} of some row"
+    elif columns.group is not None:
+        why = f"that takes a client with two values of column {columns.group!r}"
     elif part == "training":
         why = "all windows overlap with one for testing: give more rows, or a longer hop"
     elif classes == len(test):
@@ -132,33 +143,7 @@ def _check_parts(
     raise DataError(f"{where}: there is no {part} example; {why}")
 
 
-def rows_of(table: Table, columns: Columns) -> Rows:
-    """Check a table's columns, and return its rows.
-
-    Raises:
-        DataError: a column is missing or holds something else; names the row.
-    """
-    check_columns([str(column) for column in table.frame.columns], columns, table.where)
-    features = columns.features or features_of(table, columns)[0]
-    x = np.stack([numbers_of(table, name) for name in features], axis=1)
-    named = (columns.label, columns.client, columns.split)
-    label, client, part = (texts_of(table, column) for column in named)
-    wrong = np.flatnonzero(~np.isin(part, PARTS))
-    if columns.split and len(wrong):
-        raise DataError(
-            f"{table.where}: column {columns.split!r} holds {str(part[wrong[0]])!r} in "
-            f"{table.at(int(wrong[0]))}; it must say train or test"
-        )
-    changes = np.zeros(len(x), dtype=bool)
-    for values in (label, client, part):
-        changes[1:] |= values[1:] != values[:-1]
-    stretch = np.cumsum(changes)
-    first = np.flatnonzero(np.diff(stretch, prepend=-1))
-    start = np.arange(len(x)) - first[stretch]
-    return Rows(x, label, client, part, np.zeros_like(stretch), stretch, start)
-
-
-def joined(tables: Iterable[Table], columns: Columns) -> tuple[Rows, Columns]:
+def read_rows(tables: Iterable[Table], columns: Columns, where: object) -> tuple[Rows, Columns]:
     """Put the rows of several files together; a stretch stays within its file.
 
     Also return the columns with the features that were found, and say in a line which they are.
@@ -166,13 +151,14 @@ def joined(tables: Iterable[Table], columns: Columns) -> tuple[Rows, Columns]:
     Args:
         tables: the files; the first one says which columns a net sees, unless ``columns`` does.
         columns: what the columns are.
+        where: all of them, for notes.
 
     Raises:
         DataError: no file has a row; files differ in their columns of numbers; or names of classes
             or clients differ in spaces alone.
     """
     found, asked, empty = list[Rows](), columns, list[object]()
-    seen = Names(), Names()
+    seen, mended, styles = (Names(), Names()), Mended(), Counter[str]()
     for table in tables:
         if table.frame.empty:
             empty.append(table.where)
@@ -185,20 +171,27 @@ def joined(tables: Iterable[Table], columns: Columns) -> tuple[Rows, Columns]:
             else:
                 asked = columns.model_copy(update={"features": features})
                 _tell_columns(features, others, table.where)
-        rows = rows_of(table, asked)
-        _check_spaces(rows.label, columns.label, table, seen[0])
-        _check_spaces(rows.client, columns.client, table, seen[1])
-        found.append(replace(rows, recording=rows.recording + len(found)))
+        rows, done = rows_of(table, asked)
+        for names, column, known in zip(
+            (rows.label, rows.client), (columns.label, columns.client), seen, strict=True
+        ):
+            _check_spaces(names, rows.first, column, table, known)
+        found.append(rows)
+        mended.update(done)
+        styles[str(table.style)] += 1
     if not found:
         raise DataError(f"{empty[0]} holds no row below the names of its columns")
-    shifts = np.cumsum([0, *(rows.stretch.max(initial=-1) + 1 for rows in found)])
-    joint = {
-        name: np.concatenate([getattr(rows, name) for rows in found])
-        for name in Rows.__dataclass_fields__
-        if name != "stretch"
-    }
-    stretch = np.concatenate([r.stretch + s for r, s in zip(found, shifts, strict=False)])
-    return Rows(**joint, stretch=stretch), asked
+    for style, count in styles.items():
+        if style:
+            some = f"{count} files are" if sum(styles.values()) > 1 else "it is"
+            log.warning("note: %s: %s read with %s", where, some, style)
+    _tell_mended(where, mended, columns)
+    return joined(found), asked
+
+
+def _tell_mended(where: object, mended: Mapping[str, int], columns: Columns) -> None:
+    for line in told(mended, columns):
+        log.warning("note: %s: %s", where, line)
 
 
 def _tell_columns(features: Sequence[str], others: Mapping[str, str], where: object) -> None:
@@ -220,17 +213,24 @@ def _check_same(first: tuple[str, ...], found: tuple[str, ...], where: object) -
             )
 
 
-def _check_spaces(values: NDArray[np.str_], column: str | None, table: Table, seen: Names) -> None:
+def _check_spaces(
+    values: NDArray[np.str_],
+    places: NDArray[np.int64],
+    column: str | None,
+    table: Table,
+    seen: Names,
+) -> None:
     """Check that no two names differ in the spaces around them alone.
 
     Args:
         values: a file's names (n,).
+        places: the rows of the file that have them (n,).
         column: which column they are.
         table: the file.
         seen: what earlier files had; gets what this one has.
     """
     found, first = np.unique(values, return_index=True)
-    for at, name in sorted(zip(first.tolist(), found.tolist(), strict=True)):
+    for at, name in sorted(zip(places[first].tolist(), found.tolist(), strict=True)):
         like, place = seen.setdefault(name.strip(), (name, (table, at)))
         if like != name:
             before = f"{place[0].at(place[1])} of {place[0].where}"
@@ -238,32 +238,6 @@ def _check_spaces(values: NDArray[np.str_], column: str | None, table: Table, se
                 f"{table.where}: column {column!r} holds {name!r} in {table.at(at)} and {like!r} "
                 f"in {before}, which differ in spaces alone: write equal names alike"
             )
-
-
-def windowed(rows: Rows, length: int, hop: int, where: object) -> Rows:
-    """Cut every stretch into windows (n, length, C); what is left over at its end is dropped.
-
-    Raises:
-        DataError: no stretch is long enough.
-    """
-    first = np.flatnonzero(rows.start == 0)
-    sizes = np.diff([*first, len(rows.x)])
-    begins = [
-        at + s for at, n in zip(first, sizes, strict=True) for s in window_starts(n, length, hop)
-    ]
-    if not begins:
-        owners = (rows.recording, rows.client, rows.label, rows.part)
-        unsorted = len(sizes) > MIXED * len({*zip(*owners, strict=True)})
-        advice = "sort the rows so that those of a recording follow each other, or "
-        raise DataError(
-            f"{where} gives no window of {length} rows: the longest stretch of one client and "
-            f"class has {sizes.max(initial=0)}, of {len(sizes)} stretches; "
-            f"{advice if unsorted else ''}set [data.columns] window to that or less"
-        )
-    places = np.array(begins)
-    cut = rows.at(places)
-    x = rows.x[places[:, None] + np.arange(length)]  # (n, length, C)
-    return replace(cut, x=x)
 
 
 def _shares_rows(rows: Rows, test: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:

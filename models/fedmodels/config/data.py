@@ -8,50 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fedmodels.config.bounds import PositiveCount
+from fedmodels.config.columns import Columns
 from fedmodels.config.strict_table import CodeName, Place, StrictTable
-from fedmodels.config.transforms import ImageTransform, Sides
+from fedmodels.config.transforms import ImageTransform, Sides, TableTransform
 from fedmodels.errors import ConfigError
 
-
-class Columns(StrictTable):
-    """``[data.columns]``: what the columns of a table of one's own are."""
-
-    label: str = "label"
-    """Column that names the class of a row."""
-    features: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
-    """Columns that a net sees, in this order; all others that hold numbers unless given."""
-    classes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
-    """Names of the classes in label order; those that occur, sorted, unless given."""
-    client: str | None = None
-    """Column that names the natural client of a row, such as a person or a device."""
-    split: str | None = None
-    """Column that says ``train`` or ``test``; ``test_share`` decides unless given."""
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Part of each client's examples of each class, the last ones, that are for testing."""
-    window: PositiveCount | None = None
-    """Rows of a window; each row is an example unless given."""
-    hop: PositiveCount | None = None
-    """Rows from the start of a window to that of the next; ``window`` unless given."""
-
-    @model_validator(mode="after")
-    def _hop_needs_a_window(self) -> Columns:
-        if self.hop is not None and self.window is None:
-            raise ConfigError("[data.columns] hop needs window, the number of rows of a window")
-        return self
-
-    @model_validator(mode="after")
-    def _features_are_only_that(self) -> Columns:
-        if len({*(self.classes or ())}) < len(self.classes or ()):
-            raise ConfigError("[data.columns] classes names a class twice")
-        others = {"label": self.label, "client": self.client, "split": self.split}
-        features = self.features or ()
-        for role, column in others.items():
-            if column in features:
-                raise ConfigError(f"[data.columns] features names {column!r}, which is the {role}")
-        for column in features:
-            if features.count(column) > 1:
-                raise ConfigError(f"[data.columns] features names {column!r} twice")
-        return self
+__all__ = ["Columns", "Data"]
 
 
 OF_IMAGES = ("channels", "resize", "crop", "ground", "frames")
@@ -103,10 +65,13 @@ class Data(StrictTable):
         """Return what examples follow from: every key but the place of the files."""
         # older partitions lack these keys
         absent = {key for key in ("columns", *_ADDED) if getattr(self, key) is None}
-        return self.model_dump(mode="json", exclude={"root", *absent})
+        facts = self.model_dump(mode="json", exclude={"root", *absent})
+        return facts if self.columns is None else {**facts, "columns": self.columns.identity()}
 
     def transform_of(self, input_shape: Sequence[int]) -> dict[str, Any] | None:
         """Return how a file becomes an input of this shape, as far as the config says it."""
+        if self.columns is not None and self.columns.features and len(input_shape) < 3:
+            return TableTransform(columns=self.columns).model_dump(mode="json")
         if len(input_shape) != 3 or all(getattr(self, key) is None for key in OF_IMAGES):
             return None
         channels = "grey" if input_shape[0] == 1 else "rgb"

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from fedmodels.config.columns import Columns
 from fedmodels.config.strict_table import StrictTable
-from fedmodels.errors import DataError
+from fedmodels.errors import ConfigError, DataError
 
 Length = Annotated[int, Field(ge=1, le=10_000)]
 Sides = Length | Annotated[tuple[Length, Length], Field(strict=False)]
@@ -32,7 +33,19 @@ class ImageTransform(StrictTable):
     """A file of several frames or pages is refused unless given."""
 
 
-def parsed(facts: Mapping[str, Any] | None, where: object) -> ImageTransform | None:
+class TableTransform(StrictTable):
+    """How the rows of a table become inputs: the columns, and what fills an empty cell."""
+
+    kind: Literal["table"] = "table"
+    columns: Columns
+    fill: Annotated[tuple[float, ...], Field(strict=False)] | None = None
+    """With ``missing = "mean"``: the mean of the training rows, for each feature."""
+
+
+Transform = ImageTransform | TableTransform
+
+
+def parsed(facts: Mapping[str, Any] | None, where: object) -> Transform | None:
     """Read a transform that a file states; the file may be of anybody.
 
     Raises:
@@ -44,8 +57,10 @@ def parsed(facts: Mapping[str, Any] | None, where: object) -> ImageTransform | N
         return _ANY.validate_python(facts)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in ("transform", *first["loc"]))
+        place = ".".join(str(part) for part in ("transform", *first["loc"][1:]))
         raise DataError(f"{where}: {place}: {first['msg']}") from None
+    except ConfigError as error:  # of columns that contradict each other
+        raise DataError(f"{where}: transform: {error}") from None
 
 
-_ANY: TypeAdapter[ImageTransform] = TypeAdapter(ImageTransform)
+_ANY: TypeAdapter[Transform] = TypeAdapter(Annotated[Transform, Field(discriminator="kind")])

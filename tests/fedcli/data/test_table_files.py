@@ -28,9 +28,9 @@ def test_wrong_places_get_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no file \*.csv"):
         loaded(tmp_path)
     (tmp_path / "x.xls").write_text("")
-    with pytest.raises(DataError, match=r"neither \*.csv nor"):
+    with pytest.raises(DataError, match=r"none of \*.csv, \*.tsv and"):
         loaded(tmp_path / "x.xls")
-    for name, content in (("empty.csv", b""), ("x.parquet", b"PAR1"), ("latin.csv", b"a\n\xff")):
+    for name, content in (("empty.csv", b""), ("x.parquet", b"PAR1")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match="cannot be read") as caught:
             loaded(tmp_path / name)
@@ -124,10 +124,6 @@ def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
             b"ax,label,who\n1,x,a\n2,x,b\n",
             "a.csv: there is no test example; that takes a client with two examples of a class",
         ),
-        ("ax,label\n1,gr\xfcn\n".encode("latin-1"), "invalid start byte; save it as UTF-8"),
-        ("ax,label\n1,x\n".encode("utf-16"), "invalid start byte; save it as UTF-8"),
-        (b"ax;label\n1,5;x\n", "a.csv has one column, 'ax;label': is the separator ';'? Write"),
-        (b"ax\tlabel\n1\tx\n", r"a.csv has one column, 'ax\tlabel': is the separator '\t'?"),
         (
             b"ax,label\n1,x\n1e300,x\n",
             "'ax' holds 1e+300 in line 3, which is too large for",

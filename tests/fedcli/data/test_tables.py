@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from fedcli.data.cuts.held_out import last_of_each
-from fedcli.data.own.tables import Rows, _shares_rows
+from fedcli.data.own.recordings import Rows
+from fedcli.data.own.tables import _shares_rows
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
@@ -125,7 +126,11 @@ def test_a_wrong_column_gets_one_line(csv: Path, columns: dict[str, Any], line: 
 @pytest.mark.parametrize(
     ("column", "value", "line"),
     [
-        ("ax", np.nan, "column 'ax' holds nan in line 4, which is no finite number"),
+        (
+            "ax",
+            np.nan,
+            "column 'ax' is empty in line 4: set [data.columns] missing = 'drop'",
+        ),
         ("ax", np.inf, "column 'ax' holds inf in line 4"),
         ("activity", None, "column 'activity' is empty in line 4"),
     ],
@@ -333,16 +338,9 @@ def test_the_parts_of_many_rows_are_found_at_once():
     keys, begin = np.arange(n) % (n // 4), time.monotonic()
     test = last_of_each(keys, 0.2)
     assert np.flatnonzero(test).tolist() == list(range(3 * n // 4, n))
-    texts = np.zeros(n, dtype=np.str_)
-    rows = Rows(
-        np.zeros((n, 1)),
-        texts,
-        texts,
-        texts,
-        np.zeros(n, np.int64),
-        np.arange(n) // 2,
-        np.arange(n) % 2,
-    )
+    texts, zeros = np.zeros(n, dtype=np.str_), np.zeros(n, dtype=np.int64)
+    stretch, start = np.arange(n) // 2, np.arange(n) % 2
+    rows = Rows(zeros[:, None], *[texts] * 5, zeros, zeros, zeros, zeros, stretch, start)
     assert _shares_rows(rows, np.arange(n) % 2 == 1, 2).all()
     assert np.array_equal(_shares_rows(rows, test, 1), test)
     assert time.monotonic() - begin < 20

@@ -1,0 +1,293 @@
+"""Rows of tables in the order of their recordings: sorted, mended, resampled, cut into windows.
+
+A stretch is what a window may be cut from: rows that follow each other in one recording, with one
+label, one client and one part.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.own.cells import check_columns, numbers_of, texts_of, times_of
+from fedcli.data.own.table_files import Table
+from fedcli.data.sets.windows import window_starts
+from fedmodels.config.data import Columns
+from fedmodels.errors import DataError
+
+PARTS = ("train", "test")
+MIXED = 3
+"""Stretches for each client and class beyond which rows may be unsorted."""
+GAP = 10
+"""Usual steps of a recording beyond which a step is a gap, unless a config says how long one is."""
+REPEATED = 0.1
+"""Share of rows with the time of another one beyond which times of two recordings are mixed."""
+SLACK = 1e-6
+"""Part of a step that rounding may take from a time."""
+Mended = Counter[str]
+"""How often something was mended, by what it was."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of tables in recording order, or windows cut from them."""
+
+    x: NDArray[np.float64]  # (n, C), windows (n, L, C); NaN where a mean is to fill a cell
+    label: NDArray[np.str_]  # (n,)
+    client: NDArray[np.str_]  # (n,), empty texts where no column names the clients
+    part: NDArray[np.str_]  # (n,), likewise
+    group: NDArray[np.str_]  # (n,), likewise
+    session: NDArray[np.str_]  # (n,), likewise
+    time: NDArray[np.float64]  # (n,) seconds, 0 where no column has times
+    recording: NDArray[np.int64]  # (n,) number of the file
+    first: NDArray[np.int64]  # (n,) row of the file, from 0 on; of a window its first one
+    last: NDArray[np.int64]  # (n,) likewise, the last one
+    stretch: NDArray[np.int64]  # (n,) what a window may be cut from
+    start: NDArray[np.int64]  # (n,) place of the first row in its stretch
+
+    def at(self, places: NDArray[Any]) -> Rows:
+        """Return some of the rows, in the order of their places."""
+        return Rows(*(getattr(self, field.name)[places] for field in fields(self)))
+
+    def changes(self, *names: str) -> NDArray[np.bool_]:
+        """Tell which rows differ from the one before in one of these (n,)."""
+        found = np.zeros(len(self.x), dtype=bool)
+        for values in (getattr(self, name) for name in names):
+            found[1:] |= values[1:] != values[:-1]
+        return found
+
+    def in_stretches(self, begins: NDArray[np.bool_]) -> Rows:
+        """Return the rows with their stretches numbered; a stretch begins at each row so told."""
+        stretch = np.cumsum(begins, dtype=np.int64)
+        first = np.flatnonzero(np.diff(stretch, prepend=-1))
+        start = np.arange(len(stretch)) - np.repeat(first, np.diff([*first, len(stretch)]))
+        return replace(self, stretch=stretch, start=start)
+
+
+def rows_of(table: Table, columns: Columns) -> tuple[Rows, Mended]:
+    """Check a table's columns; return its rows in the order of their recordings, and what was done.
+
+    Raises:
+        DataError: a column is missing or holds something else; names the row.
+    """
+    rows = _read(table, columns)
+    mended = Mended()
+    kept = _whole(rows, columns)
+    order = _order_of(rows, columns)
+    rows, kept = rows.at(order), kept[order]
+    _check_times(rows, table, columns)
+    gaps = _gaps(rows, columns)
+    mended["gaps"], mended["dropped"] = int(gaps.sum()), int((~kept).sum())
+    pieces = gaps | rows.changes("client", "session", "part", "group")
+    if columns.missing == "interpolate":
+        mended["filled"] = int(np.isnan(rows.x).sum())
+        rows = replace(rows, x=_interpolated(rows, pieces, table, columns))
+    begins = pieces | rows.changes("label") | ~kept
+    begins[1:] |= ~kept[:-1]
+    rows = rows.in_stretches(begins).at(kept)
+    rows = rows.in_stretches(rows.changes("stretch"))
+    if columns.rate is not None:
+        rows = _resampled(rows, columns.rate)
+    return rows, mended
+
+
+def _read(table: Table, columns: Columns) -> Rows:
+    """Return the rows as they stand in the file."""
+    check_columns([str(column) for column in table.frame.columns], columns, table.where)
+    assert columns.features is not None
+    holey, drops = columns.missing not in (None, "error"), columns.missing == "drop"
+    x = np.stack([numbers_of(table, name, may_miss=holey) for name in columns.features], axis=1)
+    named = (columns.label, columns.client, columns.split, columns.group, columns.session)
+    label, client, part, group, session = (texts_of(table, name, may_miss=drops) for name in named)
+    wrong = np.flatnonzero(~np.isin(part, (*PARTS, "") if drops else PARTS))
+    if columns.split is not None and len(wrong):
+        raise DataError(
+            f"{table.where}: column {columns.split!r} holds {str(part[wrong[0]])!r} in "
+            f"{table.at(int(wrong[0]))}; it must say train or test"
+        )
+    time = np.zeros(len(x)) if columns.time is None else times_of(table, columns)
+    zeros, places = np.zeros(len(x), dtype=np.int64), np.arange(len(x))
+    return Rows(x, label, client, part, group, session, time, zeros, places, places, zeros, zeros)
+
+
+def _whole(rows: Rows, columns: Columns) -> NDArray[np.bool_]:
+    """Tell which rows are kept (n,): with ``missing = "drop"``, those without an empty cell."""
+    kept = np.ones(len(rows.x), dtype=bool)
+    if columns.missing == "drop":
+        kept &= ~np.isnan(rows.x).any(axis=1)
+        for column, values in (
+            (columns.label, rows.label), (columns.client, rows.client), (columns.split, rows.part),
+            (columns.group, rows.group), (columns.session, rows.session),
+        ):  # fmt: skip
+            kept &= (values != "") | (column is None)
+    return kept
+
+
+def _order_of(rows: Rows, columns: Columns) -> NDArray[np.int64]:
+    """Return the order of rows: by client, session and time, where columns tell them.
+
+    Without times and sessions, rows stay as they stand in the file.
+    """
+    places = np.arange(len(rows.x))
+    if columns.time is None and columns.session is None:
+        return places
+    keys = [_by_appearance(rows.session), _by_appearance(rows.client)]
+    return np.lexsort((rows.time if columns.time else places, *keys))
+
+
+def _by_appearance(names: NDArray[np.str_]) -> NDArray[np.int64]:
+    """Return a number for each name (n,), rising in the order in which names appear."""
+    _, first, coded = np.unique(names, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[coded]
+
+
+def _check_times(rows: Rows, table: Table, columns: Columns) -> None:
+    """Check that times are those of one recording.
+
+    Raises:
+        DataError: many rows have the time of another one.
+    """
+    if columns.time is None:
+        return
+    same = ~(rows.changes("time", "client", "session"))
+    same[:1] = False
+    if same.mean() > REPEATED:
+        row = int(rows.first[same.argmax()])
+        raise DataError(
+            f"{table.where}: column {columns.time!r} has the time of another row in "
+            f"{table.at(row)} and in {same.sum() - 1} more: if it holds several recordings, name "
+            "the column that tells them apart in [data.columns] session"
+        )
+
+
+def _gaps(rows: Rows, columns: Columns) -> NDArray[np.bool_]:
+    """Tell before which rows (n,) a recording has a gap."""
+    found = np.zeros(len(rows.x), dtype=bool)
+    if columns.time is None or len(rows.x) < 2:
+        return found
+    steps = np.diff(rows.time)
+    within = ~rows.changes("client", "session")[1:]
+    usual = np.median(steps[within]) if within.any() else 0.0
+    longest = columns.gap or (GAP * usual if usual > 0 else np.inf)
+    found[1:] = within & (steps > longest * (1 + SLACK))
+    return found
+
+
+def _interpolated(
+    rows: Rows, pieces: NDArray[np.bool_], table: Table, columns: Columns
+) -> NDArray[np.float64]:
+    """Return inputs (n, C) whose empty cells lie between their neighbours in the same piece.
+
+    Raises:
+        DataError: a piece has a column without any number.
+    """
+    pandas = importlib.import_module("pandas")
+    index = rows.time if columns.time else np.arange(len(rows.x), dtype=np.float64)
+    x = rows.x.copy()
+    holes = np.isnan(x).any(axis=1)
+    numbers = np.cumsum(pieces)
+    for piece in np.unique(numbers[holes]):
+        mine = numbers == piece
+        frame = pandas.DataFrame(x[mine], index=index[mine])
+        x[mine] = frame.interpolate("index", limit_direction="both").to_numpy()
+    left = np.argwhere(np.isnan(x))
+    if len(left):
+        row, column = left[0]
+        assert columns.features is not None
+        raise DataError(
+            f"{table.where}: column {columns.features[column]!r} is empty in "
+            f"{table.at(int(rows.first[row]))}, and in all rows of that recording: leave the "
+            "column out of features, or set [data.columns] missing = 'drop' or 'mean'"
+        )
+    return x
+
+
+def _resampled(rows: Rows, rate: float) -> Rows:
+    """Return rows at so many a second, counted from the first row of each stretch.
+
+    Rows within one step are averaged; between steps, values are interpolated.
+    """
+    pandas = importlib.import_module("pandas")
+    begins = np.flatnonzero(rows.start == 0)
+    since = rows.time - np.repeat(rows.time[begins], np.diff([*begins, len(rows.x)]))
+    steps = np.floor(since * rate + SLACK).astype(np.int64)
+    means = pandas.DataFrame(np.column_stack([since, rows.x]))
+    means = means.groupby([rows.stretch, steps]).mean()
+    by_stretch = means.index.get_level_values(0).to_numpy()
+    values, made = means.to_numpy(), list[Rows]()
+    for begin, end in zip(begins, [*begins[1:], len(rows.x)], strict=True):
+        mine = values[np.searchsorted(by_stretch, rows.stretch[begin]) :][
+            : np.count_nonzero(np.diff(steps[begin:end])) + 1
+        ]
+        grid = np.arange(steps[end - 1] + 1) / rate
+        x = np.stack([np.interp(grid, mine[:, 0], column) for column in mine[:, 1:].T], axis=1)
+        places = begin + np.searchsorted(since[begin:end], grid + SLACK / rate, "right") - 1
+        made.append(replace(rows.at(places), x=x, start=np.arange(len(grid))))
+    return concatenated(made)
+
+
+def concatenated(parts: Sequence[Rows]) -> Rows:
+    """Put rows one after the other."""
+    return Rows(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Rows)))
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Put the rows of several files together; a stretch stays within its file."""
+    shifted, shift = list[Rows](), 0
+    for number, rows in enumerate(parts):
+        recording = np.full(len(rows.x), number, dtype=np.int64)
+        shifted.append(replace(rows, recording=recording, stretch=rows.stretch + shift))
+        shift += int(rows.stretch.max(initial=-1)) + 1
+    return concatenated(shifted)
+
+
+def windowed(rows: Rows, columns: Columns, where: object) -> Rows:
+    """Cut every stretch into windows (n, length, C); what is left over at its end is dropped.
+
+    Raises:
+        DataError: no stretch is long enough; says what may help.
+    """
+    length = columns.window
+    if length is None:
+        return rows
+    first = np.flatnonzero(rows.start == 0)
+    sizes = np.diff([*first, len(rows.x)])
+    hop = columns.hop or length
+    begins = [
+        at + s for at, n in zip(first, sizes, strict=True) for s in window_starts(n, length, hop)
+    ]
+    if not begins:
+        owners = (rows.recording, rows.client, rows.session, rows.label, rows.part)
+        unsorted = len(sizes) > MIXED * len({*zip(*owners, strict=True)})
+        advice = (
+            "sort the rows so that those of a recording follow each other, or name the column of "
+            "times in [data.columns] time, or "
+        )
+        raise DataError(
+            f"{where} gives no window of {length} rows: the longest stretch of one client and "
+            f"class has {sizes.max(initial=0)}, of {len(sizes)} stretches; "
+            f"{advice if unsorted and columns.time is None else ''}set [data.columns] window to "
+            "that or less"
+        )
+    places = np.array(begins)
+    x = rows.x[places[:, None] + np.arange(length)]  # (n, length, C)
+    return replace(rows.at(places), x=x, last=rows.last[places + length - 1])
+
+
+def told(mended: Mapping[str, int], columns: Columns) -> list[str]:
+    """Return what was mended, in words."""
+    lines = []
+    if mended.get("dropped"):
+        lines.append(f"{mended['dropped']} rows with an empty cell are left out")
+    if mended.get("filled"):
+        how = "by interpolation" if columns.missing == "interpolate" else "by the mean"
+        lines.append(f"{mended['filled']} empty cells are filled {how}")
+    if mended.get("gaps"):
+        lines.append(f"recordings have {mended['gaps']} gaps, over which no window goes")
+    return lines

@@ -1,0 +1,100 @@
+"""What ``[data.columns]`` of a config may say: what the columns of tables are, and how to cut."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from fedmodels.config.bounds import Positive, PositiveCount
+from fedmodels.config.strict_table import StrictTable
+from fedmodels.errors import ConfigError
+
+ROLES = ("label", "client", "split", "session", "time", "group")
+"""The keys that name a column which a net does not see."""
+ADDED = (
+    "delimiter", "decimal", "encoding", "missing", "session", "time", "time_unit", "gap", "rate",
+    "group",
+)  # fmt: skip
+"""Keys that older partitions lack."""
+
+
+class Columns(StrictTable):
+    """``[data.columns]``: what the columns of a table of one's own are."""
+
+    label: str = "label"
+    """Column that names the class of a row."""
+    features: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
+    """Columns that a net sees, in this order; all others that hold numbers unless given."""
+    classes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
+    """Names of the classes in label order; those that occur, sorted, unless given."""
+    client: str | None = None
+    """Column that names the natural client of a row, such as a person or a device."""
+    split: str | None = None
+    """Column that says ``train`` or ``test``; ``test_share`` decides unless given."""
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Part of each client's examples of each class, the last ones, that are for testing; the key of
+    the same name in ``[data]`` goes before it."""
+    group: str | None = None
+    """Column whose values stay whole: all rows of one are for training, or all for testing."""
+    window: PositiveCount | None = None
+    """Rows of a window; each row is an example unless given."""
+    hop: PositiveCount | None = None
+    """Rows from the start of a window to that of the next; ``window`` unless given."""
+    session: str | None = None
+    """Column that names the recording of a row; no window crosses from one to the next."""
+    time: str | None = None
+    """Column of times, by which the rows of a recording are put in order: numbers, or texts such as
+    ``2026-05-31T12:00:00.5`` or ``12:00:00.5``."""
+    time_unit: Literal["s", "ms", "us", "ns"] | None = None
+    """Unit of times that are numbers; seconds unless given."""
+    gap: Positive | None = None
+    """Seconds between two rows beyond which no window goes on; ten times the usual step of a
+    recording unless given."""
+    rate: Positive | None = None
+    """Rows per second that recordings are resampled to; as they are unless given."""
+    missing: Literal["error", "drop", "interpolate", "mean"] | None = None
+    """What an empty cell means: an ``error`` unless given. ``drop`` leaves out its row, and no
+    window goes over that place; ``interpolate`` puts it between its neighbours in the recording;
+    ``mean`` gives it the mean of the training rows."""
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    """What stands between the columns of a CSV: a comma, semicolon, tab or bar is found unless
+    given."""
+    decimal: Literal[".", ","] | None = None
+    """Decimal sign of a CSV; found unless given."""
+    encoding: str | None = None
+    """Encoding of a CSV, such as ``cp1252``; found unless given."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what examples follow from."""
+        absent = {key for key in ADDED if getattr(self, key) is None}
+        return self.model_dump(mode="json", exclude=absent)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The columns that have a role, and are no features."""
+        return tuple(filter(None, (getattr(self, role) for role in ROLES)))
+
+    @model_validator(mode="after")
+    def _keys_need_each_other(self) -> Columns:
+        for key, needed in (("hop", "window"), ("gap", "time"), ("rate", "time"),
+                            ("time_unit", "time")):  # fmt: skip
+            if getattr(self, key) is not None and getattr(self, needed) is None:
+                raise ConfigError(f"[data.columns] {key} needs {needed}")
+        if self.group is not None and self.split is not None:
+            raise ConfigError("[data.columns] split says what is for testing: leave out group")
+        return self
+
+    @model_validator(mode="after")
+    def _features_are_only_that(self) -> Columns:
+        if len({*(self.classes or ())}) < len(self.classes or ()):
+            raise ConfigError("[data.columns] classes names a class twice")
+        features = self.features or ()
+        for role in ROLES:
+            column = getattr(self, role)
+            if column is not None and column in features and role != "time":
+                raise ConfigError(f"[data.columns] features names {column!r}, which is the {role}")
+        for column in features:
+            if features.count(column) > 1:
+                raise ConfigError(f"[data.columns] features names {column!r} twice")
+        return self

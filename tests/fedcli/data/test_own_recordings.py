@@ -1,0 +1,374 @@
+"""Recordings as people have them: of any style and rate, unsorted, with holes and gaps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcli.data.own.csv_style import EXTRA, style_of
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.registry import load
+from fedmodels.config.data import Columns, Data
+from fedmodels.errors import ConfigError, DataError
+from fedmodels.resolution import experiment_of
+
+pandas = pytest.importorskip("pandas")
+
+
+def loaded(root: Path, **columns: Any) -> Dataset:
+    return load(Data(name="table", root=str(root), columns=Columns(**columns)))
+
+
+def every(found: Dataset) -> np.ndarray:
+    return np.concatenate([found.train_x, found.test_x])
+
+
+# --- how a CSV is written
+
+PLAIN = "ax,label,who\n" + "".join(f"{i}.5,{'xy'[i % 2]},Jürgen\n" for i in range(8))
+COMMA = PLAIN.replace(",", ";").replace(".", ",")
+STYLES = {
+    "plain": (PLAIN, "utf-8", ""),
+    "mark": (PLAIN, "utf-8-sig", ""),
+    "semicolons": (PLAIN.replace(",", ";"), "utf-8", "semicolons between columns"),
+    "decimal comma": (COMMA, "utf-8", "semicolons between columns, a decimal comma"),
+    "Excel": (COMMA, "cp1252", "semicolons between columns, a decimal comma, the encoding cp1252"),
+    "tabs": (PLAIN.replace(",", "\t"), "utf-8", "tabs between columns"),
+    "bars": (PLAIN.replace(",", "|"), "utf-8", "bars between columns"),
+    "quoted commas": (
+        "ax,label,who\n" + "".join(f'"{i},5",{"xy"[i % 2]},Jürgen\n' for i in range(8)),
+        "utf-8", "a decimal comma",
+    ),
+    "utf-16": (PLAIN, "utf-16", "the encoding utf-16"),
+    "windows": (PLAIN.replace("\n", "\r\n"), "utf-8", ""),
+}  # fmt: skip
+"""A file's text, its encoding, and how a note names what is unlike the usual."""
+
+
+@pytest.mark.parametrize(("text", "encoding", "told"), STYLES.values(), ids=STYLES)
+def test_a_csv_is_read_however_it_is_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, encoding: str, told: str
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(text.encode(encoding))
+    found = loaded(file, client="who")
+    assert sorted(every(found)[:, 0]) == [i + 0.5 for i in range(8)]
+    assert found.group_names == ("Jürgen",)
+    assert (f"note: {file}: it is read with {told}\n" in caplog.text) == bool(told)
+    assert ("is read with" in caplog.text) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("words", "encoding", "found"),
+    [
+        ("grün rot", "cp1252", "cp1252"),
+        ("naïve déjà", "latin-1", "cp1252"),
+        ("5 °C", "cp1252", "cp1252"),
+        ("сидеть идти лежать", "cp1251", "cp1251"),
+        ("歩く 座る 走る", "shift_jis", "cp932"),
+        ("chodzić siedzieć leżeć", "cp1250", "cp1250"),
+    ],
+)
+def test_an_encoding_is_found_by_its_words(
+    tmp_path: Path, words: str, encoding: str, found: str
+) -> None:
+    pytest.importorskip("charset_normalizer")
+    text = "ax,label\n" + "".join(f"1,{word}\n" for word in words.split()) * 5
+    (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+    style = style_of(tmp_path / "a.csv", Columns())
+    assert style.encoding == found
+    assert text.encode(encoding).decode(style.encoding) == text
+
+
+@pytest.mark.parametrize(
+    ("cells", "sign"),
+    [
+        (["1,5", "2"], ","),
+        (["1", "2"], "."),
+        (["1,000", "2"], "."),  # a thousand
+        (["1,000", "2,5"], ","),
+        (["0,000", "1"], ","),
+        (["1,5", "2.5"], "."),
+        (["-1,5e3"], ","),
+        (["1,5,2"], "."),
+    ],
+)
+def test_a_decimal_comma_is_found_where_it_can_be_nothing_else(
+    tmp_path: Path, cells: list[str], sign: str
+) -> None:
+    (tmp_path / "a.csv").write_text("ax;label\n" + "".join(f"{cell};x\n" for cell in cells))
+    assert style_of(tmp_path / "a.csv", Columns()).decimal == sign
+
+
+def test_what_is_given_goes_before_what_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes("ax,label\n1,сон\n2,дом\n".encode("koi8_r"))
+    given = Columns(encoding="koi8_r", delimiter=",", decimal=".")
+    assert style_of(file, given).encoding == "koi8_r"
+    with pytest.raises(DataError, match="encoding = 'utf8000' is none that Python knows"):
+        loaded(file, encoding="utf8000")
+    with pytest.raises(DataError, match=r"a.csv is not in ascii: ordinal not in range"):
+        loaded(file, encoding="ascii")
+    file.write_text("ax;label\n" + "1;x\n2;y\n" * 3)
+    with pytest.raises(DataError, match=r"has no column 'label'\..* It has: ax;label"):
+        loaded(file, delimiter=",")
+
+
+def test_without_the_library_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "charset_normalizer", None)
+    file = tmp_path / "a.csv"
+    file.write_bytes("ax,label\n1,сон\n".encode("cp1251"))
+    with pytest.raises(DataError) as caught:
+        loaded(file)
+    assert EXTRA in str(caught.value)
+    file.write_bytes(PLAIN.encode("cp1252"))
+    assert len(loaded(file).train_y) == 6
+
+
+def test_an_error_names_the_line_of_a_file_in_any_style(tmp_path: Path) -> None:
+    text = COMMA.replace("4,5;x", "?;x").replace("Jürgen\n", '"Jürgen\nK."\n', 1)
+    (tmp_path / "a.csv").write_bytes(text.encode("utf-16"))
+    with pytest.raises(DataError, match=r"column 'ax' holds '\?' in line 7, and numbers elsewh"):
+        loaded(tmp_path / "a.csv")
+
+
+# --- empty cells
+
+HOLEY = "ax,ay,label\n" + "".join(
+    f"{'' if i in (2, 3, 7) else i},{10 * i},{'x' if i < 10 else 'y'}\n" for i in range(20)
+)
+
+
+def test_an_empty_cell_is_an_error_unless_a_config_says_what_becomes_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(HOLEY)
+    line = "column 'ax' is empty in line 4 and in 2 more: set .* missing = 'drop', 'interpolate' or"
+    for missing in (None, "error"):
+        with pytest.raises(DataError, match=line):
+            loaded(file, missing=missing)
+    dropped = loaded(file, missing="drop")
+    assert sorted(every(dropped)[:, 0]) == [i for i in range(20) if i not in (2, 3, 7)]
+    between = loaded(file, missing="interpolate")
+    assert sorted(every(between)[:, 0]) == list(range(20))
+    mean = loaded(file, missing="mean")
+    train = [i for i in (*range(8), *range(10, 18)) if i not in (2, 3, 7)]
+    assert mean.train_x[2, 0] == mean.train_x[3, 0] == pytest.approx(np.mean(train))
+    assert mean.transform is not None
+    assert mean.transform["fill"] == pytest.approx(
+        [np.mean(train), np.mean([10 * i for i in (*range(8), *range(10, 18))])]
+    )
+    for note in (
+        "3 rows with an empty cell are left out",
+        "3 empty cells are filled by interpolation",
+        "3 empty cells are filled by the mean",
+    ):
+        assert f"note: {file}: {note}\n" in caplog.text
+
+
+def test_no_window_goes_over_a_row_that_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(HOLEY)
+    found = loaded(tmp_path / "a.csv", missing="drop", window=3, hop=1, features=["ax"])
+    windows = every(found)[:, :, 0]
+    assert (np.diff(windows) == 1).all()
+    assert sorted(windows[windows[:, 0] < 10, 0]) == [4]  # 4, 5, 6 is the one of ten rows of x
+
+
+def test_interpolation_stays_within_a_recording(tmp_path: Path) -> None:
+    rows = [("a", 0, 1.0), ("a", 1, ""), ("b", 2, 100.0), ("b", 3, ""), ("b", 4, 104.0)]
+    text = "who,t,ax,label\n" + "".join(f"{w},{t},{x},z\n" for w, t, x in rows)
+    (tmp_path / "a.csv").write_text(text)
+    found = loaded(tmp_path / "a.csv", missing="interpolate", client="who", features=["ax"])
+    assert sorted(every(found)[:, 0]) == [1, 1, 100, 102, 104]
+    (tmp_path / "a.csv").write_text(text.replace("1.0", ""))
+    with pytest.raises(DataError, match="column 'ax' is empty in line 2, and in all rows of that"):
+        loaded(tmp_path / "a.csv", missing="interpolate", client="who", features=["ax"])
+
+
+def test_rows_without_a_label_are_left_out_where_asked(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("ax,label\n" + "".join(f"{i},{'' if i == 3 else 'x'}\n" for i in range(8)))
+    with pytest.raises(DataError, match="column 'label' is empty in line 5"):
+        loaded(file, missing="mean")
+    assert sorted(every(loaded(file, missing="drop"))[:, 0]) == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_a_column_without_a_number_in_training_has_no_mean(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{i if i > 7 else ''},x\n" for i in range(10))
+    (tmp_path / "a.csv").write_text("ax,ay,label\n" + rows)
+    with pytest.raises(DataError, match="column 'ay' is empty in all training rows"):
+        loaded(tmp_path / "a.csv", missing="mean", features=["ax", "ay"])
+
+
+# --- order, sessions, gaps
+
+
+def recording(rows: list[tuple[Any, ...]], path: Path, header: str = "t,ax,label") -> Path:
+    path.write_text(header + "\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    return path
+
+
+def test_rows_are_put_in_the_order_of_their_times(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [(i / 50, i, "x") for i in range(40)]
+    for unit, factor in ((None, 1), ("ms", 1e3)):
+        shuffled = [(factor * rows[i][0], *rows[i][1:]) for i in rng.permutation(40)]
+        file = recording(shuffled, tmp_path / "a.csv")
+        found = loaded(file, time="t", time_unit=unit, window=4, features=["ax"])
+        assert (np.diff(every(found)[:, :, 0]) == 1).all()
+        assert len(every(found)) == 10
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [f"2026-05-31T12:00:{i:02}.5" for i in range(12)],
+        [f"2026-05-31 11:59:{50 + i}Z" for i in range(10)] + ["2026-05-31 12:00:00Z"] * 1,
+        [f"00:00:{i:02}" for i in range(12)],
+        [f"{i},5" for i in range(12)],
+    ],
+    ids=["iso", "zone", "clock", "decimal comma"],
+)
+def test_times_may_be_texts(tmp_path: Path, times: list[str]) -> None:
+    rows = [f"{time};{i};x\n" for i, time in enumerate(times)]
+    (tmp_path / "a.csv").write_text("t;ax;label\n" + "".join(reversed(rows)))
+    found = loaded(tmp_path / "a.csv", time="t", window=2, features=["ax"])
+    assert (np.diff(every(found)[:, :, 0]) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("time", "keys", "line"),
+    [
+        (
+            "noon",
+            {},
+            "column 't' holds 'noon' in line 5, which is no time: write numbers",
+        ),
+        ("", {}, "column 't' holds nan in line 5, which is no time"),
+        ("noon", {"time_unit": "ms"}, "column 't' holds no numbers: leave out time_unit"),
+    ],
+)
+def test_what_is_no_time_is_named(
+    tmp_path: Path, time: str, keys: dict[str, Any], line: str
+) -> None:
+    file = recording([(time if i == 3 else i, i, "x") for i in range(6)], tmp_path / "a.csv")
+    with pytest.raises(DataError, match=line):
+        loaded(file, time="t", **keys)
+
+
+def test_no_window_goes_over_a_gap(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ten usual steps, or as long as a config says."""
+    times = [*range(6), *range(9, 15), *range(100, 106)]
+    file = recording([(t, t, "x") for t in times], tmp_path / "a.csv")
+    for gap, most, count in ((None, 4, 1), (2.5, 1, 2), (1000, 86, 0)):
+        caplog.clear()
+        found = loaded(file, time="t", gap=gap, window=3, hop=1, features=["ax"])
+        assert np.diff(every(found)[:, :, 0]).max() <= most
+        assert (f"{count} gaps, over which no window goes" in caplog.text) == bool(count)
+
+
+def test_sessions_are_kept_apart_and_their_rows_together(tmp_path: Path) -> None:
+    """Times begin anew in each; rows of two of them may alternate."""
+    rows = [(i // 2, 100 * (i % 2) + i // 2, "x", "ab"[i % 2]) for i in range(24)]
+    file = recording(rows, tmp_path / "a.csv", "t,ax,label,trial")
+    line = "column 't' has the time of another row in line 3 and in 11 more: .* name the column"
+    with pytest.raises(DataError, match=line):
+        loaded(file, time="t", window=4)
+    for keys in ({"time": "t"}, {}):
+        found = loaded(file, session="trial", window=4, features=["ax"], **keys)
+        windows = every(found)[:, :, 0]
+        assert (np.diff(windows) == 1).all()
+        assert len(windows) == 6
+
+
+def test_groups_stay_in_one_part(tmp_path: Path) -> None:
+    rows = [(10 * s + i, "xy"[i % 2], f"s{s}", "ab"[s % 2]) for s in range(6) for i in range(4)]
+    file = recording(rows, tmp_path / "a.csv", "ax,label,trial,who")
+    found = loaded(file, group="trial", client="who", features=["ax"])
+    assert sorted({*(found.test_x[:, 0] // 10)}) == [4, 5]  # the last session of a and of b
+    assert not {*(found.train_x[:, 0] // 10)} & {4, 5}
+    with pytest.raises(DataError, match="that takes a client with two values of column 'who'"):
+        loaded(file, group="who", client="who", features=["ax"])
+
+
+# --- rates
+
+
+def test_recordings_are_resampled_to_a_rate(tmp_path: Path) -> None:
+    rows = [(t, 2 * t, "x") for t in np.arange(0, 4, 0.01)]  # 100 a second
+    file = recording(rows, tmp_path / "a.csv")
+    for rate, count in ((50, 200), (25, 100), (200, 799)):
+        found = loaded(file, time="t", rate=rate, features=["ax"])
+        x = np.sort(every(found)[:, 0])
+        assert len(x) == count
+        inner = slice(2, -2)  # at the ends there is nothing to average with
+        assert x[inner] == pytest.approx(2 * np.arange(count)[inner] / rate, abs=0.011)
+
+
+def test_two_rates_become_one(tmp_path: Path) -> None:
+    """A phone at 50 Hz and a watch at 20 Hz; windows of both span the same time."""
+    for name, rate in (("phone", 50), ("watch", 20)):
+        rows = [(i / rate, np.sin(i / rate), "xy"[i >= 5 * rate]) for i in range(10 * rate)]
+        recording(rows, tmp_path / f"{name}.csv")
+    found = loaded(tmp_path, time="t", rate=20, window=20, features=["ax"])
+    assert found.input_shape == (20, 1)
+    assert len(every(found)) == 20  # 10 s of each device, in windows of one
+    slopes = np.abs(np.diff(every(found)[:, :, 0]))
+    assert slopes.max() < 0.06
+
+
+def test_resampling_stays_within_a_stretch(tmp_path: Path) -> None:
+    rows = [(t / 10, 100 * (t >= 20), "xy"[t >= 20]) for t in range(40)]
+    found = loaded(recording(rows, tmp_path / "a.csv"), time="t", rate=40, features=["ax"])
+    assert {*every(found)[:, 0].tolist()} == {0, 100}
+
+
+# --- what a config says
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"gap": 1.0}, "gap needs time"),
+        ({"rate": 50.0}, "rate needs time"),
+        ({"time_unit": "ms"}, "time_unit needs time"),
+        ({"group": "a", "split": "b"}, "split says what is for testing: leave out group"),
+        ({"session": "a", "features": ("a",)}, "features names 'a', which is the session"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(keys: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        Columns(**keys)
+
+
+def test_a_missing_column_of_any_role_is_named(tmp_path: Path) -> None:
+    file = recording([(0, 0, "x")], tmp_path / "a.csv")
+    for role in ("session", "time", "group"):
+        with pytest.raises(DataError, match=r"has no column 'tt'\. Did you mean 't'"):
+            loaded(file, **{role: "tt"})
+
+
+def test_partitions_of_tables_made_before_keep_their_digest() -> None:
+    assert set(Data(name="table", columns=Columns()).identity()["columns"]) == {
+        "label", "features", "classes", "client", "split", "test_share", "window", "hop",
+    }  # fmt: skip
+    tables = {
+        "data": {"name": "table", "columns": {"missing": "drop", "time": "t", "gap": 1}},
+        "scenario": {"kind": "iid"}, "net": {"name": "mlp"}, "method": {"name": "fedavg"},
+    }  # fmt: skip
+    again = experiment_of(experiment_of(tables).to_dict())
+    assert again.data is not None
+    assert again.data.columns == Columns(missing="drop", time="t", gap=1.0)
+
+
+def test_share_of_the_data_goes_before_that_of_the_columns(tmp_path: Path) -> None:
+    file = recording([(i, i, "x") for i in range(10)], tmp_path / "a.csv")
+    data = Data(name="table", root=str(file), columns=Columns(), test_share=0.5)
+    assert len(load(data).test_y) == 5

@@ -1,0 +1,72 @@
+"""A stranger's own files, from an empty folder to predictions, with commands as users type them."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(120)]
+END = """
+[scenario]
+kind = "natural"
+[net]
+name = "mlp"
+hidden = [8]
+[method]
+name = "fedrep"
+[schedule]
+clients = 2
+rounds = 4
+[training]
+local_epochs = 4
+lr = 0.05
+[evaluate]
+pictures = 0
+"""
+
+
+def typed(folder: Path, *words: object) -> str:
+    """Type a command in a folder; return what it printed."""
+    program, *rest = map(str, words)
+    done = subprocess.run(
+        [sys.executable, "-m", program, *rest], cwd=folder, text=True, timeout=100,
+        env={**os.environ, "COLUMNS": "200"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def recording(path: Path, people: str, seed: int = 0) -> None:
+    """Write a recording as an office program does, unsorted and with holes; 50 rows a second."""
+    draw, rows = random.Random(seed), list[str]()
+    for person in people.split():
+        for activity, level in (("gehen", 5.0), ("stehen", -5.0)):
+            for i in range(300):
+                value = "" if draw.random() < 0.02 else f"{level + draw.gauss(0, 1):.3f}"
+                rows.append(f"{i / 50:.2f};{person};{activity};{value};Notiz")
+    draw.shuffle(rows)
+    lines = ["t;Person;Tätigkeit;ax;Bemerkung", *(row.replace(".", ",") for row in rows)]
+    path.write_text("\r\n".join(lines) + "\r\n", "cp1252")
+
+
+def test_recordings_of_an_office_program(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    recording(tmp_path / "rec.csv", "Jörg Ann")
+    (tmp_path / "e.toml").write_text(
+        '[data]\nname = "table"\nroot = "rec.csv"\n[data.columns]\nlabel = "Tätigkeit"\n'
+        'client = "Person"\nsession = "Tätigkeit"\ntime = "t"\nwindow = 32\n'
+        'missing = "interpolate"\n' + END
+    )
+    said = typed(tmp_path, "fedsrv", "launch", "e.toml", "--out", "run")
+    for note in (
+        "note: rec.csv: an example has the columns ax; left out: Bemerkung (texts)",
+        "note: rec.csv: it is read with semicolons between columns, a decimal comma, the encoding",
+        "empty cells are filled by interpolation",
+    ):
+        assert note in said
+    assert "a_loc %                  │      100.00" in said
