@@ -9,11 +9,12 @@ import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from fedmodels.commands import end_on_sigterm, run_command
+from fedmodels.commands import bare_flags, end_on_sigterm, run_command
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.files import why_file_is_no_good
 from fedmodels.log_lines import LogLevel, set_up_logging
@@ -23,7 +24,24 @@ if TYPE_CHECKING:
 
     from fedmodels.tensors.bundle import ClientId
 
+
+class Group(TyperGroup):
+    """Commands whose help shows a flag as a flag."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options before a command."""
+        return bare_flags(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None where there is none of that name."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            bare_flags(found.get_params(ctx))
+        return found
+
+
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -43,7 +61,8 @@ GiveUpAfter = Annotated[
 StartOver = Annotated[
     bool,
     typer.Option(
-        help="Go on from the initial private state where the run cannot go back to a lost one."
+        "--start-over",
+        help="Go on from the initial private state where the run cannot go back to a lost one.",
     ),
 ]
 OwnCode = Annotated[

@@ -28,6 +28,7 @@ from fedsrv.commands.options import (
     ClientAuthority,
     Config,
     Dashboard,
+    Group,
     HostCpus,
     HostGpus,
     Insecure,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from fedsrv.narration import Telling
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -307,7 +309,9 @@ def report(
         str | None,
         typer.Option("--serve", metavar="PORT", help="Show one run's live page until Ctrl-C."),
     ] = None,
-    insecure: Annotated[bool, typer.Option(help="Let other machines read that page.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let other machines read that page.")
+    ] = False,
 ) -> None:
     """Compare runs; those that differ in the seed alone are merged as mean ± std."""
     if serve_at is not None:

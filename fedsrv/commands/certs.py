@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
-certs_app = typer.Typer(no_args_is_help=True, help="Make an authority and certificates for TLS.")
+from fedsrv.commands.options import Group
+
+certs_app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Make an authority and certificates for TLS."
+)
 
 
 @certs_app.command("init")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from fedmodels.commands import bare_flags
 from fedmodels.log_lines import LogLevel, set_up_logging
 
 Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
@@ -52,9 +54,11 @@ Key = Annotated[Path | None, typer.Option(help="Its key.")]
 ClientAuthority = Annotated[
     Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
 ]
-Insecure = Annotated[bool, typer.Option(help="Allow reachable addresses without TLS.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Allow reachable addresses without TLS.")
+]
 AwaitsEvaluator = Annotated[
-    bool, typer.Option(help="Wait for the evaluator before the first round.")
+    bool, typer.Option("--evaluator", help="Wait for the evaluator before the first round.")
 ]
 OwnExamples = Annotated[
     Path | None,
@@ -64,6 +68,21 @@ PrintsEvents = Annotated[
     bool, typer.Option(hidden=True, help="Print events; end with standard input.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+
+
+class Group(TyperGroup):
+    """Commands whose help shows a flag as a flag."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options before a command."""
+        return bare_flags(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None where there is none of that name."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            bare_flags(found.get_params(ctx))
+        return found
 
 
 def set_up(quiet: bool, log_level: LogLevel, as_json: bool) -> LogLevel:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedmodels.errors import FedtideError, RunStopped
 from fedmodels.files import why_file_is_no_good
@@ -45,6 +45,14 @@ def run_command(app: Callable[..., object], arguments: Sequence[str] | None = No
         if ended.code == 130:  # so Typer ends at Ctrl-C, without a word
             _interrupted()
         raise
+
+
+def bare_flags(options: list[Any]) -> list[Any]:
+    """Have help show a flag as ``--quiet``, without Typer's type, and return the options."""
+    for option in options:
+        if getattr(option, "is_flag", False) and option.metavar is None:
+            option.metavar = ""
+    return options
 
 
 def end_on_sigterm() -> None:

@@ -100,6 +100,7 @@ def test_help(app, words):
     found = CliRunner().invoke(app, [*words, "--help"])
     assert found.exit_code == 0
     assert "Usage" in found.output
+    assert "<bool>" not in found.output, "a flag takes no value"
 
 
 def test_the_help_of_a_sweep_says_where_its_file_is_described():
