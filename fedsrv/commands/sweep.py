@@ -42,6 +42,8 @@ def sweep(
 ) -> None:
     """Run methods with seeds in settings, and tabulate them; what is finished is not run again."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from rich.console import Console
+
     from fedmodels.log_lines import outlive_readers
     from fedsrv.sweep.plan import Sweep
     from fedsrv.sweep.sweeping import run_sweep
@@ -50,4 +52,6 @@ def sweep(
     rows, sets = only or (), sets or []
     found, say = Sweep.read(file), typer.echo
     where: Any = {"jobs": jobs, "on": on, "resources": resources or ()}
-    run_sweep(found, out, only=rows, seeds=seeds or (), sets=sets, say=say, **where)
+    run_sweep(
+        found, out, only=rows, seeds=seeds or (), sets=sets, say=say, console=Console(), **where
+    )

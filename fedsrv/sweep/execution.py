@@ -29,7 +29,7 @@ def execute(
     refers: bool,
     each: Each,
     say: Say,
-    ended_one: Callable[[], None],
+    ended_one: Callable[[PlannedRun], None],
 ) -> list[PlannedRun]:
     """Run to its end what is not finished; return what failed.
 
@@ -42,7 +42,7 @@ def execute(
         refers: whether runs refer to the first row.
         each: calls a function for each of several runs, wherever that is.
         say: told what is run, and what failed.
-        ended_one: called after each run that ends.
+        ended_one: told of each run that has ended.
 
     Raises:
         Interrupted: Ctrl-C came.
@@ -56,10 +56,11 @@ def execute(
         for run in _dealers(left, further):
             _deal_out(run, here, say)
         for group in (leading, others):
-            for failure in each(partial(to_its_end, further, here), group):
+            outcomes = each(partial(to_its_end, further, here), group)
+            for run, failure in zip(group, outcomes, strict=True):
                 if failure:
                     say(failure)
-                ended_one()
+                ended_one(run)
     except KeyboardInterrupt:  # Ctrl-C has ended the runs under way, too; no further one begins
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise Interrupted("stopped; the same command goes on with the sweep") from None

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rich.console import Console
+
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.files import write_atomically
 from fedsrv.report.run_record import read_run
@@ -16,6 +18,7 @@ from fedsrv.sweep.execution import execute
 from fedsrv.sweep.outcome import Outcome, read_numbers
 from fedsrv.sweep.places import Say, place_of
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
+from fedsrv.sweep.progress import SweepProgress
 from fedsrv.sweep.record import outcome_of, to_json
 from fedsrv.sweep.tables import draw, page, write_csv
 
@@ -31,6 +34,7 @@ def run_sweep(
     on: str | None = None,
     resources: Sequence[str] = (),
     say: Say = print,
+    console: Console | None = None,
 ) -> None:
     """Run a sweep and write ``report.html``; of columns also tables, a picture and the record.
 
@@ -46,7 +50,8 @@ def run_sweep(
         jobs: runs at a time; one unless given.
         on: the cluster that runs them, as ``--on`` takes it; this machine unless given.
         resources: what each takes of the cluster, as ``--resource`` takes it.
-        say: told what is run, what failed, and the tables.
+        say: told what is run, how far it is, what failed, and the tables.
+        console: where the runs are shown live if it is a terminal.
 
     Raises:
         ConfigError: a row is none of the sweep's, no experiment comes of it, a finished run had
@@ -64,8 +69,16 @@ def run_sweep(
     check_names(sweep)
     _refuse_other_configs(runs)
     make_directory(out, out)
-    with place_of(on, jobs, resources, out, say) as each:
-        ended_one = Watch(sweep, runs, say)
+    watch = Watch(sweep, runs, say)
+    with (
+        place_of(on, jobs, resources, out, say) as each,
+        SweepProgress(runs, say, console) as progress,
+    ):
+
+        def ended_one(run: PlannedRun) -> None:
+            progress.end(run)
+            watch()
+
         failed = execute(runs, sweep.launch, sweep.reference, each, say, ended_one)
     damaged = [run for run in runs if run.is_finished and not _is_sound(run, sweep, say)]
     failed += damaged
