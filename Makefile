@@ -21,13 +21,14 @@ KILLS ?= 300
 SEED ?= 0
 METHODS ?=
 INPUTS ?= 100000
+SETS ?= avx2 sse
 TARGETS ?= headers codec archive directories config
 
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-loopback test-gpu soak \
+.PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-loopback test-gpu test-instruction-sets soak \
 	fuzz golden docs docs-check sizes demo bench compare compare-gldp compare-fedmlp report build clean check
 
 help:  ## list the targets
@@ -76,6 +77,15 @@ test-loopback: $(STAMP)  ## run the tests that talk gRPC over loopback
 
 test-gpu: $(STAMP)  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
+
+AS_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+AS_sse := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
+AS_SETS := $(addprefix test-as-,$(SETS))
+
+test-instruction-sets: $(AS_SETS)  ## run what depends on rounding as processors without AVX-512 would (SETS="avx2 sse")
+
+$(AS_SETS): test-as-%: $(STAMP)
+	$(AS_$*) $(PYTEST_BY_TWO) -m "not loopback and not gpu" tests/fedmodels tests/golden tests/independent
 
 soak: $(STAMP)  ## kill runs of every method KILLS=300 times, and compare (SEED=0 METHODS="fedavg ditto")
 	$(PYTHON) -m tests.faults.soak --kills $(KILLS) --seed $(SEED) --methods $(METHODS)

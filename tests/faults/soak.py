@@ -111,7 +111,7 @@ def soak(ground: Ground, runs: Iterator[tuple[int, Setting]], kills: int, minute
         number, setting = next(runs)
         undisturbed = ground.undisturbed(setting)
         played = ground.play(setting, ground.drawn(setting, number))
-        found = troubles(played, undisturbed)
+        found = troubles(played, undisturbed, to_the_bit=not setting.together)
         tally.add(played, undisturbed, found)
         told = [
             f"{len(played.struck)} faults, {played.killed} kills, {played.seconds:.1f} s",

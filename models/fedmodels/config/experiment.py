@@ -167,8 +167,9 @@ class Training(StrictTable):
     upright; ``affine-flip`` turns by up to 15 degrees, shifts and zooms by up to a tenth;
     ``jitter-flip`` changes brightness and contrast."""
     together: PositiveCount = 1
-    """Clients of one process that train as one stacked step at most; 1: in turn. It changes
-    floats, and pays for small nets alone: docs/results/speed.md."""
+    """Clients of one process that train as one stacked step at most; 1: in turn. Floats then depend
+    on who trains beside whom, so a crash may change the last bits of a run. It pays for small nets
+    alone: docs/results/speed.md."""
 
     @property
     def mixed_precision(self) -> bool:

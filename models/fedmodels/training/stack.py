@@ -6,9 +6,9 @@ and logits for all clients before that; others run within the mapped loss. Stack
 steps, whose calls cost more than their arithmetic: nets of the size of ``digits-cnn`` on a CPU, not
 ResNets (docs/results/speed.md).
 
-The weights equal those of training in turn up to rounding. Rounding must not depend on which
-clients are stacked together, so a batch without another of its size is stacked with itself. This
-was seen to suffice for the nets here; it is no promise for others (docs/decisions.md).
+The weights equal those of training in turn up to rounding. One stack, in one order, has the same
+bits on one machine. Rounding depends on how many clients a stack has: on some processors the
+kernels of convolutions differ with the number of channels (docs/decisions.md).
 
 Shapes: C clients, B batch.
 """
@@ -195,7 +195,7 @@ class _Stack:
         for step in due:
             by_size.setdefault(len(step[1].y), []).append(step)
         for group in by_size.values():
-            found = self._losses(group if len(group) > 1 else group * 2)[: len(group)]
+            found = self._losses(group)
             found.sum().backward()  # type: ignore[no-untyped-call]
             losses |= zip((course for course, *_ in group), found.detach().unbind(), strict=True)
         self._deal_out_gradients()

@@ -1,4 +1,4 @@
-"""Clients trained together come to the weights they come to in turn, whoever is beside them."""
+"""Clients trained together come to the weights they come to in turn, up to rounding."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def assert_as_in_turn(experiment: Experiment, root: Path) -> list[Any]:
         assert other.loss == pytest.approx(one.loss, abs=atol)
         assert other.num_examples == one.num_examples
     alone = together(halves()[1:2])[0]
-    assert_equal(alone.upload, at_once[1].upload)
-    assert_equal(alone.state, at_once[1].state)
+    assert_close(alone.upload, at_once[1].upload, rtol, atol)
+    assert_close(alone.state, at_once[1].state, rtol, atol)
     return at_once
 
 
@@ -183,8 +183,7 @@ def test_batches_of_different_sizes(training):
 
 
 @pytest.mark.parametrize("net", ["digits-cnn", "mlp", "resnet20"])
-def test_the_bits_do_not_depend_on_who_is_beside(net):
-    """Seen, not promised: a vector unit may round the last few of an odd number otherwise."""
+def test_one_stack_has_the_same_bits_and_another_one_rounds_differently_at_most(net):
     experiment = tiny_experiment(net={"name": net}, training={"batch_size": 8, "momentum": 0.9})
     run, method = RunFacts(experiment, Problem((1, 8, 8), 10)), make("fedavg")
 
@@ -197,11 +196,15 @@ def test_the_bits_do_not_depend_on_who_is_beside(net):
         return ClientHalf(method, ctx, Bundle(weights=run.initial_weights), Bundle())
 
     expected = together([made(client) for client in range(4)])
+    again = together([made(client) for client in range(4)])
+    for one, other in zip(again, expected, strict=True):
+        assert_equal(one.upload, other.upload)
+        assert one.loss == other.loss
     for clients in ((3, 2, 1, 0), (1, 0), (2,), (0, 3)):
         found = together([made(client) for client in clients])
         for client, result in zip(clients, found, strict=True):
-            assert_equal(result.upload, expected[client].upload)
-            assert result.loss == expected[client].loss
+            assert_close(result.upload, expected[client].upload)
+            assert result.loss == pytest.approx(expected[client].loss, rel=1e-4)
 
 
 def test_images_are_augmented_by_their_own_clients_seed(digits):
