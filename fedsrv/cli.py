@@ -51,8 +51,8 @@ from fedsrv.commands.sweep import sweep_app
 from fedsrv.ray_cluster import ray_place
 
 if TYPE_CHECKING:
+    from fedsrv.event_lines import EventPrinter
     from fedsrv.events import Ending, EventLog
-    from fedsrv.narration import Telling
 
 app = typer.Typer(
     cls=Group,
@@ -136,14 +136,14 @@ def serve(
     experiment = read_experiment(config, sets or ())
     from fedsrv.coordinator import Listen
     from fedsrv.coordinator import serve as serve_run
-    from fedsrv.narration import Telling
+    from fedsrv.event_lines import EventPrinter
     from fedsrv.state.run_directory import require_run
 
     if resume:
         require_run(out)
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-    telling = Telling(names_address=not as_json, prints=events)
+    telling = EventPrinter(names_address=not as_json, prints=events)
     with _telling_the_end(telling, out):
         summary = serve_run(
             experiment,
@@ -157,8 +157,8 @@ def serve(
             watchers=_watchers(metrics_port, dashboard, out, insecure),
         )
     telling.end()
-    if not (events or quiet or as_json):
-        _show(out)
+    if not events:  # a launcher shows the run itself
+        _show(out, with_table=not (quiet or as_json))
     logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
 
 
@@ -170,7 +170,7 @@ def _set_by_sigterm() -> threading.Event:
 
 
 @contextmanager
-def _telling_the_end(telling: Telling, out: Path) -> Iterator[None]:
+def _telling_the_end(telling: EventPrinter, out: Path) -> Iterator[None]:
     """Tell the launcher of an error; turn Ctrl-C into the line that says how to go on.
 
     Where clients could not join yet, there is nothing to go on with.
@@ -230,14 +230,20 @@ def _end_with_stdin() -> None:
     os._exit(130)
 
 
-def _show(out: Path) -> None:
-    """Print the table of a run that has finished."""
+def _show(out: Path, *, with_table: bool) -> None:
+    """Print the table of a run that has finished, and write its page."""
     from rich.console import Console
 
     from fedsrv.report.run_record import read_run
-    from fedsrv.report.tables import final_table
+    from fedsrv.report.tables import PageNotWritten, final_table, write_page
 
-    Console().print(final_table(read_run(out)))
+    record, log = read_run(out), logging.getLogger("fedsrv")
+    if with_table:
+        Console().print(final_table(record))
+    try:
+        log.info("report: %s", write_page(record))
+    except PageNotWritten as error:
+        log.warning("%s", error)
 
 
 @app.command()

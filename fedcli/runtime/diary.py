@@ -25,7 +25,7 @@ def tell_trained(order: rpc.Order, report: rpc.Report, num_bytes: int) -> None:
     """Log the figures of a local training, and the size of its upload."""
     tell(
         "trained", order.client_id,
-        f", round {order.round}, task {order.task}: loss {report.loss:.4g} on "
+        f", round {order.round + 1}, task {order.task}: loss {report.loss:.4g} on "
         f"{report.num_examples} examples in {report.seconds:.1f} s, {num_bytes} bytes go back",
         order, task=order.task, loss=report.loss, num_examples=report.num_examples,
         seconds=report.seconds, bytes=num_bytes, metrics=dict(report.extra),
@@ -36,7 +36,7 @@ def tell_scored(order: rpc.Order, report: rpc.Report) -> None:
     """Log the accuracy of each view of the client's model on the tasks seen."""
     found = accuracies(report)
     figures = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
-    line = f", round {order.round}: scored {figures or 'nothing'}"
+    line = f", round {order.round + 1}: scored {figures or 'nothing'}"
     tell("scored", order.client_id, line, order, task=order.task, accuracies=found)
 
 

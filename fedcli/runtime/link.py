@@ -373,4 +373,4 @@ def _header_of(member: Membership, result: Result) -> rpc.PushHeader:
 
 
 def _named(result: Result) -> str:
-    return f"client {result.order.client_id}, interaction {result.order.interaction}"
+    return f"client {result.order.client_id}, interaction {result.order.interaction + 1}"

@@ -136,11 +136,11 @@ class Worker:
         if isinstance(error, Abandoned):
             return None
         if isinstance(error, FedtideError):
-            log.error("client %s, interaction %d: %s", self.client, order.interaction, error)
+            log.error("client %s, interaction %d: %s", self.client, order.interaction + 1, error)
             return Result(order, Bundle(), rpc.Report(), str(error))
         if isinstance(error, MemoryError):
             raise error  # the process ends: others may need what it holds
-        log.exception("client %s, interaction %d", self.client, order.interaction)
+        log.exception("client %s, interaction %d", self.client, order.interaction + 1)
         why = fault_in(self.method, error) or line_of(error)
         return Result(order, Bundle(), rpc.Report(), why)
 

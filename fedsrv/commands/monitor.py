@@ -44,9 +44,9 @@ def status(
 ) -> None:
     """Say where a run stands: what is committed, its scores, who is there, why nothing moves."""
     from fedmodels.log_lines import json_text
-    from fedsrv.narration import Standing
+    from fedsrv.run_status import RunStatus
 
-    found = Standing.of(_events(server, ca, cert, key, seconds))
+    found = RunStatus.of(_events(server, ca, cert, key, seconds))
     for line in [json_text(found.to_dict())] if as_json else found.lines():
         typer.echo(line)
 
@@ -64,16 +64,16 @@ def watch(
     Ends with 0 if the run has finished, else with 1 and a line that says why.
     """
     from fedmodels.errors import RunFailed
-    from fedsrv.narration import ENDED, Narrator, level_of
+    from fedsrv.event_lines import ENDED, EventFormatter, level_of
 
-    narrator, finished = Narrator(), False
+    formatter, finished = EventFormatter(), False
     why = f"{server} ended without a word of why; fedsrv serve's last line may say more"
     for event in _events(server, ca, cert, key, None):
         if as_json or level_of(event) > logging.DEBUG:
-            typer.echo(event.to_json() if as_json else narrator.line(event))
+            typer.echo(event.to_json() if as_json else formatter.line(event))
             sys.stdout.flush()
         if event.kind in ("finished", ENDED):
-            finished, why = event.kind == "finished", narrator.line(event)
+            finished, why = event.kind == "finished", formatter.line(event)
     if not finished:
         raise RunFailed(why)
 

@@ -51,8 +51,8 @@ def relay(
     set_up(quiet, log_level, as_json)
     from fedmodels.config.places import check_address
     from fedsrv.coordinator import Listen
+    from fedsrv.event_lines import EventPrinter
     from fedsrv.identity.tls import caller_credentials
-    from fedsrv.narration import Telling
     from fedsrv.relay.relaying import Above, serve_relay
 
     ids = range_of(clients)
@@ -60,7 +60,7 @@ def relay(
     above = Above(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
     place = Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure)
     end_on_sigterm()
-    telling = Telling(names_address=not as_json, prints=False)
+    telling = EventPrinter(names_address=not as_json, prints=False)
     serve_relay(ids, above, place, telling, code or ())
     telling.end()
 

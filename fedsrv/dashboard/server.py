@@ -1,4 +1,4 @@
-"""The live page of a run: the page itself, and the state that the page asks for again and again."""
+"""The server of a run's live page, which asks for itself again and keeps the last state."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from pathlib import Path
 
 from fedmodels.errors import ConfigError, FedtideError
 from fedmodels.printable import printable
-from fedsrv.dashboard.state import State
+from fedsrv.dashboard.live import TEMPLATE, LivePage
 from fedsrv.events import Ending, EventLog
 from fedsrv.monitor.page_server import POLICY, Answer, PageServer
 from fedsrv.report.run_record import read_run
 
-PAGE = Path(__file__).with_name("page.html")
+LAST_LOOK_S = 3.0
+"""Time for a page that is open to ask for the last state of a run that has ended."""
 
 
-def page_server(host: str, port: int, state: State) -> PageServer:
+def page_server(host: str, port: int, page: LivePage) -> PageServer:
     """Return a server of a run's live page.
 
     Raises:
         ConfigError: the place cannot be used.
     """
-    content, script = page()
 
-    def answer(accept: str) -> Answer:
+    def answer(content: Callable[[], str], kind: str) -> Answer:
         try:
-            return Answer(state.to_json().encode(), "application/json; charset=utf-8")
+            return Answer(content().encode(), f"{kind}; charset=utf-8")
         except FedtideError as error:
             line = printable(str(error)).encode()
             return Answer(line, status=HTTPStatus.SERVICE_UNAVAILABLE)
 
     pages = {
-        "/": lambda accept: Answer(content, "text/html; charset=utf-8"),
-        "/state.json": answer,
+        "/": lambda accept: answer(page.html, "text/html"),
+        "/state.json": lambda accept: answer(page.to_json, "application/json"),
     }
-    allowed = f"script-src '{script}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+    allowed = (
+        f"script-src '{script()}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+    )
     return PageServer(host, port, pages, f"{POLICY}; {allowed}")
 
 
 @cache
-def page() -> tuple[bytes, str]:
-    """Return the page, and the digest of its script, which alone may run."""
-    content = PAGE.read_bytes()
-    script = content.split(b"<script>", 1)[1].split(b"</script>", 1)[0]
-    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
-    return content, f"sha256-{digest}"
+def script() -> str:
+    """Return the digest of the page's script, which alone may run."""
+    source = TEMPLATE.read_bytes().split(b"<script>", 1)[1].split(b"</script>", 1)[0]
+    return f"sha256-{base64.b64encode(hashlib.sha256(source).digest()).decode()}"
 
 
 def show(events: EventLog, run: Path, host: str, port: int) -> Ending:
@@ -57,14 +57,16 @@ def show(events: EventLog, run: Path, host: str, port: int) -> Ending:
     Raises:
         ConfigError: the place cannot be used.
     """
-    state = State(run)
-    server = page_server(host, port, state)
+    page = LivePage(run)
+    server = page_server(host, port, page)
     events.tell("dashboard", url=server.url)
-    events.follow(state.take, "dashboard")
+    told = events.follow(page.take, "dashboard")
     stop = server.begin("dashboard")
 
     def end() -> None:
         events.close()
+        told.join()
+        page.await_last_look(LAST_LOOK_S)
         stop()
 
     return end
@@ -80,6 +82,6 @@ def serve_page(runs: Sequence[Path], host: str, port: int, say: Callable[[str], 
     if len(runs) != 1:
         raise ConfigError("--serve shows one run; name one directory")
     read_run(runs[0])
-    with page_server(host, port, State(runs[0])) as server:
+    with page_server(host, port, LivePage(runs[0])) as server:
         say(f"live page: {server.url} (Ctrl-C ends it)")
         server.serve_forever()

@@ -158,8 +158,8 @@ class BufferedEngine(Engine):
         for client, begun in wanted.items():
             if self.under_way.get(client) != begun:
                 raise RunFailed(
-                    f"interaction {step.interaction} cannot follow the recorded arrivals: client "
-                    f"{client} has no order of interaction {begun}"
+                    f"interaction {step.interaction + 1} cannot follow the recorded arrivals: "
+                    f"client {client} has no order of interaction {begun + 1}"
                 )
         assert self.experiment.schedule.buffer is not None, "the config says so"
         size = len(wanted) or min(self.experiment.schedule.buffer, len(self.under_way))
@@ -256,7 +256,7 @@ def recorded_arrivals(experiment: Experiment) -> dict[int, Record]:
     under_way = dict[int, int]()
     for number, record in enumerate(records):
         if fault := _fault_of(record, number, under_way, experiment):
-            raise ConfigError(f"[schedule] arrivals: interaction {number} of {run} {fault}")
+            raise ConfigError(f"[schedule] arrivals: interaction {number + 1} of {run} {fault}")
         under_way = dict(record.get("under_way", ()))
     return dict(enumerate(records))
 

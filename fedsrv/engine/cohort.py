@@ -132,7 +132,8 @@ class StateLost(Exception):
     """A client came back without its required private state; the run has to roll back."""
 
     def __init__(self, client: int, versions: Sequence[int]) -> None:
-        super().__init__(f"client {client} holds private states {list(versions)} only")
+        held = ", ".join(str(version + 1) for version in versions) or "none"
+        super().__init__(f"client {client} holds private states of interactions {held} only")
         self.client = client
 
 

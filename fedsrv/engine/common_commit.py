@@ -30,7 +30,7 @@ def go_to_common_commit(
     target = store.history().target(store.newest, store.has_state, held)
     if target < committed:
         why = str(lost or "states of the server or of clients are gone")
-        reason = f"{why}; interactions after {target} are computed again"
+        reason = f"{why}; interactions after {target + 1} are computed again"
         events.tell("rollback", lost.client if lost else "", interaction=target, reason=reason)
     store.go_to(target)
     return target

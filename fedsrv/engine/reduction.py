@@ -56,13 +56,13 @@ def reduced(
     try:
         return _attempt(method, ctx, state, uploads)
     except Spoilt as error:
-        log.exception("interaction %d cannot be reduced as it is", ctx.interaction)
+        log.exception("interaction %d cannot be reduced as it is", ctx.interaction + 1)
         reason = str(error)
     behind = {} if uploads.is_folded else _behind(method, ctx, state, uploads)
     if not behind:
         raise RunFailed(
-            f"interaction {ctx.interaction} cannot be reduced, and no single client is behind it: "
-            f"{reason}; the state before it is kept, and --resume goes on from there"
+            f"interaction {ctx.interaction + 1} cannot be reduced, and no single client is behind "
+            f"it: {reason}; the state before it is kept, and --resume goes on from there"
         )
     left = uploads.of(uploads.keys() - behind)
     client, why = next(iter(behind.items()))

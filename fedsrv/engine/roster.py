@@ -98,5 +98,6 @@ class Roster:
         known = self.profiles
         found = tuple(c for c in step.cohort if c in known and known[c].num_tasks > step.task)
         if not found:
-            raise RunFailed(f"interaction {step.interaction}: no known client has task {step.task}")
+            where = f"interaction {step.interaction + 1}"
+            raise RunFailed(f"{where}: no known client has task {step.task}")
         return found

@@ -44,7 +44,7 @@ from fedsrv.launch.processes import (
 from fedsrv.launch.progress import Lines, display_of
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
-from fedsrv.report.tables import write_html
+from fedsrv.report.tables import PageNotWritten, write_page
 from fedsrv.state.run_directory import (
     beginning,
     launching,
@@ -135,22 +135,14 @@ def launch(
 
 
 def show_end(out: Path, display: Lines) -> None:
-    """Write the page of a run that has finished, and show its table.
-
-    A page that cannot be written does not fail the run: a line says how to write it later.
-    """
-    record, page = read_run(out), out / "report.html"
+    """Show the table of a run that has finished, and write its page."""
+    record = read_run(out)
+    display.end(record)
+    display.say("drawing the report")
     try:
-        write_html([record], page)
-    except OSError as error:
-        display.end(record, None)
-        display.say(
-            f"the run has finished, but its page {page} cannot be written: {error.strerror}; "
-            f"when that is mended: fedsrv report {out} --html {page}",
-            logging.WARNING,
-        )
-    else:
-        display.end(record, page)
+        display.say_page(write_page(record))
+    except PageNotWritten as error:
+        display.say(str(error), logging.WARNING)
 
 
 def _joining(

@@ -12,14 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR
+from fedsrv.event_lines import EventFormatter, level_of
 from fedsrv.events import DONE, Event
-from fedsrv.narration import DOING, Narrator, figures_text, level_of, number_text
 from fedsrv.report.run_record import RunRecord
 from fedsrv.report.tables import final_table
+from fedsrv.run_status import RunStatus, by_number, scores_text
 
-MOST_CLIENTS = 16
+MAX_CLIENTS = 16
 """Clients shown by name; the others are counted."""
 
 
@@ -28,7 +28,7 @@ class Lines:
 
     def __init__(self, console: Console | None = None, level: int = logging.INFO) -> None:
         self.console, self.level = console or Console(), level
-        self.narrator = Narrator()
+        self.formatter = EventFormatter()
         self.done: set[str] = set()
         """The clients that left because the run is over; :meth:`__exit__` counts them."""
 
@@ -44,10 +44,15 @@ class Lines:
         if who:
             self.say(f"the run is over: {' and '.join(who)} left")
 
+    @property
+    def status(self) -> RunStatus:
+        """Return where the run stands."""
+        return self.formatter.status
+
     def take(self, event: Event) -> str:
         """Take in one event of the coordinator, say it where it matters enough; return the line."""
-        known = self.narrator.here
-        line = self.narrator.line(event)
+        known = self.status.joined
+        line = self.formatter.line(event)
         if event.kind == "left" and event.detail.get("reason") == DONE:
             self.done.add(event.client)
         elif level_of(event) >= self.level and not self._is_one_of_many(known):
@@ -60,20 +65,22 @@ class Lines:
         Args:
             known: how many had joined before the event.
         """
-        now, of = self.narrator.here, self.narrator.expected
-        return now > known and of > MOST_CLIENTS and 10 * now // of == 10 * known // of
+        now, of = self.status.joined, self.status.expected
+        return now > known and of > MAX_CLIENTS and 10 * now // of == 10 * known // of
 
     def say(self, line: str, level: int = logging.INFO) -> None:
         """Say a line, where it matters enough."""
         if level >= self.level:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def end(self, record: RunRecord, page: Path | None) -> None:
-        """Show a finished run's table, and say where its page is, if there is one."""
+    def end(self, record: RunRecord) -> None:
+        """Show a finished run's table."""
         if self.level <= logging.INFO:
             self.console.print(final_table(record))
-            if page is not None:
-                self.say(f"report: {page}")
+
+    def say_page(self, page: Path) -> None:
+        """Say where the page of a finished run is."""
+        self.say(f"report: {page}")
 
 
 class Objects(Lines):
@@ -93,9 +100,12 @@ class Objects(Lines):
         if level >= self.level:
             self._print(Event("launcher", detail={"line": line}, unix_time=time.time()))
 
-    def end(self, record: RunRecord, page: Path | None) -> None:
-        """Print where the page of a finished run is, if there is one."""
-        if page is not None and self.level <= logging.INFO:
+    def end(self, record: RunRecord) -> None:
+        """Print no table: the run's summary holds the same."""
+
+    def say_page(self, page: Path) -> None:
+        """Print where the page of a finished run is."""
+        if self.level <= logging.INFO:
             self._print(Event("report", detail={"path": str(page)}, unix_time=time.time()))
 
     def _print(self, event: Event) -> None:
@@ -108,12 +118,8 @@ class Display(Lines):
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         super().__init__(console, logging.WARNING)
-        self.clients: dict[str, str] = {}
-        self.scores = ""
         self.last = ""
-        """The last thing that happened to the run as a whole."""
-        self.work = ""
-        """What the server half does, while that takes long."""
+        """The last line that told of progress."""
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
             TimeElapsedColumn(), console=self.console,
@@ -134,28 +140,14 @@ class Display(Lines):
 
     def take(self, event: Event) -> str:
         """Take in one event of the coordinator; return its line."""
-        line = super().take(event)
-        client, detail = event.client, event.detail
-        if event.kind == "beat":
-            where = f"epoch {detail['epoch']}, batch {detail['batch']}"
-            self.clients[client] = f"{where}, loss {number_text(detail['loss'])}"
-        elif event.kind in ("joined", "upload", "left"):
-            self.clients[client] = {"upload": "waits"}.get(event.kind, event.kind)
-        elif event.kind == "order":
-            self.clients[client] = DOING[detail["order"]]
-        elif event.kind == "failed":
-            self.clients[client] = f"failed: {printable(detail['reason'])}"
-        elif event.kind == "server":
-            self.work = f"{printable(detail['work'])}, step {detail['step']} of {detail['of']}"
-        elif event.kind == "commit":
-            self.work, self.last = "", line
-            self._bar.update(self._task, total=detail["of"], completed=event.interaction + 1)
-        elif event.kind == "scores":
-            self.scores = figures_text(detail["metrics"])
-        elif event.kind == "listening":
+        line, status = super().take(event), self.status
+        if event.kind in ("commit", "listening"):
             self.last = line
         elif event.kind in ("metrics", "dashboard"):
             self.say(line)
+        if event.kind == "commit":
+            done = status.interaction + 1
+            self._bar.update(self._task, total=status.interactions or None, completed=done)
         self._live.update(self._render())
         return line
 
@@ -163,20 +155,21 @@ class Display(Lines):
         """Print a line above the display."""
         super().say(line, level)
 
-    def end(self, record: RunRecord, page: Path | None) -> None:
-        """Show a finished run's table, and say where its page is, if there is one."""
+    def end(self, record: RunRecord) -> None:
+        """Show a finished run's table."""
         self.level = logging.INFO
-        super().end(record, page)
+        super().end(record)
 
     def _render(self) -> Group:
-        table = Table.grid(padding=(0, 2))
-        for client in sorted(self.clients, key=lambda c: (len(c), c))[:MOST_CLIENTS]:
-            table.add_row(Text(f"client {client}"), Text(self.clients[client]))
-        if len(self.clients) > MOST_CLIENTS:
-            table.add_row(f"and {len(self.clients) - MOST_CLIENTS} more", "")
-        if self.work:
-            table.add_row("server", Text(self.work))
-        return Group(self._bar, Text(self.last), Text(self.scores), table)
+        status, table = self.status, Table.grid(padding=(0, 2))
+        for name in sorted(status.clients, key=by_number)[:MAX_CLIENTS]:
+            table.add_row(Text(f"client {name}"), Text(str(status.clients[name])))
+        if len(status.clients) > MAX_CLIENTS:
+            table.add_row(f"and {len(status.clients) - MAX_CLIENTS} more", "")
+        if status.work:
+            table.add_row("server", Text(status.work))
+        scores = scores_text(status.metrics) if status.metrics else ""
+        return Group(self._bar, Text(self.last), Text(scores), table)
 
 
 def display_of(title: str, level: int, *, as_json: bool = False) -> Lines:

@@ -23,9 +23,9 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.orders import read_order
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen, telling_the_end
+from fedsrv.event_lines import EventPrinter
 from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.identity.tls import ChannelCredentials
-from fedsrv.narration import Telling
 from fedsrv.relay.cohort import Delivery, RelayCohort
 from fedsrv.relay.group import Group
 from fedsrv.relay.service import RelayService
@@ -62,7 +62,7 @@ def serve_relay(
     clients: range,
     above: Above,
     listen: Listen,
-    telling: Telling,
+    telling: EventPrinter,
     code: Sequence[Path] = (),
 ) -> None:
     """Pass a run's orders and results on, until it is over.
@@ -191,7 +191,7 @@ class Relaying:
             except CallFailed as error:
                 why = meaning_of(error)
             if not isinstance(why, NotReady | UnknownSession):
-                log.error("interaction %d: the sum was refused: %s", order.interaction, why)
+                log.error("interaction %d: the sum was refused: %s", order.interaction + 1, why)
             if isinstance(why, UnknownSession):
                 self._forget()
             elif isinstance(why, Superseded):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fedmodels.charts import Spread
 from fedmodels.numerics.metric_names import metric, with_population
@@ -80,6 +81,12 @@ def comparison(groups: Sequence[SeedGroup], everything: bool = False) -> Table:
         [_text(key, [run.values.get(key) for run in group]) for group in frame] for key in shown
     ]
     return Table(columns, rows, cells, bold, captions)
+
+
+def one_column(run: RunRecord, everything: bool = True) -> Table:
+    """Return the numbers of one run alone: the headline's, or every one."""
+    found = comparison([SeedGroup("", (run,))], everything)
+    return replace(found, columns=[Name("value")], corner="metric")
 
 
 def _better(key: str) -> int:

@@ -66,7 +66,7 @@ class Section:
 
 def page(groups: Sequence[SeedGroup]) -> str:
     """Return the whole page about groups of runs."""
-    return template("page.html.j2").render(
+    return template(Path(__file__).with_name("page.html.j2")).render(
         heading=_heading(groups),
         sentences=story(groups),
         headline=comparison(groups),
@@ -80,16 +80,16 @@ def page(groups: Sequence[SeedGroup]) -> str:
     )
 
 
-def template(name: str) -> jinja2.Template:
-    """Return a template of this room. What comes from a run is escaped in it, but for charts."""
+def template(path: Path) -> jinja2.Template:
+    """Return a template. It may use the parts in this room, and escapes what comes from a run."""
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader([path.parent, Path(__file__).parent]),
     )
     environment.globals.update(svg=svg, css=CSS, csv=csv_of)
-    return environment.get_template(name)
+    return environment.get_template(path.name)
 
 
 def csv_of(chart: Chart) -> str:

@@ -101,7 +101,8 @@ def over_rounds(groups: Sequence[SeedGroup]) -> Charts:
     runs = [run for group in groups for run in group.runs]
     names = list(dict.fromkeys(name for run in runs for name in q.metric_names(run)))
     for name in names:
-        yield Chart(name, "lines", _curve(groups, name), "round", name, unit_of(name))
+        text = metric(name).label.removesuffix(" %")
+        yield Chart(text, "lines", _curve(groups, name), "round", name, unit_of(name))
     if not any(map(unit_of, names)):
         for view in dict.fromkeys(view for run in runs for view in q.views_of(run)):
             text = f"mean client accuracy, {view_name(view)}"

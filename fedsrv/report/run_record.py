@@ -145,10 +145,20 @@ class RunRecord:
         """
         out: dict[int, float] = {}
         for index, row in enumerate(self.rows):
-            value = value_of(row)
-            if value is not None:
-                out[int(number(row.get("round"), index)) + 1] = value
+            if (value := value_of(row)) is not None:
+                out[_round_of(row, index)] = value
         return out
+
+    @property
+    def open_round(self) -> int | None:
+        """Return the last round, if it has fewer interactions so far than the one before."""
+        counts = Counter(_round_of(row, index) for index, row in enumerate(self.rows))
+        *_, before, last = (0, 0, *(counts[key] for key in sorted(counts)))
+        return max(counts) if last < before and not self.is_finished else None
+
+
+def _round_of(row: Mapping[str, Any], index: int) -> int:
+    return int(number(row.get("round"), index)) + 1
 
 
 def read_run(path: Path) -> RunRecord:

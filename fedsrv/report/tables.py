@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,10 +11,9 @@ from rich.table import Table
 
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.files import write_atomically
-from fedsrv.report.comparison import comparison
+from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
 from fedsrv.report.story import story
-from fedsrv.report.table import Name
 from fedsrv.state.cross_check import differences
 
 
@@ -94,13 +92,33 @@ def final_table(run: RunRecord | Path, everything: bool = False) -> Table:
     seed = "" if run.seed is None else f", seed {run.seed}"
     state = "" if run.is_finished else ", not finished"
     title = f"{run.title()}{seed}: {run.rounds} rounds{state}"
-    found = comparison(group_runs([run]), everything)
-    return replace(found, columns=[Name("value")], corner="metric").rich(title)
+    return one_column(run, everything).rich(title)
 
 
 def compare(runs: Sequence[RunRecord], everything: bool = False) -> Table:
     """Return runs side by side; runs that differ only in their seed stand in one column."""
     return comparison(group_runs(runs), everything).rich()
+
+
+class PageNotWritten(Exception):
+    """A page cannot be written; the line says how to write it later."""
+
+
+def write_page(run: RunRecord) -> Path:
+    """Write ``report.html`` into the directory of a run that has finished; return the file.
+
+    Raises:
+        PageNotWritten: that is not possible. The run is finished all the same.
+    """
+    page = run.path / "report.html"
+    try:
+        write_html([run], page)
+    except OSError as error:
+        raise PageNotWritten(
+            f"the run has finished, but its page {page} cannot be written: {error.strerror}; "
+            f"when that is mended: fedsrv report {run.path} --html {page}"
+        ) from None
+    return page
 
 
 def write_html(runs: Sequence[RunRecord], path: Path) -> None:

@@ -55,17 +55,17 @@ def _compared(
 ) -> Iterator[str]:
     if gone := told.keys() - committed.keys() - set(undone):
         yield (
-            f"run.db has no record of {_named('interaction', gone)}, of which rounds.jsonl tells: "
-            "a loss of power may take the newest records, else somebody deleted them; --resume "
-            "computes them again"
+            f"run.db has no record of {_named('interaction', {n + 1 for n in gone})}, of which "
+            "rounds.jsonl tells: a loss of power may take the newest records, else somebody "
+            "deleted them; --resume computes them again"
         )
     newest = {max(committed)} if committed else set[int]()  # its line may be about to be written
     if unwritten := scored.keys() - told.keys() - newest:
         yield (
-            f"rounds.jsonl has no line of {_named('interaction', unwritten)}, of which run.db has "
-            "a record; --resume writes the lines anew"
+            f"rounds.jsonl has no line of {_named('interaction', {n + 1 for n in unwritten})}, of "
+            "which run.db has a record; --resume writes the lines anew"
         )
-    if other := {n for n, record in told.items() if n in scored and record != scored[n]}:
+    if other := {n + 1 for n, record in told.items() if n in scored and record != scored[n]}:
         yield (
             f"rounds.jsonl and run.db differ in {_named('interaction', other)}; --resume goes by "
             "run.db"

@@ -63,12 +63,12 @@ class History:
             return
         if any(k in versions for number, k in trained if number > self.floor):
             return
-        held = ", ".join(map(str, versions)) or "none"
+        held = ", ".join(str(version + 1) for version in versions) or "none"
         raise LossTooLarge(
             f"client {client} lost its private state: it holds those after interactions {held}, "
-            f"the run needs that after {trained[-1][1]} and may go back to {self.floor} at most "
-            f"([server] max_rollback = {self.max_rollback}). Restore its --state-dir; or go back "
-            "all the way: fedsrv serve (or launch) … --resume --set server.max_rollback="
+            f"the run needs that after {trained[-1][1] + 1} and may go back to {self.floor + 1} at "
+            f"most ([server] max_rollback = {self.max_rollback}). Restore its --state-dir; or go "
+            "back all the way: fedsrv serve (or launch) … --resume --set server.max_rollback="
             f"{self.highest + 1}; or let it go on from its initial private state: "
             "fedcli join … --start-over"
         )

@@ -124,8 +124,8 @@ class Ledger:
         for number, *content, link in self.db.execute(query):
             if link != _link(before, number, *content):
                 raise self.damaged(
-                    f"the record of interaction {number} is not the one that was written, or one "
-                    "before it is missing"
+                    f"the record of interaction {number + 1} is not the one that was written, or "
+                    "one before it is missing"
                 )
             before = link
 
@@ -256,7 +256,7 @@ class Ledger:
             rows = self.db.execute(query, (self.committed, interaction)).fetchall()
             for number, *content, old_link, before in rows:
                 if old_link != _link(before, number, *content):
-                    raise self.damaged(f"the undone record of interaction {number} was changed")
+                    raise self.damaged(f"the undone record of interaction {number + 1} was changed")
                 link = _link(link, number, *content)
                 row = (number, *content, link)
                 self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?, ?)", row)

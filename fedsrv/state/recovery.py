@@ -86,8 +86,8 @@ def _recover(run: Path, say: Callable[[str], None]) -> int:
     fresh.replace(run / "run.db")
     sync_path(run)
     say(
-        f"run {run_id[:8]}: interactions 0 to {last} are recovered, their records from "
-        f"rounds.jsonl and the state after {last} from server/; what follows is computed again"
+        f"run {run_id[:8]}: interactions 1 to {last + 1} are recovered, their records from "
+        f"rounds.jsonl and the last state from server/; what follows is computed again"
     )
     say("clients' descriptions are taken anew when they join; whether one had started over is lost")
     if aside:

@@ -241,7 +241,7 @@ class Store:
             before = ""
         if before == state_digest(state.named()) and undone[number]["cohort"] == record["cohort"]:
             return
-        log.warning("the replay differs from what was undone from interaction %d on", number)
+        log.warning("the replay differs from what was undone from interaction %d on", number + 1)
         self._ledger.forget_undone(number)
         self._files.drop(n for n in undone if n >= number)
 
@@ -324,7 +324,8 @@ class Store:
         oldest = min(files.kept, default=0)
         if oldest > max(0, self.newest):  # older ones were pruned: later records were safe by then
             raise self._ledger.damaged(
-                f"it ends with interaction {self.newest}, and the states begin with {oldest}"
+                f"it ends with interaction {self.newest + 1}, and the states begin with "
+                f"{oldest + 1}"
             )
         last, unusable = self._last_usable()
         cut_short = (*self.path.glob(LEFTOVER), *self.states.glob(".*.safetensors.*"))
@@ -336,7 +337,7 @@ class Store:
         if last < self.committed:
             self.roll_back(last)
         for number in sorted(files.kept - known):
-            log.warning("the state after interaction %d has no record; dropped", number)
+            log.warning("the state after interaction %d has no record; dropped", number + 1)
         files.drop((files.kept - known) | unusable)
         files.drop_parts()
 
@@ -352,9 +353,9 @@ class Store:
             last -= 1
         if reasons and last < self.floor:
             raise RunFailed(
-                f"no state after interaction {self.floor} or later can be read "
+                f"no state after interaction {self.floor + 1} or later can be read "
                 f"({next(iter(reasons.values()))}); put a copy back, or have everything after "
-                f"interaction {last} computed again: --resume --set server.max_rollback="
+                f"interaction {last + 1} computed again: --resume --set server.max_rollback="
                 f"{max(self._highest, self.committed) - last}"
             )
         for reason in reasons.values():

@@ -43,7 +43,7 @@ class Syncer:
             try:
                 self._sync(target)
             except OSError as error:
-                log.error("interaction %d is not safe on the disk: %s", target, error.strerror)
+                log.error("interaction %d is not safe on the disk: %s", target + 1, error.strerror)
                 self._failed = target
                 continue
             with self._changed:

@@ -8,7 +8,7 @@ from typing import Any
 from fedmodels.errors import ConfigError
 from fedsrv.events import Ending, Event, EventLog
 from fedsrv.monitor.page_server import Answer, PageServer
-from fedsrv.narration import Pace
+from fedsrv.run_status import Pace
 
 MISSING = "--metrics-port needs prometheus-client: pip install 'fedtide[prometheus]'"
 

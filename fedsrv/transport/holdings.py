@@ -79,8 +79,8 @@ class Holdings:
             self._starting_over.discard(client)
             raise LossTooLarge(
                 f"client {client} came back without its private state {MOST_LOSSES} times since "
-                f"the commit of interaction {self._highest}; see that its --state-dir keeps what "
-                "is written, and start the coordinator again with --resume to admit it"
+                f"the commit of interaction {self._highest + 1}; see that its --state-dir keeps "
+                "what is written, and start the coordinator again with --resume to admit it"
             )
         self.lost = client
 

@@ -150,7 +150,7 @@ class Inbox:
         """Give a result, or the reason of a failure, to the cohort."""
         taken = self.cohort.end_result(client, trip, outcome)
         if isinstance(outcome, Answer) and not taken:
-            raise Superseded(f"interaction {push.header.interaction} closed without {client}")
+            raise Superseded(f"interaction {push.header.interaction + 1} closed without {client}")
 
     def take_sum(self, clients: Sequence[ClientId], push: Push, context: Any) -> rpc.PushResponse:
         """Take a relay's sum; if it is refused, its clients fail for this trip.
@@ -187,4 +187,4 @@ class Inbox:
         if not self.cohort.end_sum(
             trip, GroupSum(group, sent.weights, sent.num_bytes(), push.wire)
         ):
-            raise Superseded(f"interaction {push.header.interaction} closed without this sum")
+            raise Superseded(f"interaction {push.header.interaction + 1} closed without this sum")

@@ -233,7 +233,7 @@ def what_for(trip: Trip) -> str:
     sample = trip.sample
     kinds = {rpc.ORDER_KIND_TRAIN: "training", rpc.ORDER_KIND_EVALUATE: "evaluation"}
     kind = kinds.get(sample.kind, "end")
-    return f"{kind}, round {sample.round}, interaction {sample.interaction}"
+    return f"{kind}, round {sample.round + 1}, interaction {sample.interaction + 1}"
 
 
 def check_enough(found: Answers, enough: bool, round: int) -> None:

@@ -145,7 +145,7 @@ class RemoteCohort(JoinedClients):
         with self._changed:
             self._patience.check_begin()
             self._patience.wait(
-                Notice(f"training, interaction {flush.interaction}", self.events, self._clock),
+                Notice(f"training, interaction {flush.interaction + 1}", self.events, self._clock),
                 trips.at_work,
                 is_done,
                 lambda: len(trips.ready(flush)) >= flush.needed,
@@ -253,7 +253,7 @@ class RemoteCohort(JoinedClients):
                 counted = min(self.committed, self._sessions[client].trained)
                 if header.kind == rpc.ORDER_KIND_TRAIN and header.interaction <= counted:
                     return None
-                raise Superseded(f"interaction {header.interaction} is no longer wanted")
+                raise Superseded(f"interaction {header.interaction + 1} is no longer wanted")
             return None if trip.answered(client) else trip
 
     def end_result(self, client: ClientId, trip: OpenTrip, result: Answer | str) -> bool:

@@ -24,9 +24,9 @@ LONGEST_NAME, LONGEST_LABEL, LONGEST_OF_MANY, MANY_LABELS = 14, 60, 28, 8
 
 MAX_BARS = 40
 """Of more places than this, bars become a curve in the order of their values."""
-MANY_POINTS, MANY_CELLS, MAX_SIDE = 25, 144, 200
-"""From so many points on a line has no dots; beyond so many cells none has its number, and of more
-rows or columns than the last, every n-th is drawn."""
+MANY_POINTS, MANY_CELLS, MAX_SIDE, MAX_POINTS = 25, 144, 200, 400
+"""From so many points on a line has no dots; beyond so many cells none has its number. Of more rows
+or columns, and of more points, every n-th is drawn."""
 
 # Okabe and Ito's palette, which everybody can tell apart. Beyond it the strokes differ.
 DAY = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b37a00", "#2f96d1", "#5b6670", "#8c6bb1")
@@ -316,7 +316,7 @@ def _legend(labels: Mapping[int, str], top: float, width: float = WIDTH) -> tupl
     is_narrow = len(labels) > MANY_LABELS and width <= WIDTH
     most = LONGEST_OF_MANY if is_narrow else LONGEST_LABEL
     names = [_short(label, most) for label in labels.values()]
-    room = 24 + LETTER * max(map(len, names))
+    room = 32 + LETTER * max(map(len, names))
     columns = max(1, min(int((width - 8) // room), len(names)))
     parts = []
     for at, ((index, label), name) in enumerate(zip(labels.items(), names, strict=True)):
@@ -331,7 +331,7 @@ def _legend(labels: Mapping[int, str], top: float, width: float = WIDTH) -> tupl
 
 def _lines(chart: Chart, axes: _Axes, places: Sequence[Any]) -> Iterator[str]:
     for index, (label, line) in enumerate(chart.values.items()):
-        if not (points := sorted(line.items())):
+        if not (points := _every(sorted(line.items()), MAX_POINTS)):
             continue
         path = "L".join(f"{_n(axes.x(at))} {_n(axes.y(s.mean))}" for at, s in points)
         marks = f'<path class="l" d="M{path}"/>'
@@ -421,9 +421,9 @@ def _cells(chart: Chart) -> tuple[str, float]:
     return marks + _colour_scale(WIDTH - 52, height, low, top, chart.unit), whole
 
 
-def _every(places: list[Any]) -> list[Any]:
+def _every(places: list[Any], most: int = MAX_SIDE) -> list[Any]:
     """Return every n-th of too many places, with the last one."""
-    return places[::-1][:: math.ceil(len(places) / MAX_SIDE)][::-1]
+    return places[::-1][:: math.ceil(len(places) / most) or 1][::-1]
 
 
 def _scale(values: Sequence[float], unit: Unit) -> tuple[float, float]:

@@ -65,7 +65,7 @@ class ClientFailed(FedtideError):
     """One client failed in one interaction."""
 
     def __init__(self, client: object, round: int, work: str, reason: str) -> None:
-        super().__init__(f"client {client} failed in round {round} ({work}): {reason}")
+        super().__init__(f"client {client} failed in round {round + 1} ({work}): {reason}")
         self.client, self.round, self.work, self.reason = client, round, work, reason
 
 

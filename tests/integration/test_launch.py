@@ -110,12 +110,12 @@ def test_a_run_from_beginning_to_end(launch: Any, partition: Path, tmp_path: Pat
     assert status == 0, output
     assert "waiting for 3 clients to join at 127.0.0.1:" in output
     assert "client 2 joined (" in output
-    assert "round 1, task 1, interaction 3 (of 4) committed, loss " in output
+    assert "interaction 4 of 4: round 2, task 1 committed, loss " in output
     said = (run.out / "logs" / "client-1.log").read_text()
-    assert "client 1, round 1, task 1: loss" in said
-    assert "client 1, round 1: scored after_local" in said or "scored global" in said
+    assert "client 1, round 2, task 1: loss" in said
+    assert "client 1, round 2: scored after_local" in said or "scored global" in said
     assert "client 2 joined" in (run.out / "logs" / "server.log").read_text()
-    assert "a_glo %" in output
+    assert "(a_glo) %" in output
     files = {p.name for p in run.out.iterdir()}
     expected = {"config.toml", "env.json", "run.db", "rounds.jsonl", "summary.json"}
     assert expected | {"report.html", "server", "clients", "logs", "data"} <= files

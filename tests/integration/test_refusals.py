@@ -165,7 +165,7 @@ def test_below_min_clients_the_run_stops_and_names_the_client(
         bad.push(order, poisoned(upload_of(run)))
     assert server.wait() == 1
     assert server.error() == (
-        "error: client 2 failed in round 0 (upload): its upload was refused: "
+        "error: client 2 failed in round 1 (upload): its upload was refused: "
         "tensor 'weights/head/bias' holds NaN or infinite values"
     )
 

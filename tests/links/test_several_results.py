@@ -88,7 +88,7 @@ def test_each_outcome_means_what_a_push_would_have_meant(link: Any) -> None:
     found = list(link.push_several([result(c) for c in range(7)]))
     kinds = [None, SessionGone, Superseded, UploadRefused, NotTaken, LinkError, NotTaken]
     assert [one if one is None else type(one) for one in found] == kinds
-    assert str(found[3]) == r"client 3, interaction 3: w is \x1b[2J (INVALID_ARGUMENT)"
+    assert str(found[3]) == r"client 3, interaction 4: w is \x1b[2J (INVALID_ARGUMENT)"
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_refused_and_superseded_results_are_told_and_left(host: Any, caplog: Any
     assert brought(host) == []
     assert [r.getMessage() for r in caplog.records] == [
         "client 0: late",
-        "client 1, interaction 3: NaN (INVALID_ARGUMENT)",
+        "client 1, interaction 4: NaN (INVALID_ARGUMENT)",
     ]
 
 

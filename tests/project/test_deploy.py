@@ -60,7 +60,7 @@ def test_a_coordinator_starts_where_these_commands_start_it(
         begun.append(address)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedsrv.narration.Telling.begin", begin)
+    monkeypatch.setattr("fedsrv.event_lines.EventPrinter.begin", begin)
     config = ROOT / "examples" / "quickstart.toml"
     monkeypatch.setattr(sys, "argv", ["fedsrv", "serve", str(config), "--out", str(run), *more])
     with pytest.raises(SystemExit) as ended:

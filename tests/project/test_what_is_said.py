@@ -21,9 +21,11 @@ from fedmodels.commands import MOST_LETTERS, run_command
 from fedmodels.errors import ConfigError, FedtideError, RunFailed
 from fedmodels.log_lines import JsonLines
 from fedmodels.own_code import own
+from fedmodels.units import duration
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.event_lines import tell
 from fedsrv.events import Event, EventLog
-from fedsrv.narration import Pace, duration, tell
+from fedsrv.run_status import Pace
 from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import tiny_experiment
 
@@ -46,10 +48,10 @@ def test_a_server_says_what_happens(caplog: pytest.LogCaptureFixture) -> None:
         ("INFO", "waiting for 4 clients to join (2 suffice) at 127.0.0.1:5"),
         ("INFO", "client 3 joined (1 of 4)"),
         ("WARNING", "client 3 failed: its disk is full"),
-        ("INFO", f"round 0, task 0, interaction 0 (of 4) committed, loss 0.25, {spent}"),
+        ("INFO", f"interaction 1 of 4: round 1, task 0 committed, loss 0.25, {spent}"),
         (
             "INFO",
-            f"round 0, task 1, interaction 1 (of 4) committed, loss 0.2, {spent}, about 0 s left",
+            f"interaction 2 of 4: round 1, task 1 committed, loss 0.2, {spent}, about 0 s left",
         ),
         ("INFO", "client 3 joined again"),
     ]
@@ -61,7 +63,7 @@ def test_a_client_says_what_it_did(
     with caplog.at_level(logging.INFO, "fedcli"):
         run_in_process(tiny_experiment(schedule={"rounds": 1}), digits, tmp_path / "run")
     said = [r.message for r in caplog.records if r.name == "fedcli.runtime.diary"]
-    assert said[0].startswith("client 0, round 0, task 0: loss ")
+    assert said[0].startswith("client 0, round 1, task 0: loss ")
     assert said[0].endswith(" bytes go back")
     assert f"client 1: the run is over; its model is in {tmp_path / 'run/clients/1'}" in said
 
@@ -227,7 +229,7 @@ def test_a_clients_objects_hold_its_figures(caplog: pytest.LogCaptureFixture) ->
               for k in (0, 1)]  # fmt: skip
     with caplog.at_level(logging.INFO, "fedcli"):
         tell_scored(order, rpc.Report(counts=counts))
-    assert caplog.messages == ["client 3, round 2: scored global 0.625"]
+    assert caplog.messages == ["client 3, round 3: scored global 0.625"]
     event = caplog.records[0].event  # type: ignore[attr-defined]
     assert (event["kind"], event["client"], event["interaction"]) == ("scored", "3", 4)
     assert event["detail"]["accuracies"] == {"global": 0.625}

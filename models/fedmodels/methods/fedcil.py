@@ -323,7 +323,7 @@ class FedCIL(Accompanied):
         mean = mean_loss(losses[-per_pass:])
         if losses and not math.isfinite(mean):
             raise TrainingFailed(
-                f"the loss of client {ctx.client} in round {ctx.round} is {mean}; what usually "
+                f"the loss of client {ctx.client} in round {ctx.round + 1} is {mean}; what usually "
                 f"helps is a lower method.lr (it is {self.lr:g})"
             )
         return mean

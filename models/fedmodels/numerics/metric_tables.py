@@ -55,8 +55,9 @@ class Metric:
 
     @property
     def label(self) -> str:
-        """Return how a table calls it."""
-        return f"{self.name} %" if self.unit else self.name
+        """Return how a table calls it: in words, with its name beside them."""
+        named = self.name if self.title == self.name else f"{self.title} ({self.name})"
+        return f"{named} %" if self.unit else named
 
 
 _BY_CLIENTS = "with the best `personalization`, or the best `a_loc_trained` by `select_by`"

@@ -106,8 +106,8 @@ def check_prototypes(ctx: ClientContext, prototypes: Prototypes) -> None:
     label = next(k for k, (row, _) in rows if not bool(torch.isfinite(row).all()))
     largest = max(float(w.abs().max()) for w in weights_of(ctx.net).values() if w.numel())
     raise TrainingFailed(
-        f"client {ctx.client} diverged in round {ctx.round}: its prototype of class {label} is not "
-        f"finite, and its largest weight is {largest:.4g}; what usually helps is a lower "
+        f"client {ctx.client} diverged in round {ctx.round + 1}: its prototype of class {label} is "
+        f"not finite, and its largest weight is {largest:.4g}; what usually helps is a lower "
         f"[training] lr (it is {ctx.run.experiment.training.lr:g}) or a net that normalises, such "
         'as [net] norm = "layer"'
     )

@@ -195,7 +195,7 @@ class Course:
     def _diverged(self, loss: float) -> str:
         """Say who diverged, on what, and what usually helps."""
         low, high = (float(x) for x in (self._x.min(), self._x.max())) if len(self._x) else (0, 0)
-        said = f"the loss of client {self.ctx.client} in round {self.ctx.round} is {loss}: "
+        said = f"the loss of client {self.ctx.client} in round {self.ctx.round + 1} is {loss}: "
         if not (math.isfinite(low) and math.isfinite(high)):
             return f"{said}its inputs hold NaN or infinity: remove or replace those examples"
         return (

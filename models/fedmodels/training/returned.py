@@ -139,8 +139,9 @@ def check_scores(method: Method, ctx: ClientContext, found: object, examples: in
             raise _wrong(method, "predict", f"{what} by the rule {rule!r}", wanted)
         if bool(torch.isnan(scores).any()):
             raise TrainingFailed(
-                f"predict gives NaN scores by the rule {rule!r}, of client {ctx.client} in round "
-                f"{ctx.round} ({ctx.view or 'after_local'}); give -inf to a class that is ruled out"
+                f"predict gives NaN scores by the rule {rule!r}, of client {ctx.client} in "
+                f"round {ctx.round + 1} ({ctx.view or 'after_local'}); give -inf to a class that "
+                "is ruled out"
             )
 
 

@@ -51,7 +51,7 @@ def test_a_final_model_that_is_not_stored_fails_the_client(
     with pytest.raises(ArchiveError, match="the run is over, but client 0 has no final model: per"):
         host.run()
     errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
-    assert errors == [f"client 0, interaction 5: {WHY}"]
+    assert errors == [f"client 0, interaction 6: {WHY}"]
 
 
 def test_a_final_model_that_is_stored_ends_the_client_well(

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
 import http.client
 import json
+import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from fedmodels.charts import svg
 from fedmodels.errors import ArchiveError, ConfigError
-from fedsrv.dashboard.clients import (
-    MOST_CLIENTS,
+from fedmodels.numerics.metric_names import metric
+from fedmodels.units import bytes_text
+from fedsrv.dashboard.live import (
+    MAX_CLIENTS,
     QUANTILES,
-    ClientNow,
-    few_of,
-    phases_of,
-    rows_of,
+    TEMPLATE,
+    LivePage,
+    charts_of,
+    clients_table,
 )
-from fedsrv.dashboard.server import PAGE, page, page_server, serve_page, show
-from fedsrv.dashboard.state import MOST_COLUMNS, MOST_POINTS, State, _cells, _curve, _of_few
-from fedsrv.events import EventLog
+from fedsrv.dashboard.server import page_server, script, serve_page, show
+from fedsrv.events import Event, EventLog
+from fedsrv.report.run_record import read_run
+from fedsrv.run_status import ClientStatus, RunStatus
 from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import tiny_experiment
 
@@ -58,27 +68,36 @@ def asked(address: str, path: str = "/", method: str = "GET", **headers: str) ->
         connection.close()
 
 
-def state_of(address: str) -> dict[str, Any]:
-    status, _, body = asked(address, "/state.json")
+def page_of(address: str) -> str:
+    status, _, body = asked(address)
     assert status == 200, body
-    found: dict[str, Any] = json.loads(body)
-    return found
+    return html.unescape(body)
+
+
+def until(address: str, wanted: str) -> str:
+    """Ask until the page says something: a thread of its own takes the events in."""
+    for _ in range(1000):
+        if wanted in (found := page_of(address)):
+            return found
+    raise AssertionError(found)
 
 
 def test_committed_records_are_shown(going_on: Any, run: Path) -> None:
     _, address = going_on
     rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
-    found = state_of(address)
-    assert found["finished"]
-    assert found["interactions"] == len(rows)
-    assert found["metrics"]["loss"][-1] == [rows[-1]["round"] + 1, rows[-1]["metrics"]["loss"]]
-    sizes = [[row["interaction"] + 1, row["bytes"]["up"]] for row in rows]
-    assert found["bytes"]["up"] == sizes
-    views = rows[-1]["clients"]["0"]["views"]
-    last = [cell for cell in found["tasks"]["after_local"] if cell[0] == len(rows)]
-    assert [cell[1] for cell in last] == list(range(len(views["after_local"]["tasks"])))
-    assert found["per_client"]["columns"]["down"].keys() == rows[-1]["clients"].keys()
-    assert found["per_client"]["quantiles"] is None
+    found = page_of(address)
+    last = rows[-1]
+    place = (
+        f"interaction {len(rows)} of {len(rows)}: round {last['round'] + 1}, task {last['task']}"
+    )
+    assert f"<p>{place} · finished</p>" in found
+    assert "<main data-finished>" in found
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", found)
+    assert captions[:3] == ["Accuracy by round", "Accuracy by view", "Training loss"]
+    assert "Accuracy by task, after local training" in captions
+    assert f">{metric('a_loc').label}</th>" in found
+    up = sum(row["bytes"]["per_client"]["0"]["up"] for row in rows)
+    assert f"<td>{bytes_text(up)}</td>" in found
 
 
 def test_events_say_what_clients_do(going_on: Any) -> None:
@@ -91,38 +110,58 @@ def test_events_say_what_clients_do(going_on: Any) -> None:
     events.tell("upload", "1", **place)
     events.tell("commit", interaction=3, round=1, task=1, loss=0.5, of=8, bytes={}, seconds=1)
     events.tell("failed", "0", reason="<script>alert(1)</script>")
-    events.tell("waiting", line="waiting for client 0", clients=["0"], seconds=3)
-    found = until(address, lambda state: state["standing"]["waiting"])
-    zero, one = found["clients"]
+    while (found := json.loads(asked(address, "/state.json")[2]))["interaction"] < 3:
+        pass
+    zero, one = found["clients"]["0"], found["clients"]["1"]
     assert (one["phase"], one["lag"], one["failures"]) == ("waits", 3, 0)
-    assert (zero["phase"], zero["lag"]) == ("failed: <script>alert(1)</script>", None)
-    assert found["standing"]["interactions"] == 8
+    assert (zero["phase"], zero["lag"]) in (("trains", None), ("failed", None))
+    assert found["interactions"] == 8
 
 
-def test_how_many_interactions_a_run_has_is_not_guessed(run: Path, tmp_path: Path) -> None:
-    """A run that is gone on with has told nobody yet how many there are."""
-    rows = (run / "rounds.jsonl").read_text()
-    (tmp_path / "rounds.jsonl").write_text(rows)
-    assert json.loads(State(tmp_path).to_json())["of"] == 0
-    assert json.loads(State(run).to_json())["of"] == len(rows.splitlines())
+def test_what_a_run_says_stays_text_and_its_start_is_no_alarm(run: Path, tmp_path: Path) -> None:
+    """A run that is gone on with has told nobody yet how many interactions there are."""
+    (tmp_path / "rounds.jsonl").write_text((run / "rounds.jsonl").read_text())
+    page = LivePage(tmp_path)
+    rows = len((run / "rounds.jsonl").read_text().splitlines())
+    assert f"<p>interaction {rows}: round " in page.html()
+    forged = "<script>alert(1)</script>"
+    page.take(Event("joined", "0", unix_time=time.time()))
+    page.take(Event("failed", "0", detail={"reason": forged}, unix_time=time.time()))
+    page.take(Event("waiting", detail={"line": f"waiting for client 1 {forged}"}))
+    found = page.html()
+    assert found.count("<script") == 1
+    assert '<p class="soft" role="status">waiting for client 1 &lt;script&gt;' in found
+    assert "<td>failed: &lt;script&gt;alert(1)&lt;/script&gt;</td>" in found
+    assert 'class="grave"' not in found
 
 
-def until(address: str, wanted: Any) -> dict[str, Any]:
-    """Ask until a state is wanted: a thread of its own takes the events in."""
-    for _ in range(1000):
-        if wanted(found := state_of(address)):
-            return found
-    raise AssertionError(found)
+def test_the_last_state_stays_when_a_run_ends(run: Path) -> None:
+    """An open page gets the state after the last event, and nobody waits for a closed one."""
+    page = LivePage(run)
+    began = time.monotonic()
+    page.await_last_look(60.0)
+    assert time.monotonic() - began < 30, "nobody looked"
+    page.html()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(page.await_last_look, 60.0)
+        while not page._lock._waiters:  # type: ignore[attr-defined]
+            pass
+        assert not waiting.done()
+        page.html()
+        waiting.result(30)
+    assert "this is its last state" in TEMPLATE.read_text()
 
 
 def test_only_this_page_and_its_state_are_served(going_on: Any) -> None:
     _, address = going_on
     status, headers, body = asked(address)
-    assert (status, body) == (200, PAGE.read_text())
+    assert (status, body[:20]) == (200, "<!doctype html>\n<htm")
     assert headers["Content-Security-Policy"].startswith(
         "default-src 'none'; frame-ancestors 'none';"
     )
-    assert f"; script-src '{page()[1]}';" in headers["Content-Security-Policy"]
+    assert f"; script-src '{script()}';" in headers["Content-Security-Policy"]
+    source = body.split("<script>", 1)[1].split("</script>", 1)[0].encode()
+    assert base64.b64encode(hashlib.sha256(source).digest()).decode() in script()
     assert headers["X-Content-Type-Options"] == "nosniff"
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as line:
@@ -150,8 +189,8 @@ def test_a_name_that_points_here_is_not_answered(going_on: Any, host: str, statu
         assert asked(going_on[1], path, Host=host)[0] == status
 
 
-def test_the_page_makes_no_markup_of_what_a_run_says() -> None:
-    text = PAGE.read_text()
+def test_the_page_runs_nothing_that_a_run_says() -> None:
+    text = TEMPLATE.read_text()
     for way in (
         "innerHTML",
         "outerHTML",
@@ -160,8 +199,9 @@ def test_the_page_makes_no_markup_of_what_a_run_says() -> None:
         "eval(",
         "http:/",
     ):
-        assert way not in text.replace("http://www.w3.org/2000/svg", "")
+        assert way not in text
     assert text.count("<script>") == text.count("</script>") == 1
+    assert text.count("safe }}") == 1, "charts alone, which escape their texts themselves"
 
 
 def test_a_directory_that_is_no_run(tmp_path: Path, run: Path) -> None:
@@ -170,50 +210,69 @@ def test_a_directory_that_is_no_run(tmp_path: Path, run: Path) -> None:
     with pytest.raises(ConfigError, match="--serve shows one run"):
         serve_page([run, run], "127.0.0.1", 0, print)
     with (
-        page_server("127.0.0.1", 0, State(run)) as server,
+        page_server("127.0.0.1", 0, LivePage(run)) as server,
         pytest.raises(ConfigError, match=r"no page at 127\.0\.0\.1:\d+: "),
     ):
-        page_server("127.0.0.1", server.server_port, State(run))
+        page_server("127.0.0.1", server.server_port, LivePage(run))
     with pytest.raises(ConfigError, match=r"no page at bü\.\.x:0: "):
-        page_server("bü..x", 0, State(run))
+        page_server("bü..x", 0, LivePage(run))
 
 
 def test_a_damaged_run_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "rounds.jsonl").write_text("nonsense\n")
-    with page_server("127.0.0.1", 0, State(tmp_path)) as server:
+    with page_server("127.0.0.1", 0, LivePage(tmp_path)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        status, _, body = asked(urlsplit(server.url).netloc, "/state.json")
+        status, _, body = asked(urlsplit(server.url).netloc)
         server.shutdown()
         thread.join()
     assert status == 503
     assert "rounds.jsonl line 1 is damaged" in body
 
 
-def test_long_runs_are_thinned_out() -> None:
-    curve = _curve(dict.fromkeys(range(10 * MOST_POINTS), 1.0))
-    assert len(curve) == MOST_POINTS
-    assert curve[-1][0] == 10 * MOST_POINTS - 1
-    cells = _cells({(at, task): 1.0 for at in range(3 * MOST_POINTS) for task in (0, 1)})
-    assert len(cells) == 2 * MOST_POINTS
-    assert cells[-1] == (3 * MOST_POINTS - 1, 1, 1.0)
+def test_an_accuracy_map_of_many_interactions_has_a_row_for_each_task(tmp_path: Path) -> None:
+    rows = [
+        {
+            **{"interaction": at, "round": at, "task": at // 60},
+            "clients": {"0": {"views": {"global": {"accuracy": 0.5, "tasks": [at / 120, 0.25]}}}},
+        }
+        for at in range(120)
+    ]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    charts = {chart.caption: chart for chart in charts_of(read_run(tmp_path))}
+    chart = charts["Accuracy by task, global model"]
+    assert {row for row, _ in chart.cells} == {0, 1}
+    assert {column for _, column in chart.cells} == set(range(1, 121))
+    found = svg(chart)
+    ticks = [text for text in re.findall(r">(\d+)</text>", found) if int(text) > 1]
+    assert len(ticks) <= 12, "of 120 interactions"
 
 
-def test_of_many_clients_those_that_failed_or_spoke_last_have_rows() -> None:
-    known = {str(c): ClientNow("waits", heard=float(c)) for c in range(10_000)}
-    known["3"].failures = 1
-    rows = rows_of(known, 0)
-    assert [row["id"] for row in rows] == ["3", *map(str, range(10_001 - MOST_CLIENTS, 10_000))]
-    assert phases_of(known) == {"waits": 10_000}
-    figures = {"up": {c: float(c) for c in range(10_000)}, "accuracy": {9_999: 0.5}, "none": {}}
-    found = few_of(figures, [row["id"] for row in rows])
-    assert found["columns"]["up"].keys() == {row["id"] for row in rows}
-    assert found["quantiles"]["up"]["median"] == 4999.5
-    assert found["quantiles"]["accuracy"] == dict.fromkeys(QUANTILES, 0.5)
-    assert "none" not in found["quantiles"]
-    assert found["of"] == 10_000
+def test_a_round_that_goes_on_is_in_no_curve_by_rounds(tmp_path: Path) -> None:
+    """Its first task's clients alone would look like a leap of everybody."""
+    rows = [{"interaction": at, "round": at // 2, "metrics": {"a_loc": at / 10}} for at in range(5)]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (chart,) = [c for c in charts_of(read_run(tmp_path)) if c.caption == "Accuracy by round"]
+    (line,) = chart.values.values()
+    assert {at: spread.mean for at, spread in line.items()} == {1: 0.1, 2: 0.3}
+    (tmp_path / "summary.json").write_text('{"rounds": 3}')
+    (chart, *_) = charts_of(read_run(tmp_path))
+    assert [max(line) for line in chart.values.values()] == [3]
 
 
-def test_a_matrix_over_too_many_clients_is_not_sent() -> None:
-    assert _of_few({(0, client): 1.0 for client in range(MOST_COLUMNS + 1)}) == []
-    assert len(_of_few({(0, client): 1.0 for client in range(MOST_COLUMNS)})) == MOST_COLUMNS
+def test_of_many_clients_those_that_failed_or_spoke_last_have_rows(tmp_path: Path) -> None:
+    moved = {str(c): {"down": 0, "up": 1000 * c} for c in range(10_000)}
+    row = {"interaction": 0, "clients": {}, "bytes": {"per_client": moved}}
+    (tmp_path / "rounds.jsonl").write_text(json.dumps(row) + "\n")
+    status = RunStatus()
+    status.clients = {str(c): ClientStatus("waits", heard=float(c)) for c in range(10_000)}
+    status.clients["3"].failures = 1
+    table, told = clients_table(status, read_run(tmp_path), 10_000.0)
+    names = [name.text for name in table.rows]
+    expected = ["3", *map(str, range(10_001 - MAX_CLIENTS, 10_000))]
+    assert names == [*QUANTILES, *expected]
+    up = [name.text for name in table.columns].index("up")
+    assert table.cells[names.index("median")][up] == "5 MB"
+    assert table.cells[names.index("3")] == ["waits", "2 h 46 min ago", "", "1", "0 B", "3 kB"]
+    assert told.startswith(f"{MAX_CLIENTS} of 10000 clients: those that failed, then")
+    assert told.endswith("All: 10000 waits")

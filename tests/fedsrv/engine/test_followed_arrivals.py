@@ -48,7 +48,7 @@ def test_a_run_without_arrivals_is_refused(first, digits, tmp_path):
     [
         ("", "records no arrivals"),
         ("{}", "records no arrivals"),
-        ("[]\n5", "interaction 0 of .+ is damaged"),
+        ("[]\n5", "interaction 1 of .+ is damaged"),
         ('{"arriv', "rounds.jsonl is damaged"),
         ("[" * 100_000, "rounds.jsonl is damaged"),
     ],
@@ -76,13 +76,13 @@ def test_a_file_that_holds_no_records_is_one_line(text, why, tmp_path):
 )
 def test_damaged_arrivals_are_one_line(changed, first):
     change(first, **changed)
-    with pytest.raises(ConfigError, match=r"interaction 0 of .+ is damaged"):
+    with pytest.raises(ConfigError, match=r"interaction 1 of .+ is damaged"):
         check_schedule(asynchronous(arrivals=str(first)))
 
 
 def test_an_order_that_nobody_gave_is_damage(first):
     change(first, under_way=[[1, 0]])  # client 2's order of interaction 0 is counted in 2
-    with pytest.raises(ConfigError, match=r"interaction 1 of .+ an order comes from nowhere"):
+    with pytest.raises(ConfigError, match=r"interaction 2 of .+ an order comes from nowhere"):
         check_schedule(asynchronous(arrivals=str(first)))
 
 
@@ -98,7 +98,7 @@ def test_arrivals_that_the_schedule_does_not_allow_are_refused(schedule, why, di
     """A trip for two clients at once is full before the third one's upload, and would wait."""
     run_in_process(asynchronous(buffer=2), digits, tmp_path / "pairs")
     follows = asynchronous(**{"buffer": 2, **schedule, "arrivals": str(tmp_path / "pairs")})
-    with pytest.raises(ConfigError, match=rf"interaction 0 of .+ {why}"):
+    with pytest.raises(ConfigError, match=rf"interaction 1 of .+ {why}"):
         check_schedule(follows)
 
 
@@ -106,5 +106,5 @@ def test_arrivals_of_a_client_that_has_failed_here_cannot_be_followed():
     """Its order was taken back, and no upload answers it any more."""
     engine = SimpleNamespace(under_way={0: 0})
     step = SimpleNamespace(interaction=1)
-    with pytest.raises(RunFailed, match="client 1 has no order of interaction 0"):
+    with pytest.raises(RunFailed, match="client 1 has no order of interaction 1"):
         BufferedEngine._flush(engine, step, {"arrivals": [(1, 0)]})

@@ -93,7 +93,7 @@ def test_below_what_is_needed_the_run_fails_with_a_line():
     with pytest.raises(RunFailed) as caught:
         reduce([(99.0, 1.0), (99.0, 1.0), (1.0, 1.0)], needed=2)
     line = str(caught.value)
-    assert line.startswith("client 0 failed in round 2 (reduction): method fedavg: finish failed (")
+    assert line.startswith("client 0 failed in round 3 (reduction): method fedavg: finish failed (")
     assert "IndexError: list index out of range (1 more" in line
     with pytest.raises(RunFailed, match=r"list index out of range") as caught:
         reduce([(99.0, 1.0), (1.0, 1.0)], needed=2)
@@ -106,7 +106,7 @@ def test_what_no_single_client_is_behind():
         RunFailed, match=r"no single client is behind it: .*ArithmeticError: not both"
     ):
         reduce(values)
-    with pytest.raises(RunFailed, match="interaction 4 cannot be reduced"):
+    with pytest.raises(RunFailed, match="interaction 5 cannot be reduced"):
         reduce([(99.0, 1.0)], folded={"w": torch.zeros(2)})  # added up: nobody can be taken out
 
 

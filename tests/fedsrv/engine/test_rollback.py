@@ -162,8 +162,12 @@ def test_the_last_that_counts_does_not_depend_on_the_order_of_what_is_known():
 @pytest.mark.parametrize(
     ("lost", "target", "told"),
     [
-        (None, 3, ("", "states of the server or of clients are gone; interactions after 3 are")),
-        (StateLost(1, [2]), 3, (1, "client 1 holds private states [2] only; interactions after 3")),
+        (None, 3, ("", "states of the server or of clients are gone; interactions after 4 are")),
+        (
+            StateLost(1, [2]),
+            3,
+            (1, "client 1 holds private states of interactions 3 only; interactions after 4"),
+        ),
         (None, 5, None),  # the last commit
         (None, 6, None),  # it was undone, and is there again
     ],

@@ -78,7 +78,7 @@ def test_a_step_whose_task_nobody_has_is_one_line(tmp_path: Path) -> None:
         roster = Roster(store)
         roster.add({0: described(2), 1: described(1)})
         assert roster.cohort_of(Step(1, 0, 1, (0, 1, 2), True, True)) == (0,)
-        with pytest.raises(RunFailed, match="interaction 5: no known client has task 1"):
+        with pytest.raises(RunFailed, match="interaction 6: no known client has task 1"):
             roster.cohort_of(Step(5, 2, 1, (1, 2), True, True))
 
 

@@ -22,8 +22,8 @@ from fedsrv.engine.cohort import Answer, Answers
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.rows import record_of
 from fedsrv.engine.schedule import Step, scorers
+from fedsrv.event_lines import EventFormatter
 from fedsrv.events import EventLog
-from fedsrv.narration import Narrator
 from fedsrv.state.record import Durations, Record, Traffic
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
@@ -87,7 +87,7 @@ def test_a_run_says_who_has_no_training_example(method, notes, tmp_path):
     Engine(experiment, cohort, store, events).run()
     store.close()
     events.close()
-    told = [Narrator().line(event) for event in events.listen(from_start=True)]
+    told = [EventFormatter().line(event) for event in events.listen(from_start=True)]
     found = [line for line in told if "no training example" in line]
     line = "note: no training example at client 1: if that is not meant, look with fedcli check DIR"
     assert found == [line] * notes

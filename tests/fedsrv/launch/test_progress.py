@@ -40,16 +40,19 @@ def test_what_a_client_says_is_neither_markup_nor_control(kind):
 
 @pytest.mark.parametrize(("loss", "said"), [(1e300, "1e+300"), (None, "unknown"), (0.25, "0.25")])
 def test_a_loss_of_any_size_takes_little_room(loss, said):
-    display = Display("a run", Console(file=io.StringIO(), force_terminal=True, width=500))
+    console = Console(file=io.StringIO(), width=500)
+    display = Display("a run", console)
     display.take(Event("beat", "0", 0, 0, {"epoch": 0, "batch": 1, "loss": loss}))
-    assert display.clients["0"] == f"epoch 0, batch 1, loss {said}"
+    with console.capture() as capture:
+        console.print(display._render())
+    assert f"client 0  trains: epoch 1, batch 2, loss {said}" in capture.get()
 
 
 def test_lines_without_a_terminal():
     lines = shown(Lines).splitlines()
     assert lines[0] == "waiting for 2 clients to join at 127.0.0.1:5"
     assert lines[1] == "client 0 joined (1 of 2)"
-    assert lines[3] == "round 0, task 0, interaction 0 (of 3) committed, loss 0.5"
+    assert lines[3] == "interaction 1 of 3: round 1, task 0 committed, loss 0.5"
     assert [line[:15] for line in shown(Lines, level=logging.WARNING).splitlines()] == [
         "client 0 failed"
     ]
@@ -106,7 +109,7 @@ def test_the_terminal_shows_clients_and_the_last_step():
     with console.capture() as capture:
         console.print(display._render())
     assert "client 0  failed" in capture.get()
-    assert "interaction 0 (of 3) committed, loss 0.5" in capture.get()
+    assert "interaction 1 of 3: round 1, task 0 committed, loss 0.5" in capture.get()
 
 
 def test_the_terminal_says_once_how_long_it_takes():

@@ -95,8 +95,8 @@ def test_status_says_where_a_run_stands(
     assert status == 0
     assert out == [
         "state: waiting",
-        "committed: interaction 1 of 4: round 0, task 0, loss 0.5",
-        "scores: a_loc 0.75, a_sel 0.5",
+        "committed: interaction 1 of 4: round 1, task 0, loss 0.5",
+        "scores: a_loc 75.0 %, a_sel 50.0 %",
         "clients seen lately: 1",
         "waiting: waiting for client 1",
         "failures of client 1: 1",
@@ -140,11 +140,11 @@ def test_watch_follows_to_the_end(
         "client 0 joined",
         "client 1 joined",
         "client 1 failed: its disk\\x1b[2J is full",
-        "round 0, task 0, interaction 0 (of 4) committed, loss 0.5",
-        "round 0, interaction 0 scored: a_loc 0.75, a_sel 0.5",
+        "interaction 1 of 4: round 1, task 0 committed, loss 0.5",
+        "interaction 1: round 1 scored: a_loc 75.0 %, a_sel 50.0 %",
         "client 1 left: finished",
         "waiting for client 1",
-        "the run has finished: a_loc 0.9",
+        "the run has finished: a_loc 90.0 %",
     ]
     _, out, _ = typed(monkeypatch, capsys, "watch", address, "--json")
     kinds = [json.loads(line)["kind"] for line in out]

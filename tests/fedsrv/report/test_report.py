@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.numerics.metric_names import metric
 from fedmodels.numerics.metrics import forgetting
 from fedsrv.engine.summary import accuracy_lost
 from fedsrv.report import quantities
@@ -129,6 +130,10 @@ def _row(
     return {"round": round_, "interaction": at, "cohort": list(range(clients)), **kept}
 
 
+def label(name: str) -> str:
+    return metric(name).label
+
+
 def lines_of(*runs: Any, everything: bool = False) -> dict[str, list[str]]:
     """Return the cells of a comparison by the names of their rows."""
     table = report.comparison(group_runs(runs), everything)
@@ -172,8 +177,8 @@ def test_final_table_shows_metrics_and_cost(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", seed=3, kind="replay_gradual")
     text = text_of(report.final_table(run))
     assert "gldp on digits, replay_gradual, seed 3: 4 rounds" in text
-    assert line_of(text, "a_glo %") == ["83.00"]
-    assert line_of(text, "afm %") == ["5.00"]
+    assert line_of(text, label("a_glo")) == ["83.00"]
+    assert line_of(text, label("afm")) == ["5.00"]
     assert line_of(text, "bytes up") == ["4.56 kB"]
     assert line_of(text, "seconds wall") == ["12.0 s"]
 
@@ -189,7 +194,7 @@ def test_a_run_in_progress_shows_what_it_has(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", rounds=2, tasks=2, summary=False))
     text = text_of(report.final_table(run, everything=True))
     assert "2 rounds, not finished" in text
-    assert line_of(text, "a_glo %") == [f"{100 * (1 - 0.8 * 0.8**3):.2f}"]
+    assert line_of(text, label("a_glo")) == [f"{100 * (1 - 0.8 * 0.8**3):.2f}"]
     assert line_of(text, "round_best") == ["1"]
     assert line_of(text, "bytes down") == ["12 kB"]  # four interactions of 3 x 1000
 
@@ -202,28 +207,26 @@ def test_seeds_merge_as_mean_and_population_deviation(tmp_path: Path) -> None:
         for i, v in enumerate(values)
     ]
     text = text_of(report.compare(runs, everything=True))
-    assert line_of(text, "a_glo %") == ["81.67 ± 1.70"]
+    assert line_of(text, label("a_glo")) == ["81.67 ± 1.70"]
     assert line_of(text, "entropy") == ["2 ± 0"]
     assert "3 seeds" in text
 
 
 @pytest.mark.parametrize(
-    ("config", "heading"),
+    ("schedule", "trained", "whose"),
     [
-        ({"schedule": {"clients": 4, "per_round": 2}}, "a_loc_trained % (2 of 4 clients)"),
-        (
-            {"schedule": {"clients": 4, "per_round": 2}, "evaluate": {"trained": "all"}},
-            "a_loc_trained %",
-        ),
-        ({"schedule": {"clients": 4, "per_round": 4}}, "a_loc_trained %"),
+        ({"clients": 4, "per_round": 2}, "", " (2 of 4 clients)"),
+        ({"clients": 4, "per_round": 2}, "all", ""),
+        ({"clients": 4, "per_round": 4}, "", ""),
     ],
 )
-def test_a_number_of_the_cohort_says_of_how_many(tmp_path, config, heading) -> None:
+def test_a_number_of_the_cohort_says_of_how_many(tmp_path, schedule, trained, whose) -> None:
     metrics = {"a_loc_trained": 0.5, "a_loc_received": 0.6}
+    config = {"schedule": schedule, "evaluate": {"trained": trained}}
     run = read_run(write_run(tmp_path / "run", metrics=metrics, config=config))
     lines = lines_of(run, everything=True)
-    assert lines[heading] == ["50.00"]
-    assert lines["a_loc_received %"] == ["60.00"]
+    assert lines[label("a_loc_trained") + whose] == ["50.00"]
+    assert lines[label("a_loc_received")] == ["60.00"]
 
 
 def test_a_copied_run_is_no_further_seed(tmp_path: Path) -> None:
@@ -289,7 +292,7 @@ def test_methods_side_by_side(tmp_path: Path) -> None:
         "fedavg",
         "local",
     ]
-    assert lines_of(*runs, everything=True)["a_glo %"] == ["50.00", "60.00", "–"]
+    assert lines_of(*runs, everything=True)[label("a_glo")] == ["50.00", "60.00", "–"]
     assert best_of(*runs) == {}, "one seed each says nothing of a winner"
 
 
@@ -312,7 +315,7 @@ def test_a_winner_beats_every_other_in_a_paired_test(tmp_path: Path) -> None:
     found = difference({0: 0.52, 1: 0.63, 2: 0.74}, {0: 0.50, 1: 0.60, 2: 0.70})
     assert found
     assert (found.low, found.high) == pytest.approx((0.00516, 0.05484), abs=1e-5)
-    assert best_of(*a, *b) == {"a_glo %": "b"}
+    assert best_of(*a, *b) == {label("a_glo"): "b"}
     assert best_of(*a, *b, *c) == {}
     two = [*seeds(tmp_path / "two", "a", 0.5, 0.6), *seeds(tmp_path / "two", "b", 0.625, 0.725)]
     assert best_of(*two) == {}, "two seeds are too few"
@@ -331,7 +334,7 @@ def test_a_seed_of_its_own_makes_nobody_a_winner(tmp_path: Path) -> None:
 def test_less_forgetting_wins(tmp_path: Path) -> None:
     a = seeds(tmp_path, "a", 0.5, 0.6, 0.7, name="forgetting")
     b = seeds(tmp_path, "b", 0.4, 0.5, 0.6, name="forgetting")
-    assert best_of(*a, *b) == {"forgetting %": "b"}
+    assert best_of(*a, *b) == {label("forgetting"): "b"}
     assert best_of(*a, *seeds(tmp_path, "same", 0.5, 0.6, 0.7, name="forgetting")) == {}
 
 
@@ -342,18 +345,21 @@ def test_a_table_shows_the_figures_of_its_scenario(tmp_path: Path) -> None:
     )  # fmt: skip
     metrics = dict.fromkeys(names, 0.5)
     found = {
-        kind: list(lines_of(read_run(run)))
+        kind: [
+            re.sub(r".*\((.*)\) %|forgetting %", r"\1", n) or "forgetting"
+            for n in lines_of(read_run(run))
+        ]
         for kind in ("per_class_shards", "natural", "replay_gradual")
         if (run := write_run(tmp_path / kind, kind=kind, metrics=metrics))
     }
     costs = ["bytes up", "seconds wall"]
     assert found == {
-        "per_class_shards": ["a_loc %", "a_loc_minority %", "forgetting %", "a_glo %", *costs],
-        "natural": ["personalization %", "generalization %", "global_f1 %", "a_loc %", *costs],
-        "replay_gradual": ["aa %", "forgetting %", "a_loc %", "a_glo %", *costs],
+        "per_class_shards": ["a_loc", "a_loc_minority", "forgetting", "a_glo", *costs],
+        "natural": ["personalization", "generalization", "global_f1", "a_loc", *costs],
+        "replay_gradual": ["aa", "forgetting", "a_loc", "a_glo", *costs],
     }
     several = [read_run(write_run(tmp_path / m, method=m, metrics=metrics)) for m in ("a", "b")]
-    assert next(iter(lines_of(*several))) == "a_loc_received %", "one view for all methods"
+    assert next(iter(lines_of(*several))) == label("a_loc_received"), "one view for all methods"
     assert len(names) - 4 + 5 == 12
     assert "12 more: fedsrv report --all RUN" in text_of(report.compare(several))
     assert len(lines_of(*several, everything=True)) == 18
@@ -366,9 +372,9 @@ def test_forgetting_is_of_the_moment_that_most_runs_scored(tmp_path: Path) -> No
     late = dict(list(both.items())[1:])
     partly = read_run(write_run(tmp_path / "partly", method="c", metrics=late))
     for runs, name in (
-        ([one], "forgetting %"),
-        ([one, other], "forgetting_received %"),
-        ([one, partly], "forgetting_trained %"),
+        ([one], label("forgetting")),
+        ([one, other], label("forgetting_received")),
+        ([one, partly], label("forgetting_trained")),
     ):
         assert next(iter(lines_of(*runs))) == name
 
@@ -563,7 +569,7 @@ def test_odd_values_are_left_out(tmp_path: Path) -> None:
     run = hand_written(tmp_path / "run", *rows)
     assert run.metrics() == {}
     report.final_table(run)
-    open_ = ["Summary", "Settings", "Everything else", "Every figure as a number"]
+    open_ = ["Summary", "Settings", "Everything else", "Every number"]
     assert headings(page_of(tmp_path, tmp_path / "run")) == open_
 
 
@@ -650,7 +656,7 @@ def test_page_needs_nothing_but_itself(tmp_path: Path) -> None:
 def test_page_has_every_section_and_sound_figures(tmp_path: Path) -> None:
     page = page_of(tmp_path, write_run(tmp_path / "run"))
     open_ = ["Summary", "Settings", "Everything else"]
-    folded = ["Every figure as a number", "Over rounds", "Clients", "Classes", "Tasks"]
+    folded = ["Every number", "Over rounds", "Clients", "Classes", "Tasks"]
     assert headings(page) == [*open_, *folded, "Who helped whom", "Cost"]
     figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
@@ -854,7 +860,7 @@ def test_command_prints_tables_and_writes_the_page(
 ) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", method="fedavg")
     report.report_command([a], None)
-    assert "a_glo %" in capsys.readouterr().out
+    assert label("a_glo") in capsys.readouterr().out
     report.report_command([a, b, a], tmp_path / "out.html")
     out = capsys.readouterr().out
     assert "fedavg" in out

@@ -40,20 +40,20 @@ def drop_line(path, *interactions):
 HARM = {
     "newest record": (
         lambda path: edit(path, "DELETE FROM interactions WHERE interaction = 3"),
-        "run.db has no record of interaction 3, of which rounds.jsonl tells",
+        "run.db has no record of interaction 4, of which rounds.jsonl tells",
     ),
     "newest two": (
         lambda path: edit(path, "DELETE FROM interactions WHERE interaction > 1"),
-        "run.db has no record of interactions 2 and 3, of which",
+        "run.db has no record of interactions 3 and 4, of which",
     ),
     "client": (
         lambda path: edit(path, "DELETE FROM clients"),
         "run.db does not describe client 0, who trained in this run, any more",
     ),
-    "line": (lambda path: drop_line(path, 1), "rounds.jsonl has no line of interaction 1, of"),
+    "line": (lambda path: drop_line(path, 1), "rounds.jsonl has no line of interaction 2, of"),
     "edited line": (
         lambda path: (path / "rounds.jsonl").write_text(json.dumps(record(0, round=7)) + "\n"),
-        "rounds.jsonl and run.db differ in interaction 0",
+        "rounds.jsonl and run.db differ in interaction 1",
     ),
 }
 
@@ -88,7 +88,7 @@ def test_many_are_counted(tmp_path):
         pass
     edit(tmp_path / "run", "DELETE FROM interactions WHERE interaction > 2")
     found = differences(tmp_path / "run")[0]
-    assert "interactions 3, 4, 5, 6 and 5 more, of which rounds.jsonl tells" in found
+    assert "interactions 4, 5, 6, 7 and 5 more, of which rounds.jsonl tells" in found
 
 
 def test_report_says_what_is_missing(digits, tmp_path):
@@ -101,7 +101,7 @@ def test_report_says_what_is_missing(digits, tmp_path):
     edit(run, "DELETE FROM clients WHERE id = 1")
     found = CliRunner().invoke(app, ["report", str(run)])
     assert found.exit_code == 0
-    assert "run.db has no record of interaction 1, of which rounds.jsonl tells" in found.stderr
+    assert "run.db has no record of interaction 2, of which rounds.jsonl tells" in found.stderr
     assert "run.db does not describe client 1, who trained in this run" in found.stderr
 
 

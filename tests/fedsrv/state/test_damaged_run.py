@@ -100,7 +100,7 @@ def test_a_damaged_database_is_no_new_run(run, harm):
 )
 def test_an_edited_record_is_noticed(run, statement):
     edit(run, statement)
-    refused(run, r"run\.db is damaged \(the record of interaction 2 is not")
+    refused(run, r"run\.db is damaged \(the record of interaction 3 is not")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_scores_that_came_later_are_part_of_the_chain(tmp_path):
     store.close()
     assert opened(tmp_path / "run")[1] == 1
     edit(tmp_path / "run", "UPDATE interactions SET record = replace(record, '0.5', '0.9')")
-    refused(tmp_path / "run", "the record of interaction 0 is not")
+    refused(tmp_path / "run", "the record of interaction 1 is not")
 
 
 def test_a_run_of_an_earlier_format_is_refused_with_a_way_on(run):
@@ -222,7 +222,7 @@ def test_a_recovered_run_ends_as_the_whole_one(half_way, digits, harm):
     refused(path, "fedsrv recover", LOCAL)
     told = []
     assert recover(path, told.append) == 3
-    assert "interactions 0 to 3 are recovered" in told[0]
+    assert "interactions 1 to 4 are recovered" in told[0]
     if harm != "gone":
         assert (path / "set-aside" / "run.db").exists()
     again = run_in_process(LOCAL, digits, path, resume=True)
@@ -292,7 +292,7 @@ def test_a_run_without_records_is_neither_whole_nor_recovered(run):
     HARM["no rows"](run)
     (run / "rounds.jsonl").write_text("damaged\n")
     (run / "config.toml").write_text(tomli_w.dumps(EXPERIMENT.to_dict()))
-    refused(run, "it ends with interaction -1, and the states begin with 2.*fedsrv recover")
+    refused(run, "it ends with interaction 0, and the states begin with 3.*fedsrv recover")
     with pytest.raises(ArchiveError, match="no state that can be read has its record"):
         recover(run, print)
 

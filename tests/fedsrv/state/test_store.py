@@ -417,7 +417,7 @@ def test_a_sync_that_failed_is_tried_again_with_the_next_commit(caplog):
     finally:
         syncer.close()
     assert asked == [3, 4]
-    assert caplog.messages == ["interaction 3 is not safe on the disk: Input/output error"]
+    assert caplog.messages == ["interaction 4 is not safe on the disk: Input/output error"]
 
 
 def test_a_roll_back_while_a_sync_is_under_way():

@@ -375,7 +375,7 @@ def test_clients_at_work_are_named_after_a_minute(world, clock):
     until(lambda: waiting(world))
     assert stays(future)
     assert [w["line"] for w in waiting(world)] == [
-        "training, round 4, interaction 4: waiting for client 1 (at work) for 61 s; "
+        "training, round 5, interaction 5: waiting for client 1 (at work) for 61 s; "
         "it goes on without them in 239 s"
     ]
 

@@ -97,7 +97,7 @@ def test_one_that_is_refused_leaves_the_others(world: World) -> None:
     [
         ({"token": b"somebody else's"}, STRANGER, "client 1 has no session with this token"),
         ({"client_id": "7"}, INVALID, "client id '7' is none of this run's"),
-        ({"trip": 8}, ABORTED, "interaction 0 is no longer wanted"),
+        ({"trip": 8}, ABORTED, "interaction 1 is no longer wanted"),
     ],
     ids=["token", "client", "trip"],
 )

@@ -72,8 +72,8 @@ def check_loss(ctx: ServerContext, work: str, loss: float, rates: str) -> None:
     """
     if not math.isfinite(loss):
         raise PayloadError(
-            f"{work} diverged after round {ctx.round}: its loss is not finite, as where logits of "
-            "the mean model overflow; what usually helps is a lower [training] lr (it is "
+            f"{work} diverged after round {ctx.round + 1}: its loss is not finite, as where logits "
+            "of the mean model overflow; what usually helps is a lower [training] lr (it is "
             f"{ctx.run.experiment.training.lr:g}), a net that normalises, such as [net] norm = "
             f'"layer", or lower {rates}'
         )

@@ -1,0 +1,247 @@
+"""What the live page shows of a run: its status by events, and charts of what is committed."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import jinja2
+import numpy as np
+
+from fedmodels.charts import Chart, Spread, svg
+from fedmodels.log_lines import json_text
+from fedmodels.numerics.metric_names import metric
+from fedmodels.units import Unit, bytes_text, duration, text_of
+from fedsrv.events import Event
+from fedsrv.report import quantities as q
+from fedsrv.report.comparison import one_column
+from fedsrv.report.page import template
+from fedsrv.report.panels import WEIGHTS, cells_of, telling
+from fedsrv.report.quantities import view_name
+from fedsrv.report.run_record import RunRecord, read_run
+from fedsrv.report.table import Name, Table
+from fedsrv.run_status import SHOWN, RunStatus, by_number, place_text
+
+TEMPLATE = Path(__file__).with_name("live.html.j2")
+MAX_CLIENTS = 200
+"""Clients that have a row of their own; of more, quantiles over all are shown besides."""
+QUANTILES = {"least": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1.0}
+FRESH_S, SHARE = 1.0, 0.1
+"""Records are read again after this time at the earliest, and reading them takes no more than this
+share of it."""
+WATCHED_S = 5.0
+"""A page that was asked for within this time is open."""
+Columns = Mapping[str, Mapping[int, float]]
+FORMS = {"training": duration, "down": bytes_text, "up": bytes_text}
+"""How columns of the clients' table are written; the others are percentages."""
+
+
+class LivePage:
+    """The page of one run; safe between threads."""
+
+    def __init__(self, run: Path) -> None:
+        """Follow the run directory ``run``; events are added by :meth:`take`."""
+        self.run = run
+        self._lock = threading.Condition()
+        self._status = RunStatus()
+        self._looks, self._last_look = 0, -math.inf
+        """How often the page was asked for, and when last."""
+        self._next, self._sizes = 0.0, (-1, -1)
+        self._record: RunRecord
+        self._charts: list[tuple[str, str]] = []
+        """Caption and drawing of each chart."""
+
+    def take(self, event: Event) -> None:
+        """Take in one event."""
+        with self._lock:
+            self._status.take(event)
+
+    def to_json(self) -> str:
+        """Return the status as one JSON object."""
+        with self._lock:
+            return json_text(self._status.to_dict())
+
+    def html(self) -> str:
+        """Return the whole page as it is now.
+
+        Raises:
+            ArchiveError: the run directory is damaged.
+        """
+        with self._lock:
+            self._read()
+            status, run = self._status, self._record
+            table, told = clients_table(status, run, time.time())
+            left = status.seconds_left
+            self._looks, self._last_look = self._looks + 1, time.monotonic()
+            self._lock.notify_all()
+            return page_template().render(
+                title=run.title(),
+                finished=run.is_finished,
+                place=self._place(),
+                share=self._share(),
+                left="" if run.is_finished or left is None else f"about {duration(left)} left",
+                status=status,
+                charts=self._charts,
+                clients=table,
+                told=told,
+                metrics=one_column(run),
+            )
+
+    def await_last_look(self, within_s: float) -> None:
+        """Wait until a page that is open has the state of this moment."""
+        with self._lock:
+            self._next, seen = 0.0, self._looks
+            if time.monotonic() - self._last_look < WATCHED_S:
+                self._lock.wait_for(lambda: self._looks > seen, within_s)
+
+    def _place(self) -> str:
+        """Return what is committed, by events; before any came, by the records."""
+        if self._status.place or not self._record.rows:
+            return self._status.place
+        row, of = self._record.rows[-1], len(self._record.rows) if self._record.is_finished else 0
+        at = q.interaction_of(row, len(self._record.rows) - 1) - 1
+        return place_text(at, int(row.get("round", at)), row.get("task"), of)
+
+    def _share(self) -> float:
+        """Return how much of the run is done; how long it is, no record says."""
+        of = self._status.interactions
+        return 1.0 if self._record.is_finished else len(self._record.rows) / of if of else 0.0
+
+    def _read(self) -> None:
+        """Read the records again, and draw them, where they have changed."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        sizes = _size(self.run / "rounds.jsonl"), _size(self.run / "summary.json")
+        if sizes != self._sizes:
+            self._record = read_run(self.run)
+            self._charts = [(c.caption, svg(c)) for c in telling(charts_of(self._record))]
+            self._sizes = sizes
+        took = time.monotonic() - now
+        self._next = now + max(FRESH_S, took / SHARE)
+
+
+def charts_of(run: RunRecord) -> Iterator[Chart]:
+    """Yield charts of accuracies, loss, tasks, weights and bytes."""
+
+    def whole(curve: Mapping[int, float]) -> dict[int, float]:
+        """Return a curve by rounds without a round of which some tasks have not come yet."""
+        return {at: value for at, value in curve.items() if at != run.open_round}
+
+    named = {metric(name).title: whole(q.metric_curve(run, name)) for name in SHOWN}
+    yield _lines("Accuracy by round", named, "round", "accuracy", "percent")
+    views = {view_name(view): whole(q.view_curve(run, view)) for view in q.views_of(run)}
+    yield _lines("Accuracy by view", views, "round", "accuracy", "percent")
+    yield _lines("Training loss", {"": whole(q.metric_curve(run, "loss"))}, "round", "loss")
+    for view in q.views_of(run):
+        if ":" not in view:  # by the usual rule of prediction
+            cells = {(task, at): v for (at, task), v in q.task_accuracy(run, view).items()}
+            text = f"Accuracy by task, {view_name(view)}"
+            yield cells_of(text, cells, "interaction", "task", "percent")
+    if matrices := q.weight_matrices(run):
+        at = max(matrices)
+        yield cells_of(f"Who helped whom, interaction {at}", matrices[at], *WEIGHTS)
+    shares = {(client, at): weight for (at, client), weight in q.weight_vectors(run).items()}
+    yield cells_of("Who contributed", shares, "interaction", "client")
+    moved = {way: q.spent(run, "bytes", way) for way in ("down", "up")}
+    yield _lines("Bytes by interaction", moved, "interaction", "bytes", "bytes")
+
+
+def _lines(caption: str, lines: Columns, x: str, y: str, unit: Unit = "") -> Chart:
+    values = {
+        label: {at: Spread(value) for at, value in line.items()}
+        for label, line in lines.items()
+        if line
+    }
+    return Chart(caption, "lines", values, x, y, unit)
+
+
+def clients_table(status: RunStatus, run: RunRecord, now: float) -> tuple[Table, str]:
+    """Return what each client does and how it fares, and a line on those who have no row.
+
+    Of many clients, those that failed or were heard last have rows.
+    """
+    numbers = columns_of(run)
+    known = dict(status.clients)
+    spoke = heapq.nlargest(
+        MAX_CLIENTS, known, key=lambda name: (known[name].failures > 0, known[name].heard)
+    )
+    everybody = list(
+        dict.fromkeys([*spoke, *known, *(str(c) for column in numbers.values() for c in column)])
+    )
+    heads = ["doing", "heard", "behind", "failures", *numbers]
+    rows, cells = list[Name](), list[list[str]]()
+    if len(everybody) > MAX_CLIENTS:
+        for name, share in QUANTILES.items():
+            values = [
+                _form(head, float(np.quantile([*column.values()], share))) if column else ""
+                for head, column in numbers.items()
+            ]
+            rows.append(Name(name, "of all"))
+            cells.append(["", "", "", "", *values])
+    for name in sorted(everybody[:MAX_CLIENTS], key=by_number):
+        rows.append(Name(name))
+        cells.append([*_doing(status, name, run.is_finished, now), *_numbers(numbers, name)])
+    table = Table([*map(Name, heads)], rows, cells, corner="client")
+    if len(everybody) <= MAX_CLIENTS:
+        return table, ""
+    phases = Counter(client.phase for client in known.values()).most_common()
+    counts = ", ".join(f"{count} {phase}" for phase, count in phases)
+    told = f"{MAX_CLIENTS} of {len(everybody)} clients: those that failed, then those heard last"
+    return table, f"{told}. All: {counts}" if counts else told
+
+
+def columns_of(run: RunRecord) -> Columns:
+    """Return numbers of clients by the heading of their column; those without any are left out."""
+    found: Columns = {
+        **{
+            view_name(view): q.client_accuracy(run, view)
+            for view in q.views_of(run)
+            if ":" not in view
+        },
+        "training": q.seconds_of_client(run),
+        "down": q.bytes_of_client(run, "down"),
+        "up": q.bytes_of_client(run, "up"),
+    }
+    return {head: column for head, column in found.items() if column}
+
+
+def _doing(status: RunStatus, name: str, finished: bool, now: float) -> list[str]:
+    client = status.clients.get(name)
+    if client is None or finished:
+        failures = str(client.failures) if client else ""
+        return ["finished" if finished else "not heard of", "", "", failures]
+    lag = client.lag(status.interaction)
+    heard = f"{duration(max(now - client.heard, 0))} ago"
+    return [str(client), heard, "" if lag is None else str(lag), str(client.failures)]
+
+
+def _numbers(columns: Columns, name: str) -> list[str]:
+    found = [
+        (head, column.get(int(name)) if name.isdecimal() else None)
+        for head, column in columns.items()
+    ]
+    return ["" if value is None else _form(head, value) for head, value in found]
+
+
+def _form(head: str, value: float) -> str:
+    return FORMS[head](value) if head in FORMS else text_of(value, "percent")
+
+
+@cache
+def page_template() -> jinja2.Template:
+    """Return the template of the page, which holds its one script."""
+    return template(TEMPLATE)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

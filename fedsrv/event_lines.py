@@ -1,0 +1,179 @@
+"""Events of a run as plain lines, and who tells them: the log, and the launcher's pipe."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from fedmodels.printable import printable
+from fedmodels.units import bytes_text, duration
+from fedsrv.events import Event, EventLog
+from fedsrv.run_status import RunStatus, number_text, place_text, scores_text
+
+LAST_WORDS_S = 5.0
+"""Time for what is left to say when a run has ended."""
+FREQUENT = frozenset({"order", "beat", "upload"})
+"""Kinds that come for every client in every interaction."""
+ENDED = "ended"
+"""The kind that tells monitors why a run ends before its end; the command's last line says it."""
+COMINGS = frozenset({"joined", "left"})
+"""Kinds of events that a client brings about as often as it likes."""
+MAX_COMINGS, WITHIN_S = 20, 60.0
+"""Lines about one client's coming and going in any minute."""
+GRAVE = frozenset({"failed", "waiting", "rollback", "started-over", "missed", "draining", "note"})
+"""Kinds that a user may have to act on."""
+
+
+def level_of(event: Event) -> int:
+    """Return how much an event matters, as a level of ``logging``."""
+    if event.kind in FREQUENT or event.kind == ENDED:
+        return logging.DEBUG
+    return logging.WARNING if event.kind in GRAVE else logging.INFO
+
+
+class EventFormatter:
+    """Makes lines of events, and keeps the status that they tell of."""
+
+    def __init__(self) -> None:
+        self.status = RunStatus()
+
+    def line(self, event: Event) -> str:
+        """Take in an event and return it as one line."""
+        is_known = event.client in self.status.clients
+        self.status.take(event)
+        if event.kind == "joined":
+            return printable(self._joined(event, is_known))
+        if event.kind == "commit":
+            return printable(self._commit(event))
+        return printable(_LINES.get(event.kind, _any)(event))
+
+    def _joined(self, event: Event, is_known: bool) -> str:
+        status, who = self.status, f"client {event.client} joined"
+        if is_known:
+            return f"{who} again"
+        so_far = event.client.isdigit() and status.expected
+        return f"{who} ({status.joined} of {status.expected})" if so_far else who
+
+    def _commit(self, event: Event) -> str:
+        facts, left = event.detail, self.status.seconds_left
+        sizes = facts.get("bytes") or {}
+        spent = [f"{bytes_text(sizes[way])} {way}" for way in ("down", "up") if way in sizes]
+        spent += [] if left is None else [f"about {duration(left)} left"]
+        loss = f"loss {number_text(facts.get('loss'))}"
+        return ", ".join([f"{_place(event)} committed", loss, *spent])
+
+
+def _listening(event: Event) -> str:
+    facts, clients = event.detail, int(event.detail["clients"])
+    enough = "" if facts["needed"] == clients else f" ({facts['needed']} suffice)"
+    whom = f"{clients} client{'' if clients == 1 else 's'}"
+    return f"waiting for {whom} to join{enough} at {facts['address']}"
+
+
+def _finished(event: Event) -> str:
+    metrics = event.detail.get("metrics")
+    return "the run has finished" + (f": {scores_text(metrics)}" if metrics else "")
+
+
+def _server(event: Event) -> str:
+    facts = event.detail
+    place = place_text(event.interaction, event.round, facts.get("task"))
+    return f"{place}: {facts.get('work')}, step {facts.get('step')} of {facts.get('of')}"
+
+
+def _rollback(event: Event) -> str:
+    reason = event.detail.get("reason", "")
+    return f"rolling back to interaction {event.interaction + 1}: {reason}"
+
+
+def _any(event: Event) -> str:
+    more = ", ".join(f"{key} {value}" for key, value in event.detail.items())
+    whose = f"client {event.client} " if event.client else ""
+    return f"{whose}{event.kind}{': ' if more else ''}{more}"
+
+
+def _place(event: Event) -> str:
+    facts = event.detail
+    return place_text(event.interaction, event.round, facts.get("task"), int(facts.get("of") or 0))
+
+
+_LINES: Mapping[str, Callable[[Event], str]] = {
+    "listening": _listening,
+    "finished": _finished,
+    "server": _server,
+    "rollback": _rollback,
+    "scores": lambda e: f"{_place(e)} scored: {scores_text(e.detail.get('metrics'))}",
+    "ended": lambda e: str(e.detail.get("reason", "")),
+    "failed": lambda e: f"client {e.client} failed: {e.detail.get('reason', '')}",
+    "left": lambda e: f"client {e.client} left: {e.detail.get('reason', '')}",
+    "missed": lambda e: f"{e.detail.get('events')} events were missed",
+    "metrics": lambda e: f"metrics for Prometheus: {e.detail['url']}",
+    "dashboard": lambda e: f"live page: {e.detail['url']}",
+    "waiting": lambda e: str(e.detail.get("line", "waiting")),
+    "note": lambda e: f"note: {e.detail.get('line', '')}",
+    "draining": lambda e: str(e.detail.get("line", "the coordinator stops")),
+}
+
+
+class EventPrinter:
+    """Tells what happens in a run, once clients can join."""
+
+    def __init__(self, *, names_address: bool, prints: bool) -> None:
+        """Choose whether to print the address, and each event, for the launcher."""
+        self._names_address, self._prints = names_address, prints
+        self.has_begun = False
+
+    def begin(self, address: str, events: EventLog) -> None:
+        """Tell events from now on, in a thread."""
+        if self._names_address:
+            print(f"listening on {address}", flush=True)
+        self._thread = threading.Thread(target=tell, args=(events, self._prints), daemon=True)
+        self._thread.start()
+        self.has_begun = True
+
+    def fail(self, why: str) -> None:
+        """Tell the launcher why the run failed: the log may be on a disk that is full."""
+        if self._prints:
+            sys.stdout.write(f"error: {why}\n")
+            sys.stdout.flush()
+
+    def end(self) -> None:
+        """Wait until the last event is told."""
+        self._thread.join(LAST_WORDS_S)
+
+
+class ComingsLimit:
+    """Keeps a client that joins and leaves all the time from filling the log."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, deque[float]] = {}
+        self._silenced: set[str] = set()
+
+    def limited(self, event: Event, line: str) -> str:
+        """Return the line to log: the event's, a last word about its client, or nothing."""
+        if event.kind not in COMINGS:
+            return line
+        told = self._told.setdefault(event.client, deque(maxlen=MAX_COMINGS))
+        if len(told) < MAX_COMINGS or event.unix_time - told[0] > WITHIN_S:
+            told.append(event.unix_time)
+            self._silenced.discard(event.client)
+            return line
+        if event.client in self._silenced:
+            return ""
+        self._silenced.add(event.client)
+        return f"client {event.client} comes and goes all the time: no more of it is told"
+
+
+def tell(log: EventLog, prints: bool = False) -> None:
+    """Log what happens, as far as the log level lets it through; print it for the launcher."""
+    formatter, comings = EventFormatter(), ComingsLimit()
+    for event in log.listen(from_start=True):
+        if prints:
+            sys.stdout.write(event.to_json() + "\n")
+            sys.stdout.flush()
+        facts = {"event": event.__dict__}
+        if line := comings.limited(event, formatter.line(event)):
+            logging.getLogger("fedsrv").log(level_of(event), "%s", line, extra=facts)

@@ -1,0 +1,230 @@
+"""Where a run and its clients stand, as its events tell.
+
+The terminal, the live page and ``fedsrv status`` show this one account.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedmodels.numerics.metric_names import metric
+from fedmodels.printable import printable
+from fedmodels.units import text_of
+from fedsrv.events import Event
+
+SHOWN = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
+"""The metrics that lines show, where a run has them."""
+PHASES = {1: "trains", 2: "scores", 3: "finishes"}
+"""What a client does with an order, by its kind."""
+
+
+class Pace:
+    """How long a run still takes, by its last commits."""
+
+    def __init__(self) -> None:
+        self._commits = deque[tuple[int, float]](maxlen=20)
+
+    def take(self, event: Event) -> None:
+        """Take in an event; a roll-back begins the count anew."""
+        if event.kind == "rollback":
+            self._commits.clear()
+        elif event.kind == "commit":
+            self._commits.append((event.interaction, event.unix_time))
+
+    def seconds_left(self, of: int) -> float | None:
+        """Return the time that a run of so many interactions still needs; None: not known yet."""
+        if len(self._commits) < 2:
+            return None
+        (first, begun), (last, now) = self._commits[0], self._commits[-1]
+        if last <= first or not math.isfinite(now - begun):  # a server may say anything
+            return None
+        return (now - begun) / (last - first) * max(of - last - 1, 0)
+
+
+@dataclass
+class ClientStatus:
+    """One client, by the last events about it."""
+
+    phase: str = "unknown"
+    detail: str = ""
+    """How far its training is, or why it failed."""
+    heard: float = 0.0
+    """Unix time of the last event."""
+    answered: int = -1
+    """The last interaction that it answered."""
+    failures: int = 0
+
+    def take(self, event: Event) -> None:
+        """Take in an event about this client."""
+        facts = event.detail
+        self.heard, self.detail = event.unix_time, ""
+        if event.kind == "beat":
+            place = f"epoch {facts['epoch'] + 1}, batch {facts['batch'] + 1}"
+            self.phase, self.detail = "trains", f"{place}, loss {number_text(facts['loss'])}"
+        elif event.kind == "order":
+            self.phase = PHASES.get(facts.get("order", 0), "works")
+        elif event.kind == "upload":
+            self.phase, self.answered = "waits", max(self.answered, event.interaction)
+        elif event.kind == "failed":
+            self.phase, self.detail = "failed", printable(str(facts.get("reason", "")))
+            self.failures += 1
+        elif event.kind in ("joined", "left"):
+            self.phase = event.kind
+
+    def __str__(self) -> str:
+        """Return what it does."""
+        return f"{self.phase}: {self.detail}" if self.detail else self.phase
+
+    def lag(self, committed: int) -> int | None:
+        """Return how many committed interactions it has not answered; None before its first."""
+        return None if self.answered < 0 else max(committed - self.answered, 0)
+
+
+@dataclass
+class RunStatus:
+    """Where a run stands; interactions, rounds and tasks count from zero, and -1 is none."""
+
+    interaction: int = -1
+    """The last committed one."""
+    round: int = -1
+    task: int = -1
+    interactions: int = 0
+    """How many there are in all; 0 while nothing says so."""
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    expected: int = 0
+    """Clients of the run; 0 while nothing says so."""
+    clients: dict[str, ClientStatus] = field(default_factory=dict)
+    work: str = ""
+    """What the server computes for the method at this moment."""
+    waiting: str = ""
+    """The last line about a wait; empty once all whom it names have come or answered."""
+    awaited: set[str] = field(default_factory=set)
+    finished: bool = False
+    pace: Pace = field(default_factory=Pace)
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> RunStatus:
+        """Take in events, the oldest first."""
+        found = cls()
+        for event in events:
+            found.take(event)
+        return found
+
+    def take(self, event: Event) -> None:
+        """Take in one event."""
+        facts = event.detail
+        self.pace.take(event)
+        if event.client:
+            self.clients.setdefault(event.client, ClientStatus()).take(event)
+        if event.kind == "waiting":
+            self.waiting = printable(str(facts.get("line", "")))
+            self.awaited = {*map(str, facts.get("clients", ()))}
+        elif event.kind in ("joined", "upload", "failed") and event.client in self.awaited:
+            self.awaited.discard(event.client)
+            self.waiting = self.waiting if self.awaited else ""
+        if event.kind == "listening":
+            self.expected = int(facts["clients"])
+        elif event.kind == "rollback":
+            self.interaction = event.interaction
+        elif event.kind == "server":
+            step = f"step {facts.get('step')} of {facts.get('of')}"
+            self.work = printable(f"{facts.get('work')}, {step}")
+        elif event.kind == "commit":
+            self.interaction, self.round = event.interaction, event.round
+            self.waiting = self.work = ""
+            self.task = int(facts.get("task", -1))
+            self.interactions, self.loss = int(facts.get("of") or 0), facts.get("loss")
+        elif event.kind in ("scores", "finished"):
+            self.metrics = dict(facts.get("metrics") or {})
+            self.finished = event.kind == "finished"
+
+    @property
+    def present(self) -> list[str]:
+        """Return the clients that are there, by number."""
+        away = ("unknown", "left")
+        found = (name for name, client in self.clients.items() if client.phase not in away)
+        return sorted(found, key=by_number)
+
+    @property
+    def joined(self) -> int:
+        """Return how many clients have joined, the evaluator aside."""
+        return sum(name.isdigit() for name in self.clients)
+
+    @property
+    def place(self) -> str:
+        """Return what is committed; empty before the first commit."""
+        if self.interaction < 0:
+            return ""
+        return place_text(self.interaction, self.round, self.task, self.interactions)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return the time that the run still needs; None where that is not known."""
+        return self.pace.seconds_left(self.interactions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as values of JSON."""
+        plain = ("interaction", "round", "task", "interactions", "loss", "metrics", "waiting")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "work": self.work,
+            "finished": self.finished,
+            "seconds_left": self.seconds_left,
+            "present": self.present,
+            "failures": {name: c.failures for name, c in self.clients.items() if c.failures},
+            "clients": {
+                name: {**vars(self.clients[name]), "lag": self.clients[name].lag(self.interaction)}
+                for name in sorted(self.clients, key=by_number)
+            },
+        }
+
+    def lines(self) -> list[str]:
+        """Return it as plain lines."""
+        state = "finished" if self.finished else "waiting" if self.waiting else "going on"
+        done = f"{self.place}, loss {number_text(self.loss)}" if self.place else "nothing yet"
+        found = [
+            f"state: {state}",
+            f"committed: {done}",
+            f"scores: {scores_text(self.metrics)}",
+            f"clients seen lately: {len(self.present)}",
+        ]
+        found += [f"waiting: {self.waiting}"] if self.waiting else []
+        found += [f"server: {self.work}"] if self.work else []
+        failed = {name: c.failures for name, c in self.clients.items() if c.failures}
+        found += [f"failures of client {c}: {n}" for c, n in sorted(failed.items())]
+        return [printable(line) for line in found]
+
+
+def by_number(client: str) -> tuple[int, str]:
+    """Return what sorts clients by their number, and the evaluator last."""
+    return len(client), client
+
+
+def place_text(interaction: int, round: int, task: int | None, of: int = 0) -> str:
+    """Return a place in a run as people read it: interactions and rounds count from one."""
+    whole = f" of {of}" if of else ""
+    where = "" if task is None or task < 0 else f", task {task}"
+    return f"interaction {interaction + 1}{whole}: round {round + 1}{where}"
+
+
+def scores_text(metrics: object) -> str:
+    """Return the metrics that lines show."""
+    known = metrics if isinstance(metrics, Mapping) else {}
+    found = [f"{key} {_score(key, known[key])}" for key in SHOWN if key in known]
+    return ", ".join(found) or "nothing to show"
+
+
+def _score(name: str, value: object) -> str:
+    if isinstance(value, int | float) and metric(name).unit:
+        return text_of(value, "percent")
+    return number_text(value)
+
+
+def number_text(value: object) -> str:
+    """Return a number for a line; ``unknown`` where there is none."""
+    return f"{value:.4g}" if isinstance(value, int | float) else "unknown"
