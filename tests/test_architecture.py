@@ -80,8 +80,8 @@ ROOMS = {
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "identity", "state", "report",
         "trained_models", "run_status", "event_lines", "sweep", "engine", "transport", "monitor",
-        "tracking", "dashboard", "coordinator", "relay", "catalogue", "export", "commands", "launch",
-        "cli", "__main__",
+        "tracking", "dashboard", "coordinator", "relay", "catalogue", "export", "commands",
+        "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "prediction",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsrv.coordinator import Listen
+from fedsrv.event_lines import EventPrinter
 from fedsrv.events import EventLog
-from fedsrv.narration import Telling
 from fedsrv.relay import relaying
 from fedsrv.relay.cohort import RelayCohort
 from fedsrv.relay.group import Group
@@ -66,7 +66,7 @@ class LyingRelay:
         assert not self._thread.is_alive()
 
 
-class _Quiet(Telling):
+class _Quiet(EventPrinter):
     """Tells nobody but whoever waits for the relay."""
 
     def __init__(self, ready: threading.Event) -> None:
