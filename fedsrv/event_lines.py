@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 from collections import deque
@@ -116,6 +117,15 @@ _LINES: Mapping[str, Callable[[Event], str]] = {
     "note": lambda e: f"note: {e.detail.get('line', '')}",
     "draining": lambda e: str(e.detail.get("line", "the coordinator stops")),
 }
+
+
+_COMMITTED = re.compile(r"interaction (\d+) of (\d+): .* committed")
+
+
+def committed_in(line: str) -> tuple[int, int] | None:
+    """Return how many interactions are committed, and of how many, where a line says so."""
+    found = _COMMITTED.search(line)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 class EventPrinter:

@@ -6,7 +6,6 @@ A run's log tells how far it is, wherever the run is: the machines of a cluster 
 from __future__ import annotations
 
 import locale
-import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,8 +21,9 @@ from rich.text import Text
 
 from fedmodels.printable import printable
 from fedmodels.units import duration
+from fedsrv.event_lines import committed_in
 from fedsrv.events import Event
-from fedsrv.narration import Pace
+from fedsrv.run_status import Pace
 from fedsrv.sweep.places import Say
 from fedsrv.sweep.plan import PlannedRun
 
@@ -33,7 +33,6 @@ SAID_EVERY_S = 10.0
 """A line says how far the runs are so often, where there is no terminal."""
 MOST_SHOWN = 16
 """Runs under way that are shown by name; the others are counted."""
-_COMMITTED = re.compile(r"interaction (\d+) \(of (\d+)\) committed")
 
 
 @dataclass
@@ -82,9 +81,9 @@ class RunNow:
         self._read += len(whole) + len(end)
         for line in whole.decode(locale.getencoding(), "replace").splitlines():
             self.line = line
-            if found := _COMMITTED.search(line):
-                self.interactions, self.of = int(found[1]) + 1, int(found[2])
-                self._pace.take(Event("commit", interaction=int(found[1]), unix_time=now))
+            if found := committed_in(line):
+                self.interactions, self.of = found
+                self._pace.take(Event("commit", interaction=found[0] - 1, unix_time=now))
 
     def end(self, now: float) -> None:
         """Note that it has ended."""

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from fedsrv.event_lines import EventFormatter
 from fedsrv.events import Event
-from fedsrv.narration import Narrator
 from fedsrv.sweep import progress as module
 from fedsrv.sweep.plan import PlannedRun
 from fedsrv.sweep.progress import MOST_SHOWN, SweepProgress
@@ -38,7 +38,7 @@ class Run:
         """Log what the launcher says of a commit."""
         facts = {"task": 0, "of": of, "loss": 1.5, "bytes": {"down": 1, "up": 2}}
         event = Event("commit", interaction=interaction, round=interaction, detail=facts)
-        self.log(f"{Narrator().line(event)}\n")
+        self.log(f"{EventFormatter().line(event)}\n")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_without_a_terminal_a_line_says_now_and_then_how_far_the_runs_are(
 ) -> None:
     first, second, third = runs
     third.finish()
-    first.log("of an earlier time: interaction 8 (of 9) committed\n")
+    first.log("of an earlier time: interaction 9 of 9: round 9 committed\n")
     said: list[str] = []
     progress = shown(runs, said)
     progress.look(clock(20))
@@ -103,13 +103,13 @@ def test_without_a_terminal_a_line_says_now_and_then_how_far_the_runs_are(
 def test_half_a_line_is_read_when_it_is_whole(runs: list[Run], clock: Any) -> None:
     run = runs[0]
     progress = shown(runs, [])
-    run.log("round 0, task 0, interaction 0 (of 7) comm")
+    run.log("interaction 1 of 7: round 1, task 0 comm")
     progress.look(clock(1))
     run.log("itted, loss 1\n")
     progress.look(clock(2))
     now = progress.runs[run.directory]
     assert (now.interactions, now.of) == (1, 7)
-    assert now.line == "round 0, task 0, interaction 0 (of 7) committed, loss 1"
+    assert now.line == "interaction 1 of 7: round 1, task 0 committed, loss 1"
 
 
 def test_a_terminal_has_a_table_of_the_runs_under_way(runs: list[Run], clock: Any) -> None:
