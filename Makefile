@@ -15,6 +15,7 @@ BUF ?= $(firstword $(wildcard build/node/node_modules/.bin/buf) $(shell command 
 RUNS ?= demo-run
 HTML ?= report.html
 STUDY ?= gldp
+PAPER ?=
 SEEDS ?=
 JOBS ?= 1
 KILLS ?= 300
@@ -29,7 +30,7 @@ export OMP_NUM_THREADS := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-loopback test-gpu test-instruction-sets soak \
-	fuzz golden docs docs-check sizes demo bench compare compare-gldp compare-fedmlp report build clean check
+	fuzz golden docs docs-check sizes demo bench compare compare-gldp compare-fedmlp paper-tables report build clean check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +127,9 @@ compare-gldp:  ## GLDP, its ablations and its baselines
 
 compare-fedmlp:  ## FedMLP, its ablations and its baselines
 	$(MAKE) compare STUDY=fedmlp
+
+paper-tables: $(STAMP)  ## every table and figure of the papers beside our records (PAPER=gldp, or gldp/table-3)
+	$(PYTHON) -m benchmarks.papers $(PAPER)
 
 report: $(STAMP)  ## tables and a page of RUNS="run …" (HTML=report.html)
 	$(BIN)/fedsrv report $(RUNS) --html $(HTML)

@@ -1,0 +1,136 @@
+"""A paper's table as text: the paper's figure, ours or nothing, and how long our runs were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.papers.size import Size, share, size_of
+from benchmarks.papers.table import ROOT, Beside, Shown
+from fedmodels.config.experiment import Experiment
+from fedmodels.resolution import parse_experiment
+from fedsrv.sweep.outcome import Outcome, values_of
+from fedsrv.sweep.plan import Cell, Sweep, plan
+from fedsrv.sweep.record import read_record
+
+RECORDS, STUDIES = ROOT / "benchmarks" / "records", ROOT / "benchmarks" / "studies"
+NOT_RUN, NONE, PICTURE = "not run", "–", "picture"
+
+
+@cache
+def record_of(study: str) -> Outcome | None:
+    """Return a study's record; None where it has none yet."""
+    file = RECORDS / f"{study}.json"
+    return read_record(file) if file.exists() else None
+
+
+@cache
+def experiments_of(study: str) -> dict[Cell, Experiment]:
+    """Return the experiments of a study's first seed by setting and row."""
+    sweep = Sweep.read(STUDIES / f"{study}.toml")
+    preset = sweep.preset if sweep.preset.exists() else ROOT / sweep.preset
+    sweep = sweep.model_copy(update={"preset": preset})
+    runs = plan(sweep, Path("runs"), list(sweep.methods), sweep.seeds[:1])
+    return {run.cell: parse_experiment(run.config, run.cell.row) for run in runs}
+
+
+def size_beside(shown: Shown, one: Beside) -> tuple[Size, Size]:
+    """Return how much a client trained in recorded runs, and in those of the paper's column."""
+    row, recorded = next(iter(one.rows.items()))
+    ours = experiments_of(one.study)[Cell(one.setting, recorded)]
+    return _size(ours), _size(shown.experiment(row, one.of))
+
+
+@cache
+def _sized(text: str) -> Size:
+    return size_of(Experiment.model_validate_json(text))
+
+
+def _size(experiment: Experiment) -> Size:
+    return _sized(experiment.model_dump_json())
+
+
+def in_words(ours: Size, theirs: Size) -> str:
+    """Return the part of the paper's steps and examples in a few words."""
+    steps, examples = share(ours.steps, theirs.steps), share(ours.examples, theirs.examples)
+    if steps is None or examples is None:
+        return f"{percent(ours.passes / theirs.passes)} of the paper's passes over a client's data"
+    return f"{percent(steps)} of the paper's steps, {percent(examples)} of its examples"
+
+
+def percent(part: float) -> str:
+    """Return a part with two digits at most, ``0.37 %``."""
+    value = 100 * part
+    places = 0 if value >= 1 else min(4, 1 - math.floor(math.log10(value))) if value else 0
+    return f"{value:.{places}f} %"
+
+
+def ours(one: Beside, shown: Shown, row: str, score: str) -> float | None:
+    """Return the mean of a recorded figure over seeds; None where there is none."""
+    outcome = record_of(one.study)
+    if outcome is None or row not in one.rows:
+        return None
+    path = one.scores.get(score) or shown.table.scores[score].path(row)
+    if path not in outcome.columns.values():
+        return None
+    found = values_of(path, outcome.runs).get(Cell(one.setting, one.rows[row]), {})
+    known = [value for value in found.values() if value is not None]
+    return fmean(known) if known else None
+
+
+def text_of(shown: Shown) -> str:
+    """Return a table: the paper's cells first, then what stands beside them."""
+    table = shown.table
+    lines = [f"{shown.paper}, {shown.name.replace('-', ' ')}: {table.title}", table.shows]
+    if table.command:
+        lines.append(f"Shown by: {table.command}")
+    if table.curve:
+        lines.append(f"By round: {table.curve} of rounds.jsonl; below is its last value.")
+    lines += ["", "paper | here", *_grid(_cells(shown))]
+    for one in table.beside:
+        if record_of(one.study) is not None:
+            lines += ["", f"{one.heading}: {_about(shown, one)}", *_grid(_beside(shown, one))]
+    return "\n".join([*lines, ""])
+
+
+def _about(shown: Shown, one: Beside) -> str:
+    return f"study {one.study}, {in_words(*size_beside(shown, one))} ({one.of})"
+
+
+def _cells(shown: Shown) -> Iterator[list[str]]:
+    """Yield the lines of the paper's grid: a line for each column of the paper."""
+    table, cells = shown.table, {(c.row, c.setting, c.score): c for c in shown.cells()}
+    own = {one.of: one for one in table.beside if one.is_cell}
+    yield ["", *table.rows]
+    for setting in table.settings:
+        for score in table.scores:
+            line = [f"{setting}, {score}" if len(table.scores) > 1 else setting]
+            for row in table.rows:
+                paper = cells[row, setting, score].paper
+                said = PICTURE if paper is None else NONE if math.isnan(paper) else f"{paper:.2f}"
+                found = ours(own[setting], shown, row, score) if setting in own else None
+                line.append(f"{said} | {NOT_RUN if found is None else f'{found:.2f}'}")
+            yield line
+
+
+def _beside(shown: Shown, one: Beside) -> Iterator[list[str]]:
+    table = shown.table
+    rows = [row for row in table.rows if row in one.rows]
+    yield ["", *rows]
+    for score in table.scores:
+        found = [ours(one, shown, row, score) for row in rows]
+        if any(value is not None for value in found):
+            yield [score, *(NONE if value is None else f"{value:.2f}" for value in found)]
+
+
+def _grid(lines: Iterator[list[str]]) -> list[str]:
+    """Return lines of cells in columns."""
+    listed = list(lines)
+    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in listed
+    ]

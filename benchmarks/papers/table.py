@@ -1,0 +1,163 @@
+"""A table or figure of a paper: its cells as configs and metrics, its figures, our records."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.resolution import parse_experiment
+from fedsrv.sweep.plan import config_for
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PAPERS = ("gldp", "fedmlp", "pfedgrp", "fedali")
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
+Numbers = Annotated[tuple[float, ...], Field(strict=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Score(_Strict):
+    """One figure of a run, in the paper's view."""
+
+    metric: str
+    """Its path in ``summary.json``; a metric where there is no dot."""
+    rows: Mapping[str, str] = {}
+    """Rows whose paper's view is another metric."""
+
+    def path(self, row: str) -> str:
+        """Return the path of a row's figure."""
+        found = self.rows.get(row, self.metric)
+        return found if "." in found else f"metrics.{found}"
+
+
+class Beside(_Strict):
+    """Recorded runs that stand beside a table: its own cells, or the nearest that ran here."""
+
+    study: str
+    setting: str = ""
+    """The record's."""
+    heading: str
+    """What was run, in a few words."""
+    of: str
+    """The column whose config the size is measured against."""
+    rows: Mapping[str, str]
+    """Row of the table -> row of the record."""
+    scores: Mapping[str, str] = {}
+    """Score -> where the record has it, if that is another path than the paper's view."""
+    is_cell: bool = False
+    """Whether the runs are those of the column ``of``, but for their length."""
+
+
+class Table(_Strict):
+    """What a file of this directory says."""
+
+    title: str
+    shows: str
+    """What the paper's figures are of: model and moment, test set, classes to choose among."""
+    preset: str
+    settings: Mapping[str, Strings]
+    """Column of the paper -> what its config sets; ``preset=NAME`` takes another preset."""
+    scores: Mapping[str, Score]
+    rows: Mapping[str, str]
+    """Row of the paper -> method and switches, as in a sweep."""
+    figures: Mapping[str, Numbers] = {}
+    """Row -> its figures, setting by setting and score by score; nan where the paper has none.
+    Empty where the paper's figures are a picture."""
+    curve: str = ""
+    """The metric of ``rounds.jsonl`` that a figure draws by round."""
+    command: str = ""
+    """What shows it, where that is no metric of a run."""
+    beside: tuple[Beside, ...] = Field((), strict=False)
+
+    @model_validator(mode="after")
+    def _figures_fit(self) -> Table:
+        cells = len(self.settings) * len(self.scores)
+        for row, found in self.figures.items():
+            if row not in self.rows or len(found) != cells:
+                raise ValueError(f"figures of {row!r}: {len(found)} for {cells} cells, or no row")
+        for one in self.beside:
+            if one.of not in self.settings or not one.rows.keys() <= self.rows.keys():
+                raise ValueError(f"beside {one.study}: no such column or row")
+        return self
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a paper's table."""
+
+    row: str
+    setting: str
+    score: str
+    paper: float | None
+    """The paper's figure; None where it cannot be read."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table, and where it stands."""
+
+    paper: str
+    name: str
+    """Such as ``table-3``."""
+    table: Table
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield every cell."""
+        for row in self.table.rows:
+            figures = iter(self.table.figures.get(row, ()))
+            for setting in self.table.settings:
+                for score in self.table.scores:
+                    yield Cell(row, setting, score, next(figures, None))
+
+    @cached_property
+    def _presets(self) -> dict[str, Mapping[str, Any]]:
+        return {}
+
+    def config(self, row: str, setting: str) -> str:
+        """Return the TOML of the runs behind a row in a column."""
+        sets = list(self.table.settings[setting])
+        preset = self.table.preset
+        for item in [each for each in sets if each.startswith("preset=")]:
+            sets.remove(item)
+            preset = item.removeprefix("preset=")
+        if preset not in self._presets:
+            self._presets[preset] = tomllib.loads((ROOT / "examples" / preset).read_text())
+        return config_for(self._presets[preset], self.table.rows[row], sets)
+
+    def experiment(self, row: str, setting: str) -> Experiment:
+        """Return the experiment behind a row in a column.
+
+        Raises:
+            ConfigError: its config is none.
+        """
+        return parse_experiment(
+            self.config(row, setting), f"{self.paper} {self.name}, {row}, {setting}"
+        )
+
+
+def read(path: Path) -> Shown:
+    """Read a file of a paper's directory."""
+    table = Table.model_validate(tomllib.loads(path.read_text("utf-8")))
+    return Shown(path.parent.name, path.stem, table)
+
+
+def tables_of(papers: Sequence[str] = PAPERS) -> list[Shown]:
+    """Return the tables and figures of these papers, in the papers' order."""
+
+    def place(path: Path) -> tuple[bool, int]:
+        kind, _, number = path.stem.partition("-")
+        return kind != "table", int(number)
+
+    return [
+        read(path) for paper in papers for path in sorted((HERE / paper).glob("*.toml"), key=place)
+    ]

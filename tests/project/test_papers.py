@@ -1,0 +1,120 @@
+"""The papers' tables as files: none is missing, each cell is a run that could be made."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from benchmarks.papers.__main__ import check, experiments_of, main
+from benchmarks.papers.page import NOT_RUN, in_words, text_of
+from benchmarks.papers.page import experiments_of as experiments_of_study
+from benchmarks.papers.size import Size, size_of
+from benchmarks.papers.table import PAPERS, tables_of
+from fedmodels.numerics.metric_names import is_known
+from fedsrv.sweep.columns import FIXED
+from fedsrv.sweep.plan import Cell
+
+TABLES = {f"{table.paper}/{table.name}": table for table in tables_of()}
+PRINTED = {
+    "gldp": (range(1, 5), range(3, 5)),
+    "fedmlp": (range(1, 4), range(3, 6)),
+    "pfedgrp": (range(1, 13), range(6, 20)),
+    "fedali": (range(1, 7), range(3, 6)),
+}
+"""Numbers of each paper's tables, and of its figures with results; earlier ones are drawings."""
+
+
+def test_no_table_or_figure_is_missing() -> None:
+    wanted = {
+        f"{paper}/{kind}-{number}"
+        for paper, both in PRINTED.items()
+        for kind, numbers in zip(("table", "figure"), both, strict=True)
+        for number in numbers
+    }
+    assert set(TABLES) == wanted
+    assert len(wanted) == 47
+
+
+def test_rows_and_columns_are_those_of_the_papers() -> None:
+    """Rows and columns of figures, counted in the papers."""
+    sizes = {"gldp/table-1": (6, 13), "gldp/table-2": (8, 5), "gldp/table-3": (6, 9)}
+    sizes |= {"gldp/table-4": (4, 4), "fedmlp/table-1": (7, 10), "fedmlp/table-2": (7, 10)}
+    sizes |= {"fedmlp/table-3": (8, 4), "fedali/table-1": (9, 9), "fedali/table-2": (7, 12)}
+    sizes |= {"fedali/table-3": (7, 3), "fedali/table-4": (7, 3), "fedali/table-5": (5, 3)}
+    sizes |= {"fedali/table-6": (3, 3)}
+    for name, (rows, columns) in sizes.items():
+        figures = TABLES[name].table.figures
+        assert (len(figures), {*map(len, figures.values())}) == (rows, {columns}), name
+        assert figures.keys() == TABLES[name].table.rows.keys(), name
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_cell_has_a_config_that_can_be_built_and_dealt(paper) -> None:
+    for name, table in TABLES.items():
+        if name.startswith(paper):
+            for experiment in experiments_of(table):
+                check(experiment)
+
+
+def test_scores_are_what_runs_write() -> None:
+    for name, table in TABLES.items():
+        for score in table.table.scores.values():
+            for row in table.table.rows:
+                part, _, metric = score.path(row).partition(".")
+                known = is_known(metric) if part == "metrics" else part in (*FIXED, "clients")
+                assert known, (name, score.path(row))
+
+
+def test_what_stands_beside_a_table_is_in_a_study() -> None:
+    for name, table in TABLES.items():
+        for one in table.table.beside:
+            cells = experiments_of_study(one.study)
+            for row in one.rows.values():
+                assert Cell(one.setting, row) in cells, (name, one.study, row)
+
+
+def test_the_text_has_every_cell(capsys) -> None:
+    assert main(["gldp"]) == 0
+    text = capsys.readouterr().out
+    assert f"{Counter(name.split('/')[0] for name in TABLES)['gldp']} tables and figures" in text
+    table = text_of(TABLES["gldp/table-3"])
+    assert f"38.77 | {NOT_RUN}" in table
+    line = next(line for line in table.splitlines() if line.startswith("A_loc"))
+    assert line.split()[1:] == ["78.37", "90.08", "89.78"], "FedAvg just trained, others received"
+    assert "119 % of the paper's steps" in table
+    assert main(["gdlp"]) == 2
+    assert "known: gldp" in capsys.readouterr().err
+
+
+def test_configs_are_written_for_cells_that_were_not_run(tmp_path) -> None:
+    assert main(["fedmlp/table-3", "--configs", str(tmp_path)]) == 0
+    written = sorted(path.name for path in (tmp_path / "fedmlp" / "table-3").iterdir())
+    assert len(written) == 8
+    assert "cifar-10-s-4--without-l-s.toml" in written
+
+
+def test_steps_by_hand() -> None:
+    """43,392 images over 100 tasks are 434 each: 14 batches, 20 epochs, 5 tasks, half of 50 rounds.
+
+    MNIST's tail with gamma = 0.5 keeps 43,392 images; 434 / 32 = 13.6.
+    """
+    found = size_of(TABLES["fedmlp/table-1"].experiment("FedAvg", "MNIST"))
+    assert (found.passes, found.steps) == (500, 14 * 20 * 5 * 25)
+    assert math.isclose(found.examples, 43392 / 20 * 20 * 25)
+    accumulated = TABLES["fedmlp/table-1"].experiment("FedAvg", "MNIST").to_dict()
+    accumulated["scenario"]["training_data"] = "accumulated"
+    from fedmodels.resolution import experiment_of
+
+    grown = size_of(experiment_of(accumulated))
+    assert grown.examples == pytest.approx(3 * found.examples, rel=1e-3), "1 + 2 + … + 5 parts of 5"
+
+
+def test_shares_in_words() -> None:
+    assert in_words(Size(5, 37, 2000), Size(1000, 38000, 2e6)) == (
+        "0.097 % of the paper's steps, 0.10 % of its examples"
+    )
+    assert in_words(Size(40, None, None), Size(3000, None, None)) == (
+        "1 % of the paper's passes over a client's data"
+    )
