@@ -242,7 +242,8 @@ def check_reference(experiment: Experiment, steps: Sequence[Step]) -> None:
     if not experiment.evaluate.reference or experiment.schedule.is_asynchronous:
         return
     reference = Path(experiment.evaluate.reference)
-    due = [s.interaction for s in steps if is_scored(steps, s, experiment.evaluate.every)]
+    every = experiment.evaluate.every  # a round has its IAA after its last task
+    due = [s.interaction for s in steps if s.ends_round and is_scored(steps, s, every)]
     _check_same_rounds(due, iaa_series(reference), reference)
 
 
