@@ -83,6 +83,9 @@ Level = Annotated[
         parser=LogLevel.named, metavar=f"[{'|'.join(LogLevel)}]", help="What is said at least."
     ),
 ]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse data in which something may not be meant.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
 
 
@@ -123,6 +126,8 @@ def join(
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
+    check: Annotated[bool, typer.Option(help="Say what may not be meant in the data.")] = True,
+    strict: Strict = False,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
@@ -151,6 +156,12 @@ def join(
     own = {"code": code or (), "weights": weights or ()}
     host = Host(clients, link, data, state_dir, where, start_over=start_over, **own)
     try:
+        if check or strict:
+            from fedcli.data.sets.registry import is_published
+            from fedcli.data.store.findings import tell_own
+
+            if not is_published(data):
+                tell_own(data, [c for c in clients if isinstance(c, int)], strict=strict)
         host.run()
     except DataError as error:  # as with a wrong option, the same command again is in vain
         raise ConfigError(str(error)) from None
@@ -204,6 +215,7 @@ def partition(
     picture: Annotated[
         bool, typer.Option(help="Draw who holds what into OUT/partition.png as well.")
     ] = True,
+    strict: Strict = False,
 ) -> None:
     """Deal a data set out to clients, and show who holds what."""
     from fedcli.data.store.commands import run_partition
@@ -222,6 +234,7 @@ def partition(
         out,
         gather=method.pools_data,
         layout=Layout(layout) if layout else None,
+        strict=strict,
     )
     if picture:
         from fedcli.data.store.picture import draw_partition
@@ -308,8 +321,19 @@ def check_data(
     root: Annotated[
         Path, typer.Argument(metavar="DIR", help="A directory with one for each client, or one's.")
     ],
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Say only what may not be meant, a line for each kind.")
+    ] = False,
+    strict: Strict = False,
 ) -> None:
     """Inspect client directories: what they hold, what is wrong with it, and what to do."""
+    if brief or strict:
+        from fedcli.data.sets.registry import is_published
+        from fedcli.data.store.findings import tell
+
+        if not is_published(root):
+            tell(root, strict=strict)
+        return
     from rich.console import Console
 
     from fedcli.data.store.inspection import inspect

@@ -263,6 +263,9 @@ def launch(
         Path | None,
         typer.Option(help="The server's own examples; those of the partition unless given."),
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse data in which something may not be meant.")
+    ] = False,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
@@ -298,6 +301,7 @@ def launch(
             *(["--insecure"] if insecure else []),
         ],
         ray=ray_place(on, host_cpus, host_gpus, node_dir, device),
+        strict=strict,
     )
 
 

@@ -23,7 +23,6 @@ from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.events import HAS_FAILED, Event
 from fedsrv.launch.checks import check_resumed, check_start
 from fedsrv.launch.forked import (
-    Forked,
     fork_coordinator,
     fork_fedcli,
     open_standard_streams,
@@ -74,6 +73,7 @@ def launch(
     as_json: bool = False,
     serve_options: Sequence[str] = (),
     ray: RayPlace | None = None,
+    strict: bool = False,
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
 
@@ -92,6 +92,7 @@ def launch(
         as_json: say it as one object a line.
         serve_options: more options of ``fedsrv serve``.
         ray: the cluster on which the hosts run; this machine unless given.
+        strict: refuse data in which something may not be meant.
 
     Raises:
         FedtideError: the run failed; says why.
@@ -118,7 +119,17 @@ def launch(
         joining = _joining(experiment, root, out / "clients", device, logs)
         place = _hosts_of(experiment, joining, out, ray, deals=not made_before)
         processes = Launch(
-            experiment, out, root, place, display, held, made_before, began, logs, serve_options
+            experiment,
+            out,
+            root,
+            place,
+            display,
+            held,
+            made_before,
+            began,
+            logs,
+            serve_options,
+            strict,
         )
         with launching(out), processes as run:
             run.partition()
@@ -153,7 +164,8 @@ def _joining(
     code = [word for n in names if is_own(n) for word in ("--code", n.rpartition(":")[0])]
     weights = experiment.net.weights
     given = ["--weights", str(Path(weights).resolve())] if weights else []
-    return Joining(data, states, device, ("--log-level", log_level, *code, *given))
+    options = ("--log-level", log_level, "--no-check", *code, *given)  # launch looks by itself
+    return Joining(data, states, device, options)
 
 
 def _hosts_of(
@@ -207,6 +219,8 @@ class Launch:
     """The lowest level of messages in the logs of the processes."""
     serve_options: Sequence[str] = ()
     """More options of ``fedsrv serve``."""
+    strict: bool = False
+    """Whether data are refused in which something may not be meant."""
     box: Box = field(default_factory=Box)
     address: str = ""
     """Where the coordinator listens; empty until it does."""
@@ -222,20 +236,24 @@ class Launch:
     is_draining: bool = False
 
     def __enter__(self) -> Launch:
-        """Start dealing out the data; meanwhile the hosts' place and a coordinator get ready."""
+        """Start dealing out the data, or looking at them where they were dealt out before.
+
+        Meanwhile the hosts' place and a coordinator get ready.
+        """
         self.config = self.out / "logs" / "launch.toml"
         with using(self.out):
             self.config.write_text(tomli_w.dumps(self.experiment.to_dict()), "utf-8")
         share_memory()
         argv = ["partition", str(self.config), "--out", str(self.data), "--no-picture"]
-        self.dealing: Forked | None = None
-        if not self.made_before:
-            self.dealing = fork_fedcli(argv, self._log("partition"))
+        if self.made_before:
+            argv = ["check", str(self.data), "--brief"]
+        strict = ["--strict"] if self.strict else []
+        self.dealing = fork_fedcli([*argv, *strict], self._log("partition"))
         waiting = fork_coordinator(self._log("server"))
         try:
             self.hosts.begin(self.box)  # threads from here on
         except BaseException:
-            for fork in filter(None, (waiting, self.dealing)):
+            for fork in (waiting, self.dealing):
                 fork.kill()
                 fork.close()
             raise
@@ -244,9 +262,8 @@ class Launch:
 
     def __exit__(self, *_: object) -> None:
         """End everything that was started."""
-        if self.dealing is not None:
-            self.dealing.kill()
-            self.dealing.close()
+        self.dealing.kill()
+        self.dealing.close()
         self.hosts.end()
         self.coordinator.end()
 
@@ -256,21 +273,22 @@ class Launch:
     # --- beginnings -------------------------------------------------------------------------------
 
     def partition(self) -> None:
-        """Wait until the data are dealt out to client directories, unless that was done before.
+        """Wait until the data are dealt out to client directories, or have been looked at.
 
         Raises:
             ConfigError, DataError: as ``fedcli partition`` says.
         """
-        if self.dealing is not None:
-            self.display.say(f"dealing out data to {self.experiment.schedule.clients} clients")
-            status, log = self.dealing.wait(), self._log("partition")
-            for line in notes_in(log):
-                self.display.say(line)
-            if status:
-                if status < 0:
-                    raise DataError(f"fedcli partition was {self._why('partition', status)}")
-                kind = ConfigError if status == ConfigError.exit_code else DataError
-                raise kind(error_in(log) or f"fedcli partition ended with {status}, without a word")
+        work = "looking at the data of" if self.made_before else "dealing out data to"
+        self.display.say(f"{work} {self.experiment.schedule.clients} clients")
+        status, log = self.dealing.wait(), self._log("partition")
+        for line in notes_in(log):
+            self.display.say(line)
+        if status:
+            command = "fedcli check" if self.made_before else "fedcli partition"
+            if status < 0:
+                raise DataError(f"{command} was {self._why('partition', status)}")
+            kind = ConfigError if status == ConfigError.exit_code else DataError
+            raise kind(error_in(log) or f"{command} ended with {status}, without a word")
 
     def start(self, hosts: int | None) -> None:
         """Start the coordinator; the clients follow when it listens."""

@@ -30,14 +30,14 @@ pictures = 0
 """
 
 
-def typed(folder: Path, *words: object) -> str:
+def typed(folder: Path, *words: object, status: int = 0) -> str:
     """Type a command in a folder; return what it printed."""
     program, *rest = map(str, words)
     done = subprocess.run(
         [sys.executable, "-m", program, *rest], cwd=folder, text=True, timeout=100,
         env={**os.environ, "COLUMNS": "200"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == status, done.stdout
     return done.stdout
 
 
@@ -70,3 +70,27 @@ def test_recordings_of_an_office_program(tmp_path: Path) -> None:
     ):
         assert note in said
     assert "a_loc %                  │      100.00" in said
+
+
+def test_what_may_not_be_meant_is_said_at_the_start(tmp_path: Path) -> None:
+    """By launch, of data that it deals out or is given, and by join; --strict refuses them."""
+    pytest.importorskip("pandas")
+    rows = "".join(f"{i},1,{('sit', 'walk', 'Walk')[i % 3]},{'ab'[i % 2]}\n" for i in range(90))
+    (tmp_path / "rec.csv").write_text("ax,one,label,who\n" + rows)
+    data = '[data]\nname = "table"\nroot = "rec.csv"\n[data.columns]\nclient = "who"\n'
+    (tmp_path / "e.toml").write_text(data + END)
+    notes = (
+        "note: classes 'Walk' and 'walk' differ in capitals or signs alone",
+        "note: column one has one value in all examples: leave it out of features",
+    )
+    launch = ("fedsrv", "launch", "e.toml", "--set", "schedule.rounds=1")
+    dealt = typed(tmp_path, *launch, "--out", "run")
+    given = typed(tmp_path, *launch, "--out", "again", "--data", "run/data")
+    for said in (dealt, given):
+        assert all(note in said for note in notes)
+    for more in (("--out", "a"), ("--out", "b", "--data", "run/data")):
+        said = typed(tmp_path, *launch, *more, "--strict", status=1)
+        assert "error: --strict: classes 'Walk' and 'walk' differ" in said
+    join = ("join", "--client-id", 0, "--server", "127.0.0.1:1", "--data", "run/data", "--strict")
+    said = typed(tmp_path, "fedcli", *join, status=2)
+    assert "error: --strict: column one has one value in all examples" in said

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -147,6 +148,15 @@ def cache_dir() -> Path:
     """Return the directory for what is unpacked or downloaded."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "fedtide"
+
+
+def is_published(root: Path) -> bool:
+    """Tell whether a partition is of a data set that comes with fedtide, and of no user's files."""
+    try:
+        name = json.loads((root / "partition.json").read_bytes())["config"]["data"]["name"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return False
+    return name in DATASETS and name not in OWN
 
 
 def source_of(data: Data) -> Source:

@@ -19,6 +19,7 @@ from fedcli.data.cuts.partition import Partition, partition
 from fedcli.data.cuts.seeds import rng_of
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
+from fedcli.data.store.findings import tell
 from fedcli.data.store.partition_writer import TABLE, Layout, write_partition
 from fedcli.data.store.reserve import Reserve, set_apart
 from fedcli.data.store.union import gathered
@@ -51,6 +52,7 @@ def run_partition(
     *,
     gather: bool = False,
     layout: Layout | None = None,
+    strict: bool = False,
 ) -> str:
     """Deal a data set out to clients, and print who holds what.
 
@@ -64,13 +66,15 @@ def run_partition(
         gather: put all training data into client 0's directory (Centralized on pooled data).
         layout: how clients' data lie in ``out``; unless given, a store where clients are many, and
             directories where they are few.
+        strict: refuse data of one's own in which something may not be meant.
 
     Returns:
         The path of the root.
 
     Raises:
         ConfigError: the scenario does not fit.
-        DataError: the data set is missing, or ``out`` holds something else.
+        DataError: the data set is missing, or ``out`` holds something else; or ``strict``, and
+            something may not be meant.
     """
     console = console or Console()
     dataset, reserve = set_apart(load(experiment_data), experiment_data, seed)
@@ -94,6 +98,8 @@ def run_partition(
         config["gathered"] = True
     written = write_partition(out, dataset, made, config, reserve, layout)
     _show(console, out, reserve, written=written)
+    if dataset.has_own_parts:
+        tell(out, strict=strict)
     return str(out)
 
 

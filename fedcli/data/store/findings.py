@@ -1,0 +1,429 @@
+"""What is wrong with clients' data, or may not be meant: found before a run fails or misleads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.store.client_data import PARTS, ClientData, GlobalTest
+from fedcli.data.store.opening import open_data
+from fedcli.data.store.partition_store import PartitionStore
+from fedcli.data.store.partition_writer import TABLE
+from fedmodels.data_description import channel_axis
+from fedmodels.errors import DataError
+from fedmodels.printable import printable
+
+HUGE = 100.0
+"""A normalised input beyond this, or below its negative, makes a usual learning rate diverge."""
+LEAKED = 0.01
+"""Share of the test examples that may be among the training examples; data sets repeat some."""
+HANDFUL = 10
+"""Training examples below which a client hardly learns."""
+AT_ONCE = 4096
+"""Examples looked at together."""
+SHOWN = 5
+"""Names that a line lists."""
+MOST_LETTERS = 40
+"""Of a name that a line lists."""
+SHARING = ("drawn", "replay_circulating", "replay_gradual", "replay_heterogeneous")
+"""Kinds of scenarios whose clients draw from the same examples, and so hold some in common."""
+Hashes = set[bytes]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with data, or that may not be meant."""
+
+    line: str
+    is_wrong: bool = False
+    client: str = ""
+    """Whose data; empty where it is of all."""
+    kind: str = ""
+    """Lines of one kind say the same of several clients."""
+
+    def __str__(self) -> str:
+        """Return the line with its client."""
+        return f"client {self.client}: {self.line}" if self.client else self.line
+
+
+@dataclass
+class Inspected:
+    """One client's data, and what is in them."""
+
+    name: str
+    data: ClientData
+    train: Hashes = field(default_factory=set)
+    test: Hashes = field(default_factory=set)
+    counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """Examples of each class, (K,), by part."""
+    lows: NDArray[np.float32] | None = None
+    highs: NDArray[np.float32] | None = None
+    """Least and greatest value of each channel as the net sees it, (C,); None without examples."""
+    varies: bool = False
+    """Whether two inputs differ."""
+
+    def read(self) -> None:
+        """Read every task.
+
+        Raises:
+            DataError: a file does not hold what it must.
+        """
+        file = self.data.file
+        axis = 1 + channel_axis(file.input_shape)
+        others = tuple(a for a in range(1 + len(file.input_shape)) if a != axis)
+        first: NDArray[Any] | None = None
+        for part in PARTS:
+            self.counts[part] = np.zeros(file.num_classes, dtype=np.int64)
+            hashes: Hashes = getattr(self, part)
+            for task in range(self.data.num_tasks):
+                x, y = self.data.arrays(task, part)
+                self.counts[part] += np.bincount(y, minlength=file.num_classes)
+                hashes |= hashes_of(x)
+                for begin in range(0, len(x), AT_ONCE):
+                    seen = self.data.normaliser(x[begin : begin + AT_ONCE])
+                    first = seen[0].copy() if first is None else first
+                    self.varies = self.varies or bool((seen != first).any())
+                    low, high = seen.min(axis=others), seen.max(axis=others)
+                    self.lows = low if self.lows is None else np.minimum(self.lows, low)
+                    self.highs = high if self.highs is None else np.maximum(self.highs, high)
+
+    @property
+    def low(self) -> float:
+        """Least value of the inputs as the net sees them; NaN stays."""
+        return np.inf if self.lows is None else float(self.lows.min())
+
+    @property
+    def high(self) -> float:
+        """Greatest value of the inputs as the net sees them."""
+        return -np.inf if self.highs is None else float(self.highs.max())
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether client 0 has its training examples, as Centralized on pooled data wants it."""
+        return self.name != "0" and (self.data.file.partition or {}).get("gathered") is True
+
+    @property
+    def may_share(self) -> bool:
+        """Whether its scenario gives other clients some of its examples."""
+        scenario = (self.data.file.partition or {}).get("scenario")
+        return isinstance(scenario, dict) and scenario.get("kind") in SHARING
+
+    def classes(self, chosen: NDArray[np.bool_]) -> str:
+        """Return the names of some classes (K,)."""
+        names = self.data.file.class_names or range(len(chosen))
+        return some(printable(str(names[k]), MOST_LETTERS) for k in np.flatnonzero(chosen))
+
+    def found(self) -> Iterator[Finding]:
+        """Yield what is wrong with this client's own data, or may not be meant."""
+        train, test = self.counts["train"], self.counts["test"]
+        if not train.sum() and not test.sum():
+            if not self.is_pooled:
+                line = "there is no example: fill task-0, or leave this client out"
+                yield self._wrong("empty", line)
+            return
+        if not self.is_pooled:
+            yield from self._found_in_training(train, test)
+        if not test.sum():
+            line = "there is no test example, so its model has no score of its own"
+            yield self._odd("no test", line)
+        yield from self._found_in_inputs()
+
+    def _wrong(self, kind: str, line: str) -> Finding:
+        return Finding(line, True, self.name, kind)
+
+    def _odd(self, kind: str, line: str) -> Finding:
+        return Finding(line, False, self.name, kind)
+
+    def _found_in_training(
+        self, train: NDArray[np.int64], test: NDArray[np.int64]
+    ) -> Iterator[Finding]:
+        """Yield what may be wrong with the classes to train on."""
+        if not train.sum():
+            yield self._wrong("no training", "there is no example to train on: fill task-0/train")
+            return
+        if train.sum() < HANDFUL:
+            count = "1 example" if train.sum() == 1 else f"{train.sum()} examples"
+            line = f"{count} to train on: little can be learnt from a handful"
+            yield self._odd("handful", line)
+        if np.count_nonzero(train) == 1 and len(train) > 1:
+            line = (
+                f"all its training examples are of class {self.classes(train > 0)}: alone, it "
+                "cannot learn to tell classes apart"
+            )
+            yield self._odd("one class", line)
+        if ((test > 0) & (train == 0)).any():
+            line = (
+                f"class {self.classes((test > 0) & (train == 0))} has test examples and none to "
+                "train on; if that is not meant, check the labels"
+            )
+            yield self._odd("only tested", line)
+        if test.any() and ((train > 0) & (test == 0)).any():
+            line = f"class {self.classes((train > 0) & (test == 0))} has no test example"
+            yield self._odd("untested", line)
+
+    def _found_in_inputs(self) -> Iterator[Finding]:
+        """Yield what is wrong with the inputs."""
+        if not (np.isfinite(self.low) and np.isfinite(self.high)):
+            line = "inputs hold NaN or infinity: remove or replace those examples"
+            yield self._wrong("nan", line)
+        elif max(-self.low, self.high) > HUGE:
+            line = (
+                f"inputs go from {self.low:.4g} to {self.high:.4g} once normalised, which "
+                "diverges: give scale, mean and std in client.json so that they are near 0"
+            )
+            yield self._wrong("huge", line)
+        if not self.varies and sum(part.sum() for part in self.counts.values()) > 1:
+            line = "all inputs are the same: the files hold no data, or scale is wrong"
+            yield self._wrong("same", line)
+        leaked = len(self.train & self.test)
+        if leaked > LEAKED * len(self.test):
+            line = (
+                f"{leaked} test examples are among its training examples, so scores would be "
+                "too good: remove them from one of the two"
+            )
+            yield self._wrong("leaked", line)
+
+
+def hashes_of(x: NDArray[Any]) -> Hashes:
+    """Return the hashes of examples (n, …), 16 bytes each."""
+    return {hashlib.blake2b(np.ascontiguousarray(e).tobytes(), digest_size=16).digest() for e in x}
+
+
+def inspected(root: Path) -> tuple[list[Inspected], list[Finding]]:
+    """Read what clients hold; return it, and what is wrong with it or may not be meant.
+
+    Args:
+        root: a partition's root, or one client's directory.
+
+    Raises:
+        DataError: there is no client's directory.
+    """
+    read, found = list[Inspected](), list[Finding]()
+    for name, open_one in _clients(root):
+        try:
+            one = Inspected(name, open_one())
+            one.read()
+        except DataError as error:
+            found.append(Finding(str(error), True, name, "unreadable"))
+            continue
+        read.append(one)
+        found += one.found()
+    whole = len(read) > 1 or PartitionStore.find(root) is not None
+    found += [*_files_as_clients(root), *_between(read), *_in_global_test(root, read)]
+    found += [*_of_classes(read, whole=whole), *_constant(read)]
+    return read, found
+
+
+def tell(root: Path, *, strict: bool = False) -> None:
+    """Say in a line for each kind what is wrong with clients' data, or may not be meant.
+
+    Raises:
+        DataError: ``strict``, and there is something.
+    """
+    found = [finding for finding in inspected(root)[1] if finding.kind != "unreadable"]
+    lines = summaries(found, _names_of(root))
+    for line in lines:
+        log.warning("note: %s", line)
+    if strict and lines:
+        more = f", and {len(lines) - 1} more notes above" if len(lines) > 1 else ""
+        raise DataError(f"--strict: {lines[0]}{more}")
+
+
+def tell_own(root: Path, clients: Iterable[int], *, strict: bool = False) -> None:
+    """Say what may not be meant in the data of some clients, each by itself.
+
+    Data that cannot be read are passed over: whoever opens them says so.
+
+    Raises:
+        DataError: ``strict``, and there is something.
+    """
+    lines = list[str]()
+    for client in clients:
+        try:
+            one = Inspected(str(client), open_data(root, client))
+            one.read()
+        except DataError:
+            continue
+        lines += [str(finding) for finding in [*one.found(), *_constant([one])]]
+    for line in lines:
+        log.warning("note: %s", line)
+    if strict and lines:
+        raise DataError(f"--strict: {lines[0]}")
+
+
+def summaries(found: Sequence[Finding], names: Sequence[str] = ()) -> list[str]:
+    """Return a line for each kind of finding: whose data, and what of the first one.
+
+    Args:
+        found: what was found.
+        names: of the clients, by number; may be empty.
+    """
+    kinds = dict[str, list[Finding]]()
+    for finding in found:
+        kinds.setdefault(finding.kind or finding.line, []).append(finding)
+    lines = list[str]()
+    for same in kinds.values():
+        first, others = same[0], [called(one.client, names) for one in same[1:]]
+        if not first.client:
+            lines += map(str, same)
+            continue
+        also = f" (likewise {some(others)})" if others else ""
+        lines.append(f"client {called(first.client, names)}{also}: {first.line}")
+    return lines
+
+
+def called(client: str, names: Sequence[str]) -> str:
+    """Return a client's number, with its name where it has one."""
+    known = names[int(client)] if client.isdecimal() and int(client) < len(names) else ""
+    return f"{client} ({printable(known, MOST_LETTERS)})" if known else client
+
+
+def _names_of(root: Path) -> list[str]:
+    """Return the names of natural clients, where a partition has them."""
+    try:
+        names = json.loads((root / TABLE).read_bytes()).get("client_names") or []
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return []
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _clients(root: Path) -> list[tuple[str, Callable[[], ClientData]]]:
+    """Return the name of each client below ``root``, and the function that opens its data."""
+    store = PartitionStore.find(root)
+    if store is not None:
+        return [(str(client), partial(store.client, client)) for client in range(len(store))]
+    return [(place.name, partial(ClientData, place)) for place in _places(root)]
+
+
+def _places(root: Path) -> list[Path]:
+    """Return the clients' directories in ``root``, by number; ``root`` itself if it is one.
+
+    Raises:
+        DataError: there is none.
+    """
+    if not root.is_dir():
+        raise DataError(f"{root} is no directory")
+    if (root / "client.json").exists():
+        return [root]
+    found = [path for path in root.glob("*") if path.is_dir() and path.name.isdecimal()]
+    if not found:
+        raise DataError(
+            f"{root} holds no client directory such as {root / '0'} with a client.json; see 'A "
+            "directory of each participant' in docs/data.md"
+        )
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def _files_as_clients(root: Path) -> Iterator[Finding]:
+    """Yield each file that has a client's name."""
+    for path in sorted(root.glob("*")):
+        if path.name.isdecimal() and not path.is_dir():
+            line = f"{path} is a file; client {path.name} needs a directory of this name"
+            yield Finding(line, True)
+
+
+def _between(read: Sequence[Inspected]) -> Iterator[Finding]:
+    """Yield contradictions between clients, and examples that they share."""
+    owner: dict[bytes, str] = {}
+    for one in read:
+        first = read[0]
+        for key in ("input_shape", "num_classes", "class_names"):
+            here, there = getattr(one.data.file, key), getattr(first.data.file, key)
+            if here != there:
+                line = (
+                    f"{key} is {here}, and {there} at client {first.name}: all clients need the "
+                    "same"
+                )
+                yield Finding(line, True, one.name, key)
+        shared: dict[str, int] = {}
+        for each in one.train:
+            whose = owner.setdefault(each, one.name)
+            if whose != one.name:
+                shared[whose] = shared.get(whose, 0) + 1
+        if not one.may_share and sum(shared.values()) > LEAKED * len(one.train):
+            line = (
+                f"{sum(shared.values())} of its training examples are also at client "
+                f"{some(shared)}: give each example to one client"
+            )
+            yield Finding(line, True, one.name, "shared")
+    for one in read:
+        whose_all = [owner.get(each, one.name) for each in one.test]
+        met = [name for name in whose_all if name != one.name]
+        if len(met) > LEAKED * len(one.test):
+            line = (
+                f"{len(met)} of its test examples are training examples of client "
+                f"{some(sorted(set(met)))}: remove them from one of the two"
+            )
+            yield Finding(line, True, one.name, "leaked between")
+
+
+def _in_global_test(root: Path, read: Sequence[Inspected]) -> Iterator[Finding]:
+    """Yield a finding if clients train on the global test set, or it does not fit them."""
+    try:
+        held = read[0].data.global_test() if read else GlobalTest.find(root)
+    except DataError as error:
+        yield Finding(str(error), True)
+        return
+    if held is not None:
+        tested = hashes_of(held.x)
+        leaked = sum(len(tested & one.train) for one in read)
+        if leaked > LEAKED * len(tested):
+            line = f"global-test: {leaked} of its examples are trained on: remove them from there"
+            yield Finding(line, True)
+
+
+def _of_classes(read: Sequence[Inspected], *, whole: bool) -> Iterator[Finding]:
+    """Yield classes that no client has, and classes whose names look like one another's.
+
+    Args:
+        read: the clients.
+        whole: whether these are all clients of a run, and not some of them.
+    """
+    if not read:
+        return
+    names = read[0].data.file.class_names
+    alike = dict[str, list[str]]()
+    for name in names:
+        alike.setdefault("".join(filter(str.isalnum, name.casefold())) or name, []).append(name)
+    for same in alike.values():
+        if len(same) > 1:
+            shown = " and ".join(repr(printable(name, MOST_LETTERS)) for name in same[:SHOWN])
+            yield Finding(f"classes {shown} differ in capitals or signs alone: one class?")
+    known = [one for one in read if len(one.counts["train"]) == len(read[0].counts["train"])]
+    held = np.sum([one.counts[part] for one in known for part in PARTS], axis=0)
+    if whole and (held == 0).any():
+        missing = read[0].classes(held == 0)
+        line = (
+            f"{np.count_nonzero(held == 0)} of {len(held)} classes have no example: {missing}; "
+            "labels are numbered from 0 on, without a gap"
+        )
+        yield Finding(line)
+
+
+def _constant(read: Sequence[Inspected]) -> Iterator[Finding]:
+    """Yield the columns of tables that are the same in all examples."""
+    seen = [one for one in read if one.lows is not None and len(one.data.file.input_shape) < 3]
+    if not seen or not any(one.varies for one in seen):
+        return
+    same = np.all([one.lows == one.highs for one in seen], axis=0)
+    if same.any():
+        transform = seen[0].data.file.transform or {}
+        columns = (transform.get("columns") or {}).get("features") or range(len(same))
+        names = some(printable(str(columns[k]), MOST_LETTERS) for k in np.flatnonzero(same))
+        yield Finding(f"column {names} has one value in all examples: leave it out of features")
+
+
+def some(names: Iterable[object]) -> str:
+    """Return the first five names, and whether there are others."""
+    listed = [str(name) for name in names]
+    return ", ".join(listed[:SHOWN]) + (" and others" if len(listed) > SHOWN else "")
