@@ -146,6 +146,6 @@ def _is_telling(panel: Any) -> bool:
 
 def _pictures(group: SeedGroup) -> Iterator[Picture]:
     """Yield what clients of the group's first run drew."""
-    for client, path in group.runs[0].pictures():
-        data = base64.b64encode(path.read_bytes()).decode()
-        yield Picture(f"{path.stem} of client {client}", f"data:image/png;base64,{data}")
+    for name, client, content in group.runs[0].pictures():
+        data = base64.b64encode(content).decode()
+        yield Picture(f"{name} of client {client}", f"data:image/png;base64,{data}")

@@ -15,12 +15,14 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fedmodels.charts import Spread
 from fedmodels.errors import ArchiveError
+from fedmodels.files import read_regular
 from fedmodels.numerics.metric_names import current
 from fedmodels.own_code import short_name
 from fedmodels.printable import printable
@@ -29,6 +31,8 @@ from fedsrv.state.record import Record
 
 K = TypeVar("K", bound=Hashable)
 
+PNG = b"\x89PNG\r\n\x1a\n"
+"""How such a file begins."""
 MOST = sys.float_info.max
 """Largest finite float; a file may hold larger integers."""
 _NOT_COMPARED = {
@@ -116,17 +120,25 @@ class RunRecord:
     def environment(self) -> dict[str, str | int]:
         """Return the machine, the versions and the commit that the run said it had."""
         try:
-            found = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
+            found = json.loads(read_regular(self.path / "env.json"))
         except (OSError, ValueError):
             return {}
         said = table(_shown(found)).items()
         return {str(key): value for key, value in said if isinstance(value, str | int)}
 
-    def pictures(self) -> list[tuple[int, Path]]:
-        """Return the pictures that clients drew, by client, where their directories are here."""
-        found = self.path.glob("clients/*/pictures/*.png")
-        owned = [(int(p.parts[-3]), p) for p in found if p.parts[-3].isdigit()]
-        return sorted(owned, key=lambda each: (each[1].name, each[0]))
+    def pictures(self) -> list[tuple[str, int, bytes]]:
+        """Return name, client and content of what clients drew, where their directories are here.
+
+        What is no PNG in the run's own directory is left out: a page is passed on to others.
+        """
+        drawn = []
+        for path in self.path.glob("clients/*/pictures/*.png"):
+            client = path.parts[-3]
+            with suppress(OSError, RuntimeError):  # the latter of links that go in a circle
+                content = read_regular(path, self.path)
+                if client.isdigit() and content.startswith(PNG):
+                    drawn.append((path.stem, int(client), content))
+        return sorted(drawn)
 
     def totals(self, part: str) -> dict[str, float]:
         """Return what was spent over the whole run; ``part`` is ``bytes`` or ``seconds``."""
@@ -196,7 +208,7 @@ def _renamed(record: dict[str, Any]) -> dict[str, Any]:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -9,8 +9,8 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from fedmodels.printable import printable
 
@@ -22,7 +22,7 @@ LEFTOVER = ".*.tmp"
 """Glob pattern of what a crash in the middle of :func:`replacing` leaves."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading; a pipe or a device is refused, and never waited for.
 
     Raises:
@@ -37,6 +37,18 @@ def open_regular(path: Path) -> BinaryIO:
     except OSError:
         os.close(handle)
         raise
+
+
+def read_regular(path: Path, root: Path | None = None) -> bytes:
+    """Return the content of a regular file, which lies below a root if there is one.
+
+    Raises:
+        OSError: it is missing, no regular file, or a link leads out of the root.
+    """
+    if root is not None and not path.resolve().is_relative_to(root.resolve()):
+        raise OSError(errno.EINVAL, f"it lies outside of {root}", str(path))
+    with open_regular(path) as file:
+        return file.read()
 
 
 def sync_path(path: Path) -> None:
@@ -58,9 +70,7 @@ def sha256_of(path: Path) -> str:
     Raises:
         OSError: it cannot be read, or is a device or a pipe, which may have no end.
     """
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -923,3 +923,33 @@ def test_a_finished_run_whose_rounds_are_cut_is_told_of(
     rounds.write_text(first)
     report.report_command([run], None)
     assert "rounds.jsonl ends at round 1 of 4: curves" in capsys.readouterr().err
+
+
+def test_a_page_embeds_no_file_from_outside_of_the_run(tmp_path: Path) -> None:
+    """A client that can write its directory could have the page of others show what it names."""
+    run, drawn = tmp_path / "run", tmp_path / "run" / "clients" / "0" / "pictures"
+    drawn.mkdir(parents=True)
+    (run / "rounds.jsonl").touch()
+    png = b"\x89PNG\r\n\x1a\n"
+    (drawn / "a.png").write_bytes(png + b"mine")
+    (tmp_path / "secret.png").write_bytes(png + b"secret")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (drawn / "b.png").symlink_to(tmp_path / "secret.png")
+    (drawn / "c.png").symlink_to(tmp_path / "secret")
+    (drawn / "d.png").write_bytes(b"no picture")
+    (drawn / "e.png").symlink_to("a.png")
+    (drawn / "f.png").symlink_to("f.png")
+    os.mkfifo(drawn / "g.png")
+    (run / "clients" / "1").symlink_to(tmp_path)
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "h.png").write_bytes(png + b"secret")
+    mine = png + b"mine"
+    assert read_run(run).pictures() == [("a", 0, mine), ("e", 0, mine)]
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json", "config.toml"])
+def test_a_pipe_in_place_of_a_record_is_no_wait(name: str, tmp_path: Path) -> None:
+    (tmp_path / "env.json").touch()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ArchiveError, match=f"{name} cannot be read: it is no regular file"):
+        read_run(tmp_path)
