@@ -23,7 +23,7 @@ SEED ?= 0
 METHODS ?=
 INPUTS ?= 100000
 SETS ?= avx2 sse
-TARGETS ?= headers codec archive directories config
+TARGETS ?= headers codec archive directories config experiment request
 
 export OMP_NUM_THREADS := 1
 

@@ -16,6 +16,7 @@ from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
 from fedpb.codec import encode
 from fedpb.descriptions import description_of
+from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import TABLES
 from tests.fuzz.targets import CLASSES, SPLIT, rich_bundle
@@ -108,7 +109,33 @@ def config() -> list[bytes]:
     return [full.encode(), short.encode(), f"{short}\0method.lr=0.3".encode()]
 
 
+def experiment() -> list[bytes]:
+    """Return experiments as an honest server sends them, and as one does that names places."""
+    honest = experiment_of(TABLES).to_dict()
+    lying = {
+        **honest,
+        "method": {"name": "/etc/method.py:Method", "code_sha256": "0" * 64},
+        "net": {"name": "mlp", "weights": "/dev/zero", "weights_sha256": "0" * 64},
+        "evaluate": {"reference": "/dev/zero"},
+    }
+    return [
+        rpc.JoinResponse(experiment=table_of(tables)).SerializeToString()
+        for tables in (honest, lying)
+    ]
+
+
+def request() -> list[bytes]:
+    """Return requests of a browser, of a scraper, and of somebody else's page."""
+    lines = (
+        "GET / HTTP/1.1\r\nHost: localhost:8080\r\nAccept: text/html\r\n\r\n",
+        "HEAD /metrics HTTP/1.0\r\nHost: [::1]\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 3\r\n\r\nabc",
+        "POST /state.json HTTP/1.1\r\nHost: 127.0.0.1\r\nExpect: 100-continue\r\n\r\n",
+    )
+    return [line.encode() for line in lines]
+
+
 SEEDS = {
     "codec": codec, "headers": headers, "archive": archive, "directories": directories,
-    "config": config,
+    "config": config, "experiment": experiment, "request": request,
 }  # fmt: skip

@@ -8,6 +8,8 @@ that were accepted.
 from __future__ import annotations
 
 import atexit
+import http.client
+import io
 import json
 import os
 import shutil
@@ -17,13 +19,15 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from google.protobuf.message import DecodeError
 
 from fedcli.data.store.client_data import ClientData
+from fedmodels.config.sent import without_places
 from fedmodels.errors import ArchiveError, ConfigError, DataError, PayloadError
-from fedmodels.resolution import experiment_of, parse_experiment
+from fedmodels.resolution import experiment_of, parse_experiment, received_experiment
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec
@@ -31,8 +35,10 @@ from fedpb.codec import Receiver, read_chunk
 from fedpb.descriptions import client_json_of
 from fedpb.headers import checked_places
 from fedpb.plans import plan_of
+from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
+from fedsrv.monitor.page_server import Answer, Handler, PageServer
 from fedsrv.transport.sessions import client_id_of
 
 Target = Callable[[bytes], None]
@@ -189,10 +195,51 @@ def config(data: bytes) -> None:
         assert experiment_of(experiment.to_dict()) == experiment
 
 
+def experiment(data: bytes) -> None:
+    """Take the experiment that a server sends: it names no place on this machine."""
+    with suppress(DecodeError, PayloadError, ConfigError):
+        tables = values_of(rpc.JoinResponse.FromString(data).experiment)
+        found = received_experiment(tables, "the server's experiment", ())
+        assert found.to_dict() == without_places(found.to_dict())
+
+
+def request(data: bytes) -> None:
+    """Take what a caller of a page sends."""
+    caller = _Caller(data)
+    server = _page_server()
+    with suppress(http.client.LineTooLong):
+        Handler(cast("Any", caller), ("127.0.0.1", 1), server)
+    head = bytes(caller.sent).partition(b"\r\n")[0]
+    if b" 200 " in head:
+        lines = [line.partition(b":") for line in data.split(b"\n")]
+        hosts = [value for name, _, value in lines if name.lower() == b"host"]
+        assert any(server.is_addressed(host.strip().decode("latin-1")) for host in hosts)
+
+
+class _Caller:
+    """The socket of a caller that has said everything."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said, self.sent = said, bytearray()
+
+    def makefile(self, *_: object) -> io.BytesIO:
+        return io.BytesIO(self._said)
+
+    def sendall(self, data: bytes) -> None:
+        self.sent += data
+
+
+@cache
+def _page_server() -> PageServer:
+    return PageServer("127.0.0.1", 0, {"/": lambda accept: Answer(accept.encode("latin-1"))})
+
+
 TARGETS: dict[str, Target] = {
     "codec": codec,
     "headers": headers,
     "archive": archive,
     "directories": directories,
     "config": config,
+    "experiment": experiment,
+    "request": request,
 }
