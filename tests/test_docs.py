@@ -78,9 +78,20 @@ def test_pages_were_found() -> None:
 
 def test_each_decision_stands_once_under_a_heading_of_its_own() -> None:
     """A merge that keeps both sides would leave a moved decision inside another one."""
-    text = (ROOT / "docs" / "decisions.md").read_text()
-    headings = re.findall(r"^### (.*)$", text, flags=re.MULTILINE)
-    assert len(headings) == len(set(headings)) > 80
+    place = ROOT / "docs" / "decisions"
+    files = sorted(path for path in place.glob("*.md") if path.name != "README.md")
+    texts = {path.name: path.read_text() for path in files}
+    titles = [(name, text.partition("\n")[0].removeprefix("# ")) for name, text in texts.items()]
+    index = (place / "README.md").read_text()
+    rows = re.findall(r"^- \[(\d{3})\]\((.*)\): (.*)$", index, flags=re.MULTILINE)
+    assert sorted((name, title) for _, name, title in rows) == titles
+    assert all(name.startswith(f"{number}-") for number, name, _ in rows)
+    assert len(titles) == len({title for _, title in titles}) > 80
+    assert len({number for number, *_ in rows}) == len(rows), "two decisions have one number"
+    for name, text in texts.items():
+        assert len(text.splitlines()) <= 30, f"{name} is long: a decision is read in a minute"
+        assert not re.search(r"^##", text, flags=re.MULTILINE), f"{name} holds another decision"
+    text = "\n".join(texts.values())
     leads = set(re.findall(r"^\*\*([^*]+)\.\*\* ", text, flags=re.MULTILINE))
     assert leads == {"Why", "Measured", "Tried", "Tried elsewhere and left", "The price"}
     said = re.findall(r"^\*\*Why\.\*\* (.+(?:\n(?!\*\*).+)*)", text, flags=re.MULTILINE)

@@ -8,7 +8,8 @@ ResNets (docs/results/speed.md).
 
 The weights equal those of training in turn up to rounding. One stack, in one order, has the same
 bits on one machine. Rounding depends on how many clients a stack has: on some processors the
-kernels of convolutions differ with the number of channels (docs/decisions.md).
+kernels of convolutions differ with the number of channels:
+docs/decisions/068-clients-trained-together.md.
 
 Shapes: C clients, B batch.
 """
