@@ -13,9 +13,11 @@ length, and the versions and commit of each run. A page holds tables between two
     <!-- record: STUDY -->
     <!-- end of record -->
 
-and what lies between them is never typed: a test renders it again and compares. A study with
+and what lies between them is never typed: a test renders it again and compares. ``choices``, in
+place of ``record``, is what a reader's choices move (:mod:`benchmarks.papers.views`). A study with
 curves or lengths has a picture, ``docs/results/STUDY.svg``. What benchmarks measured has records of
-its own (benchmarks/measured.py), and the same marks.
+its own (benchmarks/measured.py), and the same marks. How long our runs are beside the papers' is
+made anew in ``docs/results.md``, too (:mod:`benchmarks.papers.lengths`).
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from pathlib import Path
 
 from benchmarks.measure import parser_of
 from benchmarks.measured import page as measured_page
+from benchmarks.papers import lengths
+from benchmarks.papers.views import page as choices_page
 from fedmodels.errors import FedtideError
 from fedsrv.report.frame import RunNumbers
 from fedsrv.sweep.outcome import Outcome
@@ -39,7 +43,10 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
 PAGES = ROOT / "docs" / "results"
 END = "<!-- end of record -->"
-MARKED = re.compile(rf"(<!-- record: ([\w-]+) -->\n).*?({re.escape(END)}\n)", flags=re.DOTALL)
+MARKED = re.compile(
+    rf"(<!-- (?:record|choices): ([\w-]+) -->\n).*?({re.escape(END)}\n)", flags=re.DOTALL
+)
+"""The tables of a record, or what the choices of its study's readers move."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"kept {keep(options.study, options.runs, add=options.add)}")
         for path in sorted(PAGES.glob("*.md")):
             path.write_text(rendered(path.read_text()))
+        lengths.PAGE.write_text(lengths.rendered(lengths.PAGE.read_text()))
         for record in sorted(RECORDS.glob("*.json")):
             draw(read_record(record), PAGES / f"{record.stem}.svg")
     except FedtideError as error:
@@ -106,6 +114,8 @@ def rendered(text: str) -> str:
     """
 
     def tables(mark: re.Match[str]) -> str:
+        if mark[1].startswith("<!-- choices"):
+            return "\n".join([mark[1], choices_page(mark[2]), mark[3]])
         measured = measured_page(mark[2])
         if measured is not None:
             return "\n".join([mark[1], measured, mark[3]])

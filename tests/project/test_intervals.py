@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import t
 
+from benchmarks.papers.views import CLASSES, OWN, WHOLE, in_the_papers_view
 from benchmarks.records import MARKED, PAGES, RECORDS, ROOT
 from fedsrv.report.frame import CONFIDENCE
 from fedsrv.sweep.outcome import Outcome, values_of
@@ -27,7 +28,6 @@ from fedsrv.sweep.record import read_record
 Values = Mapping[Cell, Mapping[int, float | None]]
 
 TEXTS = [*sorted(PAGES.glob("*.md")), ROOT / "docs" / "results.md"]
-READINGS = sorted((ROOT / "models" / "fedmodels" / "methods" / "readings").glob("*.py"))
 DOCSTRING = re.compile(r'^ +""".*?"""$', flags=re.DOTALL | re.MULTILINE)
 NUMBER = r"[+−]?\d+(?:\.\d+)?"
 STATED = re.compile(rf"({NUMBER})[^\d\[\]|;]{{0,45}}\[({NUMBER}),\s*({NUMBER})\]")
@@ -42,12 +42,18 @@ OF_SUMS = {"5.6 [+2.4, +8.9]"}
 """Differences of differences between rows of two kinds, calculated by hand."""
 
 
-def _columns(outcome: Outcome) -> Iterator[Values]:
-    """Yield every column of a record, A_glo among all classes, and means of parts of its curves."""
+def _columns(study: str, outcome: Outcome) -> Iterator[Values]:
+    """Yield every column of a record, and those that follow from several.
+
+    These are A_glo among all classes, A_loc in the papers' view, and means of parts of its curves.
+    """
     columns = {path: values_of(path, outcome.runs) for path in outcome.columns.values()}
     yield from columns.values()
     if set(AMONG_ALL) <= columns.keys():
         yield _among_all(*map(columns.__getitem__, AMONG_ALL))
+    for test_set in (OWN, CLASSES, WHOLE):
+        if (found := in_the_papers_view(study, outcome, test_set)) is not None:
+            yield found
     for name in outcome.curves.values():
         curves = {(run.row, run.seed): run.curves.get(name) for run in outcome.runs}
         for part in PARTS.values():
@@ -94,7 +100,7 @@ def _differences(column: Values) -> Iterator[NDArray[np.float64]]:
 def intervals(record: str) -> NDArray[np.float64]:
     """Return mean, low and high end of every paired difference of a record, (n, 3)."""
     found = []
-    for column in _columns(read_record(RECORDS / f"{record}.json")):
+    for column in _columns(record, read_record(RECORDS / f"{record}.json")):
         for pairs in _differences(column):
             if len(pairs) > 1:
                 half = t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1) * pairs.std(ddof=1)
@@ -166,16 +172,13 @@ def test_intervals_of_the_prose_are_those_of_the_records(page: Path) -> None:
     assert not unknown
 
 
-@pytest.mark.parametrize("file", READINGS, ids=lambda file: file.stem)
-def test_intervals_of_docstrings_are_those_of_the_pages_they_name(file: Path) -> None:
-    """A switch's docstring argues its default from a page of ``docs/results``."""
-    unknown = [
-        f"{mean} [{low}, {high}]"
+def test_code_states_no_interval() -> None:
+    """What studies came to lives on the results' pages, which are made from records."""
+    stating = [
+        f"{file.relative_to(ROOT)}: {numbers}"
+        for package in ("models", "fedsrv", "fedcli", "fedtide")
+        for file in sorted((ROOT / package).rglob("*.py"))
         for docstring in DOCSTRING.findall(file.read_text())
-        for _, (mean, low, high) in stated(docstring)
-        if not is_recorded(
-            (mean, low, high),
-            frozenset().union(*map(shown_on, re.findall(r"docs/results/([\w-]+\.md)", docstring))),
-        )
+        for _, numbers in stated(docstring)
     ]
-    assert not unknown
+    assert not stating

@@ -56,7 +56,7 @@ class FedEM(FedAvg):
     mixture: Literal["trained", "received"] = "trained"
     """The pi that predicts: that of the last training, as Algorithm 1 leaves it; or one estimated
     anew under the learners that came back from the server, as appendix B of pFedGRP's paper
-    describes FedEM. No interval tells the two apart (docs/results/continual.md)."""
+    describes FedEM: docs/results/continual.md has both."""
 
     @property
     def views(self) -> tuple[str, ...]:

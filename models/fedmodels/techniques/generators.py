@@ -41,8 +41,8 @@ USUAL: Mapping[tuple[Arch, Literal["grey", "colour"]], tuple[int, int, float]] =
     ("ddpm", "colour"): (32, 6000, 2e-4),
 }
 """Width and epochs where none are given (pFedGRP, appendix C.3): for grey images as MNIST's, for
-colour images as CIFAR's. Learning rates are ours: the paper gives none. At 1e-4, which is usual,
-most grey images of the WGAN-GP are not taken for their class (docs/results/pfedgrp.md)."""
+colour images as CIFAR's. Learning rates are ours: the paper gives none, and docs/results/pfedgrp.md
+has what others come to."""
 
 CRITIC_STEPS = 5
 """Steps of the GAN's critic for each step of its generator."""

@@ -20,8 +20,7 @@ class PFedGRPReading(Part):
     """Outputs that eq. 6 compares."""
     images: Literal["round", "epoch"] = "round"
     """How long generated images serve: all epochs of a round, or one, after which others are drawn
-    for local training and for eq. 8. At FedLAW's rate no interval tells the two apart
-    (docs/results/pfedgrp.md)."""
+    for local training and for eq. 8: docs/results/pfedgrp.md has both."""
     label_dist: Literal["counts", "freq"] = "counts"
     """What clients send of S: the counts, or shares in parts per million."""
     w_param: Literal["softmax", "quad", "pgd", "affine"] = "softmax"
@@ -31,9 +30,8 @@ class PFedGRPReading(Part):
     w_optimizer: Literal["adam", "sgd"] = "adam"
     """Optimiser of eq. 8."""
     w_lr: NonNegative = 0.01
-    """Learning rate of eq. 8: FedLAW's, as the paper gives none. With ten times that AA is open on
-    the small Fashion-MNIST stream, IAA after the last round is 7.5 [3.1, 11.9] points lower, and
-    clients forget 19.3 [14.2, 24.4] points more after the downlink (docs/results/continual.md)."""
+    """Learning rate of eq. 8: FedLAW's, as the paper gives none. docs/results/continual.md has runs
+    with ten times that."""
     w_epochs: Count = 20
     """Epochs of eq. 8."""
     w_batch: PositiveCount = 64

@@ -1,0 +1,60 @@
+"""How long our runs are beside the papers', and what a verdict below a tenth of that may say."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.papers import lengths
+from benchmarks.papers.table import tables_of
+from benchmarks.papers.views import in_the_papers_view
+from benchmarks.records import RECORDS
+from fedsrv.sweep.plan import Cell
+from fedsrv.sweep.record import read_record
+
+HEADS = f"| claim | verdict | {lengths.HEADING} | study |\n|---|---|---|---|"
+
+
+def line(verdict: str, *studies: str, size: str = "") -> str:
+    named = ", ".join(f"[`{study}`](results/x.md)" for study in studies)
+    return f"| it helps | {verdict} |{size}| {named} |"
+
+
+def test_every_recorded_study_of_a_paper_has_a_cell_to_be_measured_against() -> None:
+    tables = {f"{table.paper}/{table.name}": table.table for table in tables_of()}
+    for study, (table, row, column) in lengths.papers_cells().items():
+        assert row in tables[table].rows, study
+        assert column in tables[table].settings, study
+    beside = {"compression", "fashion-mnist", "fedcil-digits"}  # of no paper's table
+    assert {path.stem for path in RECORDS.glob("*.json")} <= {*lengths.papers_cells(), *beside}
+
+
+def test_the_column_is_computed_and_never_typed() -> None:
+    page = f"{HEADS}\n{line('open', 'fedali-cifar', size=' 99 % ')}"
+    assert " 0.096 %, 0.083 % |" in lengths.rendered(page)
+    both = lengths.rendered(f"{HEADS}\n{line('open', 'fedali-cifar', 'fedali-pooling')}")
+    assert " 0.096 to 0.77 %, 0.083 to 0.66 % |" in both
+    assert lengths.rendered(both) == both
+
+
+@pytest.mark.parametrize(
+    ("study", "said"),
+    [("fedali-cifar", "refuted at this length"), ("gldp-paper", "refuted")],
+)
+def test_below_a_tenth_nothing_is_refuted_but_at_this_length(study, said) -> None:
+    page = lengths.rendered(f"{HEADS}\n{line('[refuted](x), or so', study)}")
+    assert f"[{said}](x)" in page
+    assert lengths.rendered(page) == page
+
+
+def test_the_papers_view_has_fedavg_just_trained_and_others_as_received() -> None:
+    outcome = read_record(RECORDS / "gldp-paper.json")
+    found = in_the_papers_view("gldp-paper", outcome)
+    for row, heading in (("FedAvg", "A_loc, trained"), ("FedRep", "A_loc, received")):
+        cell = Cell("", row)
+        assert found[cell] == outcome.values[heading][cell]
+
+
+def test_the_page_of_results_is_rendered() -> None:
+    """After a change: ``python -m benchmarks.records``."""
+    text = lengths.PAGE.read_text()
+    assert lengths.rendered(text) == text
