@@ -71,9 +71,9 @@ def usage(pid: int) -> Usage:
             continue
         count, cpu = count + 1, cpu + times.user + times.system
         pss, rss, anon = pss + memory.pss, rss + memory.rss, anon + own
-        if name == "fedsrv serve":
+        if name == "fedsrv-serve":
             server, server_anon = server + memory.pss, server_anon + own
-        elif name.startswith("fedcli ") and name.removeprefix("fedcli ")[0].isdigit():
+        elif name.startswith("fedcli-") and name.removeprefix("fedcli-")[0].isdigit():
             host = max(host, own)
     memories = (pss, anon, rss, server, server_anon, host)
     return Usage(count, cpu, *(number / 1e6 for number in memories))

@@ -47,7 +47,8 @@ class ForkServer:
         os.set_blocking(ring, False)
         signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # what they mean is for the launcher to decide
         buffered = b""
         try:
             while True:
@@ -88,11 +89,12 @@ class ForkServer:
 def _become_client(order: dict[str, object], parent: int) -> None:
     """Turn the forked process into ``fedcli`` with the order's arguments; never return."""
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
-    name = f"fedcli {order['id']}".encode()[:15]  # what top and ps -o comm call it
+    name = f"fedcli-{order['id']}".encode()[:15]  # what top and ps -o comm call it; no blank
     Path("/proc/self/comm").write_bytes(name)
     log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -148,8 +148,8 @@ class Host:
             raise
         finally:
             self._closed.set()
-            for member in self.enrolment.members.values() if leaving else ():
-                self.link.leave(member, leaving)
+            if leaving:
+                self.link.leave(self.enrolment.members.values(), leaving)
             self.link.close()
             if lock is not None:
                 os.close(lock)

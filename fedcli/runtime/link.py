@@ -12,7 +12,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,6 +38,8 @@ from fedpb.headers import header_of
 from fedpb.orders import Specs, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
 
+LEAVE_S = 2.0
+"""Time for the server's answer to a client that leaves."""
 _SERVICE = "/" + rpc.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -218,11 +220,12 @@ class Link:
             LinkError, SessionGone: as :meth:`_patiently` says; Dismissed if the run has failed.
             PayloadError: the payload is not what ``specs`` says.
         """
-        while True:
+        while not self._closed.is_set():
             found = self._patiently("pull", lambda: self._next_orders(waiting, specs))
             if found:
                 return found
             self._slow_down("pull")
+        raise _closed("pull")
 
     def _next_orders(
         self,
@@ -339,13 +342,20 @@ class Link:
             raise
         return True
 
-    def leave(self, member: Membership, reason: str) -> None:
-        """Give the session back, if the server is there."""
-        request = rpc.LeaveRequest(client_id=str(member.client), token=member.token, reason=reason)
-        try:
-            self._leave(request, timeout=2.0)
-        except grpc.RpcError as error:
-            log.debug("leave: %s", said(error))
+    def leave(self, members: Iterable[Membership], reason: str) -> None:
+        """Give sessions back, if the server is there; no other call is made any more.
+
+        A Pull that ends since one client has left would name the others anew, and that one too.
+        """
+        self._closed.set()
+        for one in members:
+            request = rpc.LeaveRequest(client_id=str(one.client), token=one.token, reason=reason)
+            try:
+                self._leave(request, timeout=LEAVE_S)
+            except grpc.RpcError as error:
+                log.debug("leave: %s", said(error))
+                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    return
 
     def close(self) -> None:
         """Close the channel; calls under way end."""

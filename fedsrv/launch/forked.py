@@ -47,7 +47,9 @@ class Forked:
     def __init__(self, name: str, run: Callable[[], None], log: Path) -> None:
         """Fork; the child calls ``run`` in a session of its own, with errors going to a log.
 
-        ``name`` is what ``top`` and ``ps -o comm`` call it; the command line is the launcher's.
+        ``name`` is what ``top`` and ``ps -o comm`` call it; the command line is the launcher's. It
+        has no blank: Slurm reads ``/proc/PID/stat`` by blanks where it tracks processes by their
+        parents, and one such name keeps its signals from every job of the node.
         """
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
@@ -101,12 +103,12 @@ class Forked:
 
 def fork_hosts(log: Path) -> Forked:
     """Fork the fork server of the clients."""
-    return Forked("fedcli hosts", lambda: _module("fedcli.hosts"), log)
+    return Forked("fedcli-hosts", lambda: _module("fedcli.hosts"), log)
 
 
 def fork_coordinator(log: Path) -> Forked:
     """Fork a coordinator that waits for its arguments, a JSON list on a line of its own."""
-    return Forked("fedsrv serve", _wait_and_serve, log)
+    return Forked("fedsrv-serve", _wait_and_serve, log)
 
 
 def fork_fedcli(arguments: Sequence[str], log: Path) -> Forked:
@@ -121,7 +123,7 @@ def fork_fedcli(arguments: Sequence[str], log: Path) -> Forked:
             sys.argv = ["fedcli", *arguments]
             _module("fedcli")
 
-    return Forked(f"fedcli {arguments[0]}", run, log)
+    return Forked(f"fedcli-{arguments[0]}", run, log)
 
 
 def share_memory() -> None:

@@ -104,9 +104,9 @@ def test_a_launched_coordinator_is_killed_at_the_end(
     try:
         reached(steer / f"{point}.reached")
         family = {process.name(): process for process in launched.family()}
-        family["fedsrv serve"].kill()
+        family["fedsrv-serve"].kill()
         if point == "finish-1":
-            family["fedcli 1"].kill()
+            family["fedcli-1"].kill()
         status, output = launched.end()
         assert status == 0, output
     finally:

@@ -213,9 +213,9 @@ def test_what_dies_is_started_again(launch: Any, tmp_path: Path, steer: Path) ->
     pids = {}
     for process in run.family():
         pids[process.name()] = process
-    pids["fedcli 1"].kill()
+    pids["fedcli-1"].kill()
     reached(steer / "aggregate-3.reached")
-    pids["fedsrv serve"].kill()
+    pids["fedsrv-serve"].kill()
     status, output = run.end()
     assert status == 0, output
     assert "client-1 died (killed by signal 9); starting it again" in output
@@ -230,12 +230,12 @@ def test_a_killed_fork_server_takes_its_clients_along_and_comes_back(
     (steer / "aggregate-1").touch()
     run = launch(tables("held", schedule={"rounds": 1, "clients": 3}))
     reached(steer / "aggregate-1.reached")
-    hosts = next(p for p in run.family() if p.name() == "fedcli hosts")
+    hosts = next(p for p in run.family() if p.name() == "fedcli-hosts")
     clients = hosts.children()
     assert hosts.num_threads() == 1  # a fork has no other thread, nor what one was about to do
     hosts.kill()
     assert gone(clients)
-    server = next(p for p in run.family() if p.name() == "fedsrv serve")
+    server = next(p for p in run.family() if p.name() == "fedsrv-serve")
     server.kill()
     status, output = run.end()
     assert status == 0, output
@@ -342,7 +342,7 @@ def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path)
 
     until(client_1_waits, "the page does not tell that client 1 waits")
     family = run.family()
-    server = next(p for p in family if p.name() == "fedsrv serve")
+    server = next(p for p in family if p.name() == "fedsrv-serve")
     run.process.send_signal(signal.SIGTERM)
     until(lambda: "stopping: clients have" in run.log("server"), "it does not stop")
     server.kill()  # it hangs in the method: what a supervisor does when its patience is over
@@ -358,3 +358,17 @@ def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path)
     assert (status, output) == (0, "")
     alone = run_in_process(LONG, run.out / "data", tmp_path / "alone", evaluator=True)
     assert summary_of(run.out)["state_sha256"] == alone["state_sha256"]
+
+
+def test_sigterm_to_every_process_stops_a_run_without_a_wait(launch: Any, steer: Path) -> None:
+    """As Slurm and systemd send it. The coordinator does not think that clients are at work."""
+    (steer / "train-0-1").touch()
+    run = launch(LONG, "--hosts", "1")
+    reached(steer / "train-0-1.reached")
+    for process in (psutil.Process(run.process.pid), *run.family()):
+        process.send_signal(signal.SIGTERM)
+    status, output = run.end()
+    assert status == 128 + signal.SIGTERM, output
+    assert {f"client {client} left: stopped" in output for client in range(3)} == {True}
+    assert "waiting for client" not in run.log("server").partition("stopping: ")[2]
+    assert "error" not in output

@@ -137,8 +137,8 @@ def test_a_node_that_dies_costs_nothing(
     (steer / "train-0-3").touch()
     run = launch()
     reached(steer / "train-0-3.reached", PATIENCE_S)
-    nodes.kill("fedcli 1-2")
-    nodes.kill_with("fedcli 0")
+    nodes.kill("fedcli-1-2")
+    nodes.kill_with("fedcli-0")
     status, output = run.end(PATIENCE_S)
     assert status == 0, output
     assert "client-0 died (its node or its process there is gone); starting it again" in output

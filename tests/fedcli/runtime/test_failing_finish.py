@@ -37,7 +37,7 @@ class OneOrder(Host):
 
 @pytest.fixture
 def host(digits: Path, tmp_path: Path) -> Host:
-    link: Any = SimpleNamespace(close=lambda: None)
+    link: Any = SimpleNamespace(close=lambda: None, leave=lambda members, why: None)
     return OneOrder([0], link, digits, tmp_path / "states", torch.device("cpu"))
 
 
