@@ -15,8 +15,8 @@ from fedmodels.numerics.metric_names import METRICS, current, is_known
 from fedsrv.report.comparison import SPENT
 from fedsrv.report.frame import RunNumbers
 from fedsrv.report.run_record import read_run
+from fedsrv.sweep.execution import Say
 from fedsrv.sweep.outcome import read_numbers, tables_of
-from fedsrv.sweep.places import Say
 from fedsrv.sweep.plan import PlannedRun, Sweep
 
 COMPUTE = ("macs_per_example", "training_macs", "peak_client_rss_bytes")

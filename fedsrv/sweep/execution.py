@@ -7,18 +7,24 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
-from fedmodels.errors import Interrupted, reason_of
+from fedmodels.errors import Interrupted, RunStopped, reason_of
 from fedmodels.files import write_atomically
 from fedsrv.state.run_directory import may_hold_a_run
-from fedsrv.sweep.places import Each, Say
 from fedsrv.sweep.plan import PlannedRun
 
+Say = Callable[[str], None]
+Call = Callable[[PlannedRun, Say], str]
+"""Runs one run to its end; returns why it failed, or an empty text."""
+Each = Callable[[Call, Sequence[PlannedRun]], Iterable[tuple[PlannedRun, str]]]
+"""Calls a function for each of several runs; yields runs as they end, and why they failed."""
+Resources = Mapping[str, str | int | float]
+"""What one run takes of a cluster."""
 _LIBC = ctypes.CDLL(None)  # looked up before the fork
 _PR_SET_PDEATHSIG = 1
 
@@ -56,8 +62,7 @@ def execute(
         for run in _dealers(left, further):
             _deal_out(run, here, say)
         for group in (leading, others):
-            outcomes = each(partial(to_its_end, further, here), group)
-            for run, failure in zip(group, outcomes, strict=True):
+            for run, failure in each(partial(to_its_end, further, here), group):
                 if failure:
                     say(failure)
                 ended_one(run)
@@ -119,7 +124,7 @@ def to_its_end(further: Sequence[str], directory: str, run: PlannedRun, say: Say
         status = _run(command, log, directory)
     except OSError as error:
         return f"{out.name} could not be started: {reason_of(error)}"
-    if status == Interrupted.exit_code:
+    if status in (Interrupted.exit_code, RunStopped.exit_code):
         return f"{out.name} was stopped"
     return f"{out.name} failed: {_last_line(log)} (see {log})" if status else ""
 
@@ -137,7 +142,11 @@ def _run(command: Sequence[str], log: Path, directory: str) -> int:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel send SIGTERM when the parent dies: the run stops where it can be resumed."""
+    """Have the kernel send SIGTERM when the parent dies: the run stops where it can be resumed.
+
+    Slurm sends SIGUSR2 to every process of a job. It concerns the parent alone.
+    """
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

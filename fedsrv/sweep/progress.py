@@ -24,7 +24,7 @@ from fedmodels.units import duration
 from fedsrv.event_lines import committed_in
 from fedsrv.events import Event
 from fedsrv.run_status import Pace
-from fedsrv.sweep.places import Say
+from fedsrv.sweep.execution import Say
 from fedsrv.sweep.plan import PlannedRun
 
 LOOK_S = 1.0

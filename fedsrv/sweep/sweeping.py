@@ -14,9 +14,9 @@ from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import report_command, write_html
 from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.columns import Watch, check_names, faults
-from fedsrv.sweep.execution import execute
+from fedsrv.sweep.execution import Say, execute
 from fedsrv.sweep.outcome import Outcome, read_numbers
-from fedsrv.sweep.places import Say, place_of
+from fedsrv.sweep.places import place_of
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
 from fedsrv.sweep.progress import SweepProgress
 from fedsrv.sweep.record import outcome_of, to_json

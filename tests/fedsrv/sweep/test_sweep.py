@@ -451,7 +451,7 @@ def test_only_a_cluster_gets_absolute_paths(
 
     def place_of(on: str, jobs: int, resources: Any, out: Path, say: Any) -> Any:
         places.append(out)
-        return nullcontext(lambda call, runs: (call(run, say) for run in runs))
+        return nullcontext(lambda call, runs: ((run, call(run, say)) for run in runs))
 
     monkeypatch.setattr("fedsrv.sweep.sweeping.place_of", place_of)
     run_sweep(sweep(), Path("out"), seeds=[0], on=on, say=lambda line: None)
@@ -538,7 +538,7 @@ def test_what_no_row_of_ones_own_has_is_told_when_each_has_ended_once(
 ) -> None:
     monkeypatch.setattr("fedsrv.sweep.columns._is_from_here", lambda row: False)
     said: list[str] = []
-    in_turn = nullcontext(lambda call, runs: (call(run, said.append) for run in runs))
+    in_turn = nullcontext(lambda call, runs: ((run, call(run, said.append)) for run in runs))
     monkeypatch.setattr("fedsrv.sweep.sweeping.place_of", lambda *_: in_turn)
     columns = {"A": "metrics.a_loc", "mine": "metrics.veolcity", "c": "clients.traind"}
     made = sweep(columns=columns, curves={"mine": "veolcity"})
