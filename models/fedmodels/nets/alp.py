@@ -22,8 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
-from fedmodels.numerics.algebra import sinkhorn_plan
-from fedmodels.numerics.transport import SOLVERS, pot_plan
+from fedmodels.numerics.optimal_transport import (
+    LEAST_UNBALANCED,
+    SOLVERS,
+    pot_plan,
+    sinkhorn_plan,
+)
 
 _CHOICES = {
     "sets": ("both", "local_only", "global_only"),
@@ -60,7 +64,7 @@ class ALP(nn.Module):
             POT's ``"entropic"`` until it converges, ``"emd"``, ``"unbalanced"``; ours, not the
             paper's.
         last: which sums of the plan are exact, see
-            :func:`fedmodels.numerics.algebra.sinkhorn_plan`.
+            :func:`fedmodels.numerics.optimal_transport.sinkhorn_plan`.
         topk: tokens that move one prototype: ``"paper"`` ceil(N / G), ``"official"``
             max(1, B // G), or a number.
         ema_features: what the prototypes follow, the tokens or the normalised tokens.
@@ -121,10 +125,12 @@ class ALP(nn.Module):
         topk = self.topk
         if topk not in ("paper", "official") and not (isinstance(topk, int) and topk > 0):
             raise ConfigError(f"alp topk={topk!r} must be 'paper', 'official' or a number above 0")
+        least = LEAST_UNBALANCED if self.solver == "unbalanced" else 0
         for number, fits, known in (
             ("beta", 0 <= self.beta <= 1, "from 0 to 1"),
             ("gamma", 0 <= self.gamma <= 1, "from 0 to 1"),
             ("epsilon", 0 < self.epsilon < math.inf, "above 0"),
+            ("epsilon", self.epsilon >= least, f"{least} or more with solver='unbalanced'"),
             ("iterations", self.iterations >= 1, "1 or more"),
         ):
             if not fits:

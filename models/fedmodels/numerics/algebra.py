@@ -24,47 +24,12 @@ __all__ = [
     "nnls_simplex",
     "replay_volumes",
     "simplex_projection",
-    "sinkhorn_plan",
     "weighted_mean",
 ]
 
 Array = TypeVar("Array", Tensor, NDArray[Any])
-
-
-def sinkhorn_plan(
-    similarity: Array, epsilon: float = 0.05, iterations: int = 3, *, last: str = "prototypes"
-) -> Array:
-    """Return the entropic transport plan between embeddings and prototypes.
-
-    ``exp(similarity / epsilon)``, whose rows and then columns are divided by their sums, again and
-    again (FedAli, equation 4). Columns sum to 1; rows come near to P/N with more iterations. Half
-    precision is lifted to float32, since e^20 does not fit it.
-
-    Args:
-        similarity: (N, P), embeddings by prototypes, cosines in FedAli.
-        epsilon: temperature, above 0.
-        iterations: how many times both sums are divided out.
-        last: which sums are exact, those of the ``"prototypes"`` (columns, as in the paper) or
-            those of the ``"samples"`` (rows, as in SwAV).
-
-    Returns:
-        The plan (N, P), without gradient.
-
-    Raises:
-        ConfigError: ``last`` is neither.
-    """
-    if last not in ("prototypes", "samples"):
-        raise ConfigError(f"sinkhorn last={last!r} must be 'prototypes' or 'samples'")
-    axes = (1, 0) if last == "prototypes" else (0, 1)
-    scores = similarity if isinstance(similarity, Tensor) else torch.tensor(similarity)
-    with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
-        scores = scores.detach() if scores.dtype == torch.float64 else scores.float()
-        # A factor common to what is summed first cancels there: take the largest out.
-        plan = ((scores - scores.amax(axes[0], keepdim=True)) / epsilon).exp_()
-        for _ in range(iterations):
-            for axis in axes:
-                plan /= plan.sum(axis, keepdim=True)
-    return plan if isinstance(similarity, Tensor) else plan.numpy()
+LARGE = 1e6
+"""Coordinates beyond which a sum of them would lose the 1 that weights sum to."""
 
 
 def simplex_projection(point: Array) -> Array:
@@ -79,6 +44,8 @@ def simplex_projection(point: Array) -> Array:
         (n,) floats of at least 0 that sum to 1, float64 unless ``point`` has another float dtype.
     """
     v = _rows(point, np.float64)
+    if np.abs(v).max() > LARGE:  # the projection is that of any point shifted along (1, …, 1)
+        v = v - v.max()
     falling = np.sort(v)[::-1]
     excess = (np.cumsum(falling) - 1) / np.arange(1, len(v) + 1)
     threshold = excess[np.flatnonzero(falling > excess)[-1]]

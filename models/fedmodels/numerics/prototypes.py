@@ -45,12 +45,13 @@ def class_prototypes(features: Tensor, labels: Tensor, num_classes: int) -> Prot
 def drift(before: Prototypes | None, after: Prototypes | None) -> float | None:
     """Return how far prototypes moved: mean over classes of ``|after - before| / |before|``.
 
-    None where no class is in both.
+    A class whose prototype was 0, as of embeddings without a positive number, is left out. None
+    where no other class is in both.
     """
     if before is None or after is None:
         return None
     old, new = (dict(zip(p.labels.tolist(), p.vectors, strict=False)) for p in (before, after))
-    shifts = [(new[k] - old[k]).norm() / old[k].norm().clamp(min=1e-12) for k in old if k in new]
+    shifts = [(new[k] - old[k]).norm() / old[k].norm() for k in old if k in new and old[k].any()]
     return float(torch.stack(shifts).mean()) if shifts else None
 
 

@@ -93,7 +93,8 @@ def likeness(net: nn.Module, reference: Mapping[str, Tensor]) -> Tensor:
     """Return ``<u_i, theta> / ‖theta‖``: the mean of cosines with the neighbours (eq. 5)."""
     pairs = [(p, reference[k.replace(".", "/", 1)]) for k, p in net.named_parameters()]
     product = torch.stack([(p * u).sum() for p, u in pairs]).sum()
-    return product / torch.stack([p.square().sum() for p, _ in pairs]).sum().sqrt()
+    squares = torch.stack([p.square().sum() for p, _ in pairs]).sum()
+    return product / squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()  # of no weights: 0
 
 
 # --- a server that keeps a model for each client --------------------------------------------------

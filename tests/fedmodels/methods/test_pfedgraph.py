@@ -100,6 +100,16 @@ def test_likeness_is_the_weighted_mean_of_cosines():
     assert float(likeness(net, reference).detach()) == pytest.approx(expected, rel=1e-5)
 
 
+def test_likeness_of_a_net_of_zeros_is_a_number_with_a_gradient():
+    net = nn.Linear(2, 2)
+    for parameter in net.parameters():
+        nn.init.zeros_(parameter)
+    found = likeness(net, {key.replace(".", "/", 1): p + 1 for key, p in net.named_parameters()})
+    found.backward()
+    assert float(found.detach()) == 0
+    assert all(bool(p.grad.isfinite().all()) for p in net.parameters())
+
+
 def uploads_of(run, moves):
     start = run.initial_weights
     return {

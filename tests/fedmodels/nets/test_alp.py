@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets.alp import ALP
-from fedmodels.numerics.algebra import sinkhorn_plan
+from fedmodels.numerics.optimal_transport import sinkhorn_plan
 from fedmodels.numerics.randomness import seeded
 
 # fedali.md, anchor 2

@@ -112,3 +112,6 @@ def test_drift_is_relative_and_of_classes_known_before():
     assert drift(before, before) == 0
     assert drift(None, after) is None
     assert drift(prototypes({0: [1.0, 1.0]}), prototypes({1: [1.0, 1.0]})) is None
+    zero = prototypes({0: [0.0, 0.0], 1: [0.0, 2.0]})
+    assert drift(zero, after) == 0.5
+    assert drift(prototypes({0: [0.0, 0.0]}), after) is None
