@@ -99,8 +99,9 @@ class Enrolment:
             request.run_id, request.protocol = session.run_id, PROTOCOL
             request.start_over = self.start_over
             description = description_of(self.workers.data(client).announcement())
-            tasks = list(description.tasks)
+            tasks, name = list(description.tasks), description.name
             description.ClearField("tasks")
+            description.ClearField("name")
             shared = description.SerializeToString(deterministic=True)
             if shared not in known:
                 known[shared] = len(known)
@@ -112,6 +113,7 @@ class Enrolment:
                 versions=self.workers.versions(client),
                 description=known[shared],
                 tasks=tasks,
+                name=name,
             )
             size += one.ByteSize()
         yield request

@@ -22,7 +22,7 @@ from fedsrv.events import Event
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import one_column
 from fedsrv.report.page import template
-from fedsrv.report.panels import WEIGHTS, cells_of, telling
+from fedsrv.report.panels import cells_of, telling, weights_of
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, read_run
 from fedsrv.report.table import Name, Table
@@ -146,9 +146,10 @@ def charts_of(run: RunRecord) -> Iterator[Chart]:
             yield cells_of(text, cells, "interaction", "task", "percent")
     if matrices := q.weight_matrices(run):
         at = max(matrices)
-        yield cells_of(f"Who helped whom, interaction {at}", matrices[at], *WEIGHTS)
+        yield weights_of(f"Who helped whom, interaction {at}", run, matrices[at])
     shares = {(client, at): weight for (at, client), weight in q.weight_vectors(run).items()}
-    yield cells_of("Who contributed", shares, "interaction", "client")
+    names = run.client_names
+    yield cells_of("Who contributed", shares, "interaction", "client", y_names=names)
     moved = {way: q.spent(run, "bytes", way) for way in ("down", "up")}
     yield _lines("Bytes by interaction", moved, "interaction", "bytes", "bytes")
 
@@ -186,7 +187,8 @@ def clients_table(status: RunStatus, run: RunRecord, now: float) -> tuple[Table,
             rows.append(Name(name, "of all"))
             cells.append(["", "", "", "", *values])
     for name in sorted(everybody[:MAX_CLIENTS], key=by_number):
-        rows.append(Name(name))
+        called = run.client_names.get(int(name), "") if name.isdecimal() else ""
+        rows.append(Name(name, called))
         cells.append([*_doing(status, name, run.is_finished, now), *_numbers(numbers, name)])
     table = Table([*map(Name, heads)], rows, cells, corner="client")
     if len(everybody) <= MAX_CLIENTS:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+import numpy as np
 from torch import Tensor
 
 from fedmodels.errors import RunFailed
-from fedmodels.numerics.metrics import frequency_groups, minority_classes
+from fedmodels.numerics.metrics import frequency_groups
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.schedule import Step
 from fedsrv.state.store import Store
@@ -36,9 +37,17 @@ class Roster:
         parsed = {c: Profile.parse(c, text) for c, text in sorted(known.items())}
         self.profiles.clear()
         self.profiles.update(parsed)
-        examples = sum(p.train.sum(axis=0) for p in parsed.values())
+        examples = np.sum([p.train.sum(axis=0) for p in parsed.values()], axis=0)
         self.limits = common_limits(parsed.values())
-        self.groups.update({"minority": minority_classes(examples), **frequency_groups(examples)})
+        self.groups.update(frequency_groups(examples))
+        self._store.describe(
+            {
+                "classes": next((p.class_names for p in parsed.values() if p.class_names), ()),
+                "examples": examples.tolist(),
+                "rare": self.groups["minority"],
+                "clients": {c: p.name for c, p in parsed.items() if p.name},
+            }
+        )
 
     def tasks(self, clients: int) -> dict[int, int]:
         """Return the number of tasks of each client, as fixed when the run began.

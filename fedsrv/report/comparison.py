@@ -9,7 +9,7 @@ from fedmodels.charts import Spread
 from fedmodels.numerics.metric_names import metric, with_population
 from fedmodels.units import bytes_text
 from fedsrv.report.frame import CONFIDENCE, MIN_SEEDS, RunNumbers, column, spread_of, winner
-from fedsrv.report.run_record import RunRecord, SeedGroup
+from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes
 from fedsrv.report.table import Name, Table
 
 SPENT = {
@@ -125,7 +125,8 @@ def headline(groups: Sequence[SeedGroup], names: Sequence[str]) -> list[str]:
     wanted = next(HEADLINES[start] for start in HEADLINES if kind.startswith(start))
     if len(groups) > 1:
         wanted = tuple(_at_one_moment(groups, name) for name in wanted)
-    found = [name for name in wanted if name in names]
+    hidden = "_minority" if rare_classes(groups) == [] else None
+    found = [name for name in wanted if name in names and not (hidden and name.endswith(hidden))]
     return found[:MOST_METRICS] or list(names)[:MOST_METRICS]
 
 

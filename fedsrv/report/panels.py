@@ -11,8 +11,10 @@ from fedmodels.units import Unit
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import main_metrics
 from fedsrv.report.quantities import view_name
-from fedsrv.report.run_record import RunRecord, SeedGroup
+from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes
 
+MOST_LISTED = 5
+"""Classes that a caption or a sentence calls by name."""
 MATRICES = 4
 """Interactions, from the first to the last, whose weights between clients are drawn."""
 
@@ -25,7 +27,6 @@ COSTS: tuple[tuple[str, tuple[str, ...], Unit], ...] = (
 Lines = Mapping[str, Mapping[int, Spread]]
 Cells = Mapping[tuple[int, int], float]
 QuantityOf = Callable[[RunRecord], Mapping[int, float]]
-WEIGHTS = ("contributing client", "receiving client")
 Charts = Iterator[Chart]
 
 
@@ -34,9 +35,19 @@ def telling(charts: Charts) -> list[Chart]:
     return [chart for chart in charts if chart.is_telling]
 
 
-def cells_of(caption: str, cells: Cells, x: str, y: str, unit: Unit = "") -> Chart:
+def cells_of(
+    caption: str, cells: Cells, x: str, y: str, unit: Unit = "", **names: Mapping[int, str]
+) -> Chart:
     """Return a chart of coloured cells."""
-    return Chart(caption, "cells", {"": {at: Spread(v) for at, v in cells.items()}}, x, y, unit)
+    values = {"": {at: Spread(value) for at, value in cells.items()}}
+    return Chart(caption, "cells", values, x, y, unit, **names)
+
+
+def weights_of(caption: str, run: RunRecord, cells: Cells) -> Chart:
+    """Return a chart of the weights between a run's clients."""
+    names = run.client_names
+    x, y = "contributing client", "receiving client"
+    return cells_of(caption, cells, x, y, x_names=names, y_names=names)
 
 
 def _by_label(groups: Sequence[SeedGroup], quantity: QuantityOf) -> Lines:
@@ -58,9 +69,11 @@ def unit_of(name: str) -> Unit:
 def leading(groups: Sequence[SeedGroup]) -> Charts:
     """Yield at most six charts: how good, on rare and old classes, forgotten, helped, cost."""
     name = _main_curve(groups)
-    for title, key in (("How good", name), ("On rare classes", f"{name}_minority")):
-        text, y = f"{title}: {metric(key).title}", metric(name).title
-        yield Chart(text, "lines", _curve(groups, key), "round", y, unit_of(key))
+    title = metric(name).title
+    yield Chart(f"How good: {title}", "lines", _curve(groups, name), "round", title, unit_of(name))
+    if (rare := rare_classes(groups)) != []:
+        text, lines = f"On rare classes{listed(rare)}: {title}", _curve(groups, f"{name}_minority")
+        yield Chart(text, "lines", lines, "round", title, unit_of(name))
     view = q.comparable_view([run for group in groups for run in group.runs])
     ends = _by_label(groups, partial(q.final_task_accuracy, view=view))
     if any(len(points) > 1 for points in ends.values()):
@@ -77,6 +90,11 @@ def leading(groups: Sequence[SeedGroup]) -> Charts:
     yield Chart(text, "lines", sent, "interaction", "bytes up", "bytes")
 
 
+def listed(names: Sequence[str] | None) -> str:
+    """Return a few names in brackets; nothing where there are many."""
+    return f" ({', '.join(names)})" if names and len(names) <= MOST_LISTED else ""
+
+
 def _main_curve(groups: Sequence[SeedGroup]) -> str:
     """Return the main metric, or the next one where that is a number of the whole run alone."""
     names = main_metrics(groups)
@@ -89,7 +107,7 @@ def _last_weights(groups: Sequence[SeedGroup]) -> Charts:
         if matrices:
             at = max(matrices)
             text = f"Who helped whom: weights of {group.label} in interaction {at}"
-            yield cells_of(text, matrices[at], *WEIGHTS)
+            yield weights_of(text, group.runs[0], matrices[at])
             return
 
 
@@ -116,14 +134,15 @@ def over_rounds(groups: Sequence[SeedGroup]) -> Charts:
 def of_clients(group: SeedGroup) -> Charts:
     """Yield the last accuracy of each client, by view."""
     text, series = "last accuracy per client", _by_view(group, q.client_accuracy)
-    yield Chart(text, "bars", series, "client", "accuracy", "percent")
+    names = group.runs[0].client_names
+    yield Chart(text, "bars", series, "client", "accuracy", "percent", names)
 
 
 def of_classes(group: SeedGroup) -> Charts:
     """Yield the last accuracy on each class, and the confusion matrix, by view."""
     text = "last accuracy per class, mean over clients"
-    series = _by_view(group, q.class_accuracy)
-    yield Chart(text, "bars", series, "class", "accuracy", "percent")
+    series, names = _by_view(group, q.class_accuracy), group.runs[0].class_names
+    yield Chart(text, "bars", series, "class", "accuracy", "percent", names)
     for view, name in _views(group):
         counts = group.merge(partial(q.confusion, view=view))
         examples: dict[int, float] = {}
@@ -137,7 +156,8 @@ def of_classes(group: SeedGroup) -> Charts:
         cells = {at: Spread(share) for at, share in shares.items()}
         values = {"share of the true class": cells, "examples": counts}
         text = f"confusion matrix, {name}"
-        yield Chart(text, "cells", values, "predicted class", "true class", "percent")
+        axes = "predicted class", "true class"
+        yield Chart(text, "cells", values, *axes, "percent", names, names)
 
 
 def of_tasks(group: SeedGroup) -> Charts:
@@ -161,28 +181,32 @@ def of_tasks(group: SeedGroup) -> Charts:
 
 def of_weights(group: SeedGroup) -> Charts:
     """Yield the aggregation weights of the group's first run."""
-    matrices = q.weight_matrices(group.runs[0])
-    times = sorted(matrices)
+    run = group.runs[0]
+    matrices = q.weight_matrices(run)
+    times, names = sorted(matrices), run.client_names
     shown = {times[i * (len(times) - 1) // (MATRICES - 1)] for i in range(MATRICES) if times}
     for at in sorted(shown):
-        yield cells_of(f"aggregation weights, interaction {at}", matrices[at], *WEIGHTS)
+        yield weights_of(f"aggregation weights, interaction {at}", run, matrices[at])
     own = {(i, at): w for at in times for (i, j), w in matrices[at].items() if i == j}
     if len(times) > 1:
-        yield cells_of("weight of a client's own model", own, "interaction", "client")
-    vectors = {(c, at): weight for (at, c), weight in q.weight_vectors(group.runs[0]).items()}
-    yield cells_of("aggregation weights", vectors, "interaction", "client")
+        text = "weight of a client's own model"
+        yield cells_of(text, own, "interaction", "client", y_names=names)
+    vectors = {(c, at): weight for (at, c), weight in q.weight_vectors(run).items()}
+    yield cells_of("aggregation weights", vectors, "interaction", "client", y_names=names)
 
 
 def of_cost(group: SeedGroup) -> Charts:
     """Yield bytes and seconds, per interaction and per client."""
-    for part, names, unit in COSTS:
-        merged = {name: group.merge(partial(q.spent, part=part, name=name)) for name in names}
+    for part, parts, unit in COSTS:
+        merged = {name: group.merge(partial(q.spent, part=part, name=name)) for name in parts}
         lines = {name.replace("_", " "): points for name, points in merged.items() if points}
         yield Chart(f"{part} per interaction", "lines", lines, "interaction", part, unit)
+    names = group.runs[0].client_names
     moved = {way: group.merge(partial(q.bytes_of_client, direction=way)) for way in ("down", "up")}
-    yield Chart("logical bytes per client", "bars", moved, "client", "bytes", "bytes")
+    yield Chart("logical bytes per client", "bars", moved, "client", "bytes", "bytes", names)
     seconds = {"training": group.merge(q.seconds_of_client)}
-    yield Chart("seconds of training per client", "bars", seconds, "client", "seconds", "seconds")
+    text = "seconds of training per client"
+    yield Chart(text, "bars", seconds, "client", "seconds", "seconds", names)
 
 
 def _views(group: SeedGroup) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -35,6 +36,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 """How such a file begins."""
 MOST = sys.float_info.max
 """Largest finite float; a file may hold larger integers."""
+MOST_OF_A_RARE = 0.75
+"""Of the examples of the most frequent class; a class with more is not rare."""
 _NOT_COMPARED = {
     *("seed", "evaluate.reference", "data.root"),
     *("tracking.tensorboard", "tracking.mlflow", "tracking.wandb"),
@@ -117,13 +120,40 @@ class RunRecord:
             latest.update(numbers(row.get("metrics")))
         return latest
 
+    @cached_property
+    def _data(self) -> Mapping[str, Any]:
+        """What clients announced of their data, as far as the directory has it."""
+        return table(_read_json(self.path / "data.json"))
+
+    @property
+    def class_names(self) -> dict[int, str]:
+        """Return the names of classes, where they have some."""
+        found = self._data.get("classes")
+        return dict(enumerate(map(str, found))) if isinstance(found, list) else {}
+
+    @property
+    def client_names(self) -> dict[int, str]:
+        """Return the names of clients, where they have some."""
+        found = table(self._data.get("clients"))
+        return {int(key): str(name) for key, name in found.items() if str(key).isdecimal()}
+
+    @property
+    def rare_classes(self) -> list[str] | None:
+        """Return the names of the rare classes, none where no class is rare; None: not known.
+
+        A rare class has at most three quarters of the examples that the most frequent one has.
+        """
+        rare, examples = self._data.get("rare"), self._data.get("examples")
+        if not isinstance(rare, list) or not isinstance(examples, list):
+            return None
+        counts = [number(count, 0.0) for count in examples]
+        most = MOST_OF_A_RARE * max(counts, default=0.0)
+        few = [k for k in rare if isinstance(k, int) and 0 <= k < len(counts)]
+        return [self.class_names.get(k, str(k)) for k in few if counts[k] <= most]
+
     def environment(self) -> dict[str, str | int]:
         """Return the machine, the versions and the commit that the run said it had."""
-        try:
-            found = json.loads(read_regular(self.path / "env.json"))
-        except (OSError, ValueError):
-            return {}
-        said = table(_shown(found)).items()
+        said = table(_read_json(self.path / "env.json")).items()
         return {str(key): value for key, value in said if isinstance(value, str | int)}
 
     def pictures(self) -> list[tuple[str, int, bytes]]:
@@ -200,6 +230,14 @@ def read_run(path: Path) -> RunRecord:
     )
 
 
+def _read_json(path: Path) -> object:
+    """Return what a file says, fit to be shown; None where it is not there or damaged."""
+    try:
+        return _shown(json.loads(read_regular(path)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 def _renamed(record: dict[str, Any]) -> dict[str, Any]:
     """Return a summary or a row with its metrics under their current names."""
     found = record.get("metrics")
@@ -274,6 +312,12 @@ def merged(runs: Iterable[Mapping[K, float]]) -> dict[K, Spread]:
         for key, value in run.items():
             values.setdefault(key, []).append(value)
     return {key: spread_of(found) for key, found in values.items()}
+
+
+def rare_classes(groups: Sequence[SeedGroup]) -> list[str] | None:
+    """Return the names of the rare classes of the groups' data; None where no run knows them."""
+    known = (run.rare_classes for group in groups for run in group.runs)
+    return max((found for found in known if found is not None), key=len, default=None)
 
 
 @dataclass(frozen=True)

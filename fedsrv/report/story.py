@@ -10,8 +10,12 @@ from fedmodels.numerics.metric_names import metric
 from fedmodels.units import bytes_text
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import best_group, main_metrics
+from fedsrv.report.panels import listed
 from fedsrv.report.quantities import view_name
-from fedsrv.report.run_record import RunRecord, SeedGroup
+from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes
+
+ALIKE = 1.25
+"""Weights whose largest is no more than so many times the smallest say nothing of who helped."""
 
 
 def story(groups: Sequence[SeedGroup]) -> list[str]:
@@ -44,13 +48,14 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
 
 def _on_rare_classes(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     rare, every = _of(groups, f"{name}_minority"), _of(groups, name)
-    if rare:
+    classes = rare_classes(groups)
+    if rare and classes != []:
         texts = {
             label: f"{100 * value:.1f} % ({_beside_all(value - every[label])})"
             for label, value in rare.items()
             if label in every
         }
-        yield f"On the rare classes: {_each(texts)}."
+        yield f"On the rare classes{listed(classes)}: {_each(texts)}."
 
 
 def _on_old_tasks(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
@@ -67,7 +72,7 @@ def _on_old_tasks(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     means = {label: fmean(s.mean for s in found) for label, found in lost.items() if found}
     if means:
         texts = {label: _change(-value) for label, value in means.items()}
-        yield f"Since each earlier task was known best ({when}): {_each(texts)}."
+        yield f"From the best accuracy on each earlier task to the end ({when}): {_each(texts)}."
 
 
 def _who_helped(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
@@ -75,14 +80,19 @@ def _who_helped(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
         matrices = q.weight_matrices(group.runs[0])
         if not matrices:
             continue
-        cells = matrices[max(matrices)]
+        cells, names = matrices[max(matrices)], group.runs[0].client_names
         own = [weight for (i, j), weight in cells.items() if i == j]
         others = {pair: weight for pair, weight in cells.items() if pair[0] != pair[1]}
         if own and others:
+            low, high = min(cells.values()), max(cells.values())
+            if 0 < high <= ALIKE * low:
+                yield f"{group.label}: all weights are much alike, from {low:.2f} to {high:.2f}."
+                return
             (to, by), most = max(others.items(), key=lambda item: item[1])
             yield (
                 f"{group.label}: clients gave their own model a mean weight of {fmean(own):.2f}. "
-                f"Most help went to client {to}, from client {by} ({most:.2f})."
+                f"Most help went to client {names.get(to, to)}, from client {names.get(by, by)} "
+                f"({most:.2f})."
             )
             return
     yield "No method here reports weights between clients: all clients share one mean, or none."

@@ -296,6 +296,11 @@ class Store:
         with writing(self.path):
             self._ledger.add_profile(client, client_json)
 
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Write what clients announced of their data in common, for reports to read."""
+        with writing(self.path):
+            write_atomically(self.path / "data.json", json.dumps(facts) + "\n")
+
     def fixed(self, name: str, numbers: Mapping[int, int]) -> dict[int, int]:
         """Return the stored numbers of the clients, such as their tasks; the first call stores.
 

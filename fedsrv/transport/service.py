@@ -185,6 +185,7 @@ class Service:
             shared = request.descriptions[one.description]
             del shared.tasks[:]
             shared.tasks.extend(one.tasks)
+            shared.name = one.name
             description = client_json_of(shared)
             room -= len(description)
             if room < 0:

@@ -35,6 +35,8 @@ from fedmodels.tensors.bundle import Problem
 FORMAT = 1
 MOST_AXES, MOST_VALUES, MOST_CLASSES = 4, 2**24, 100_000
 """Limits of an example's axes and values, and of classes."""
+MOST_LETTERS = 60
+"""Limit of a client's name."""
 MOST_EXAMPLES = 2**31
 """Limit of one class in one task."""
 Size = Annotated[int, Field(ge=1)]
@@ -116,6 +118,8 @@ class TaskCounts(_File):
 class ClientFile(ProblemFile):
     """``client.json``: what a client announces when it joins."""
 
+    name: Annotated[str, Field(max_length=MOST_LETTERS)] = ""
+    """What tables and pages call the client, beside its number."""
     tasks: Annotated[tuple[TaskCounts, ...], FailFast()] = ()
     """Counted from the files where a participant leaves them out."""
 

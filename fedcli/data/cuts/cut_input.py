@@ -13,6 +13,8 @@ import numpy as np
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.seeds import rng_of
+from fedmodels.data_description import MOST_LETTERS
+from fedmodels.printable import printable
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Partition:
     """How inputs are normalised where the data set's own mean and deviation are not used."""
     names: tuple[str, ...] = ()
     """Of natural clients, by number; empty where clients are not natural."""
+
+    def name_of(self, client: int) -> str:
+        """Return what a client announces as its name; empty where it has none."""
+        return printable(self.names[client], MOST_LETTERS) if self.names else ""
 
 
 @dataclass(frozen=True)

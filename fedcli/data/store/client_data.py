@@ -106,7 +106,8 @@ class ClientData:
 
     def announcement(self) -> str:
         """Return ``client.json`` as it is sent with ``Join``: with counts, and no transform."""
-        return self.file.model_dump_json(exclude={"transform"})
+        left_out = {"transform"} if self.file.name else {"transform", "name"}
+        return self.file.model_dump_json(exclude=left_out)
 
     def arrays(self, task: int, part: Part) -> Labelled:
         """Return raw inputs (n, *input_shape) and labels (n,) of a task.

@@ -6,6 +6,7 @@
     DIR/store/starts.npy      (U, 3) where a pair's training and test indices begin, and their end
     DIR/store/pairs.npy       (C + 1,) the first pair of each client, and U
     DIR/store/moments.npy     (C, 2, c) mean and deviation, where clients have their own
+    DIR/store/names.json      the clients' names, where they have some
 
 A client of a store holds what its directory would hold, in the same order, and announces the same
 description. So a run has the same digest with either layout. The files are memory-mapped: whoever
@@ -14,6 +15,7 @@ opens a client reads the examples of that client alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +38,7 @@ from fedmodels.data_description import (
     first_fault,
     read_file,
 )
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, reason_of
 
 STORE = "store"
 
@@ -94,8 +96,9 @@ class PartitionStore:
             TaskCounts(**{part: self._counts(pair, part) for part in PARTS})
             for pair in range(first, end)
         )
+        name = self._names[client] if self._names else ""
         try:
-            return ClientFile(**shared, tasks=tasks)
+            return ClientFile(**shared, name=name, tasks=tasks)
         except ValidationError as error:  # all else was checked with problem.json
             where = f"{self.place / 'moments.npy'}: client {client}"
             raise DataError(f"{where}: {first_fault(error)}") from None
@@ -114,6 +117,20 @@ class PartitionStore:
         if found.dtype != np.float64 or found.ndim != 3 or found.shape[:2] != (len(self), 2):
             raise DataError(f"{self.place / 'moments.npy'} does not fit pairs.npy")
         return found
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """The clients' names; empty where they have none."""
+        path = self.place / "names.json"
+        if not path.exists():
+            return []
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is damaged: {reason_of(error)}") from None
+        if not isinstance(found, list) or len(found) != len(self):
+            raise DataError(f"{path} does not hold a name for each client")
+        return [str(name) for name in found]
 
     def _held(self, pair: int, part: Part) -> IntArray:
         """Return the indices (n,) of a pair's examples in ``x`` and ``y``."""
@@ -200,6 +217,9 @@ def write_store(
     }
     if any(own != (problem.mean, problem.std) for own in moments):
         arrays["moments"] = np.array(moments, dtype=np.float64)
+    if partition.names:
+        names = [partition.name_of(client) for client in range(len(partition.clients))]
+        (place / "names.json").write_text(json.dumps(names) + "\n", "utf-8")
     for name, array in arrays.items():
         np.save(place / f"{name}.npy", array, allow_pickle=False)
 

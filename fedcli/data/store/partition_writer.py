@@ -203,7 +203,8 @@ def _write_all(
         write_store(place / STORE, dataset, partition, shared, moments)
     else:
         for i, tasks in enumerate(partition.clients):
-            file = ClientFile(**description_of(dataset, moments[i]), tasks=tuple(counts[i]))
+            about = description_of(dataset, moments[i])
+            file = ClientFile(**about, name=partition.name_of(i), tasks=tuple(counts[i]))
             file = file.model_copy(update={"partition": config})
             held = (
                 (m, part, examples_of(dataset, partition, getattr(task, part), part))

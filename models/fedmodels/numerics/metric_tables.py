@@ -320,7 +320,12 @@ ENDINGS: Mapping[str, tuple[str, str]] = {
         "over the most frequent 20 % of the classes that clients train on",
     ),
     "medium": ("medium classes", "over the next 30 % of these classes"),
-    "minority": ("rare classes", "over the lower half of these classes by training examples"),
+    "minority": (
+        "rare classes",
+        "over the lower half of these classes by training examples. Classes of equally many "
+        "examples on both sides of a border between groups are all `medium`, and there are no "
+        "groups where all classes are equally frequent",
+    ),
     "classifier": ("by the classifier", "by the net's classifier"),
     "nearest": ("by the nearest prototype", "by the nearest class prototype"),
     "prototype": ("by prototypes", "by FedMLP's prototypes"),

@@ -278,17 +278,23 @@ def minority_classes(counts: ArrayLike) -> list[int]:
 
 
 def frequency_groups(counts: ArrayLike) -> dict[str, list[int]]:
-    """Return the most frequent 20 % of the known classes as ``many``, the next 30 % as ``medium``.
+    """Return the known classes in three groups by training examples: many, medium, minority.
 
-    The rare ones are :func:`minority_classes`: every known class is in one of the three groups. Of
-    an odd number of classes the middle one is ``medium``.
+    They are the most frequent 20 %, the next 30 %, and the lower half; of an odd number of classes
+    the middle one is ``medium``. Classes of equally many examples are never told apart: where some
+    of them lie on both sides of a border, all of them are ``medium``. So a group may be empty, and
+    all are where all classes are equally frequent.
 
     Args:
-        counts: (K,) global training counts; classes with 0 are unknown. Among equals the lower
-            index comes first.
+        counts: (K,) global training counts; classes with 0 are unknown.
     """
     n = np.asarray(counts, dtype=np.int64)
-    known = int((n > 0).sum())
-    falling = np.argsort(-n, kind="stable").tolist()
-    first, second = round(0.2 * known), known - known // 2
-    return {"many": sorted(falling[:first]), "medium": sorted(falling[first:second])}
+    falling = np.sort(n[n > 0])[::-1]
+    if not len(falling) or falling[0] == falling[-1]:
+        return {"many": [], "medium": [], "minority": []}
+    most = falling[round(0.2 * len(falling))]  # of the classes that are not many
+    least = falling[(len(falling) - 1) // 2]  # of the upper half
+    is_many, is_minority = n > most, (n > 0) & (n < least)
+    is_medium = (n > 0) & ~is_many & ~is_minority
+    parts = {"many": is_many, "medium": is_medium, "minority": is_minority}
+    return {name: np.flatnonzero(part).tolist() for name, part in parts.items()}

@@ -58,18 +58,20 @@ class JoinSeveralRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., start_over: _Optional[bool] = ..., descriptions: _Optional[_Iterable[_Union[_description_pb2.ClientDescription, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[Joining, _Mapping]]] = ..., relay: _Optional[str] = ...) -> None: ...
 
 class Joining(_message.Message):
-    __slots__ = ("client_id", "token", "versions", "description", "tasks")
+    __slots__ = ("client_id", "token", "versions", "description", "tasks", "name")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
     versions: _containers.RepeatedScalarFieldContainer[int]
     description: int
     tasks: _containers.RepeatedCompositeFieldContainer[_description_pb2.TaskCounts]
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., description: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[_description_pb2.TaskCounts, _Mapping]]] = ...) -> None: ...
+    name: str
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., description: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[_description_pb2.TaskCounts, _Mapping]]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("run_id", "token", "committed", "beat_every_s", "experiment")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,8 @@ def write(out: Path, layout: Layout | None, table: dict[str, object], clients: i
     dataset = tiny_dataset((16, 6), floats=True) if table == WINDOWS else tiny_dataset()
     scenario = SCENARIOS.validate_python(table)
     made = partition(scenario, dataset.train_y, dataset.test_y, 3, clients, 0, dataset.groups)
+    if table == WINDOWS:
+        made = replace(made, names=tuple(f"person {client}" for client in range(clients)))
     config = {"seed": 0, "clients": clients, "scenario": scenario.model_dump()}
     write_partition(out, dataset, made, config, layout=layout)
     return out
@@ -63,6 +66,8 @@ def test_an_exported_store_has_the_bytes_of_directories(
     for client in range(2):
         ours, theirs = open_data(stored, client), ClientData(directories / str(client))
         assert ours.announcement() == theirs.announcement()
+        named = f"person {client}" if table == WINDOWS else None
+        assert json.loads(ours.announcement()).get("name") == named
         for task in range(theirs.num_tasks):
             for part in PARTS:
                 for a, b in zip(ours.arrays(task, part), theirs.arrays(task, part), strict=True):
@@ -75,6 +80,21 @@ def test_inputs_are_stored_row_by_row_however_they_lie_in_memory(tmp_path: Path)
     x = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     _write_inputs(tmp_path / "x.npy", np.asfortranarray(x[:3]), np.asfortranarray(x[3:]))
     assert np.array_equal(np.load(tmp_path / "x.npy"), x)
+
+
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        ('["only one"]', "does not hold a name for each client"),
+        ("{", "is damaged"),
+        ('["x", "' + "y" * 61 + '"]', "client 1: name"),
+    ],
+)
+def test_names_that_do_not_fit_are_one_line(tmp_path: Path, names: str, line: str) -> None:
+    out = write(tmp_path / "store", Layout.STORE, WINDOWS)
+    (out / "store" / "names.json").write_text(names)
+    with pytest.raises(DataError, match=line):
+        PartitionStore(out).client(1)
 
 
 def test_many_clients_take_a_few_files(tmp_path: Path) -> None:

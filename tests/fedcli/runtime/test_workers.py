@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 import torch
 
+from fedcli.data.store.client_data import ClientData
 from fedcli.runtime import workers
 from fedcli.runtime.enrolment import Enrolment
 from fedcli.runtime.host import Host
@@ -21,6 +22,7 @@ from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb import PROTOCOL
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
+from fedsrv.engine.client_profile import Profile
 from fedsrv.events import EventLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
@@ -131,19 +133,27 @@ def service(tmp_path: Path) -> Service:
 
 
 def test_clients_of_a_process_join_in_one_message(
-    few: Workers, service: Service, tmp_path: Path
+    few: Workers, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = Direct(service)
+    def named(client: ClientId) -> ClientData:
+        data = opened(client)
+        data.file = data.file.model_copy(update={"name": "ann" if client == 1 else ""})
+        return data
+
+    link, opened = Direct(service), few.data
+    monkeypatch.setattr(few, "data", named)
     enrolment = Enrolment(link, few, tmp_path / "states", start_over=False)  # type: ignore[arg-type]
     enrolment.join()
     (request,) = link.requests
     assert len(request.descriptions) == 1
     assert not request.descriptions[0].tasks
+    assert [one.name for one in request.clients] == ["", "ann", ""]
     described = service.cohort.gather()
     admitted = Admission({})
     for client in range(3):
         admitted.check(client, described[client])
         assert service.cohort.session(client, enrolment.members[client].token).client_json
+    assert [Profile.parse(c, described[c]).name for c in range(3)] == ["", "ann", ""]
     tasks = [service.cohort.admission._known[c] for c in range(3)]
     assert len(set(tasks)) == 3  # each has its own counts
     enrolment.rejoin({1: enrolment.members[1]})

@@ -194,20 +194,34 @@ def test_minority_classes_anchor():
 
 def test_frequency_groups():
     groups = frequency_groups([1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
-    assert groups == {"many": [8, 9], "medium": [5, 6, 7]}
-    assert frequency_groups([5] * 10)["many"] == [0, 1]
+    assert groups == {"many": [8, 9], "medium": [5, 6, 7], "minority": [0, 1, 2, 3, 4]}
     unseen = frequency_groups([0, 9, 8, 7, 6, 5, 4, 3, 2, 1, 1] + [0] * 29)  # ten known classes
-    assert unseen == {"many": [1, 2], "medium": [3, 4, 5]}, "and none of the minority's"
-    assert frequency_groups([0, 0]) == {"many": [], "medium": []}
+    assert unseen == {"many": [1, 2], "medium": [3, 4, 5], "minority": [6, 7, 8, 9, 10]}
     five = frequency_groups([5, 4, 3, 2, 1])  # 20 % are one class, and the lower half are two
-    assert five == {"many": [0], "medium": [1, 2]}
-    assert minority_classes([5, 4, 3, 2, 1]) == [3, 4]
+    assert five == {"many": [0], "medium": [1, 2], "minority": [3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([60, 60, 60], ([], [], [])),
+        ([0, 0], ([], [], [])),
+        ([7], ([], [], [])),
+        ([9, 5, 5, 5], ([0], [1, 2, 3], [])),  # two of the 5s would be rare, and one not
+        ([9, 9, 9, 2], ([], [0, 1, 2], [3])),
+        ([9, 8, 7, 7, 7, 7, 3, 2, 1, 1], ([0, 1], [2, 3, 4, 5], [6, 7, 8, 9])),
+    ],
+)
+def test_classes_that_are_equally_frequent_are_not_told_apart(counts, expected):
+    assert tuple(frequency_groups(counts).values()) == expected
 
 
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_every_known_class_is_in_one_group(counts: list[int]):
-    groups = [*frequency_groups(counts).values(), minority_classes(counts)]
-    assert sorted(k for group in groups for k in group) == np.flatnonzero(counts).tolist()
+    groups = frequency_groups(counts).values()
+    known = np.flatnonzero(counts).tolist()
+    is_balanced = len({counts[k] for k in known}) < 2
+    assert sorted(k for group in groups for k in group) == ([] if is_balanced else known)
 
 
 def test_rules_over_rounds():

@@ -82,6 +82,21 @@ def test_a_step_whose_task_nobody_has_is_one_line(tmp_path: Path) -> None:
             roster.cohort_of(Step(5, 2, 1, (1, 2), True, True))
 
 
+def test_reports_can_read_what_clients_announced(tmp_path: Path) -> None:
+    def named(client: str, *counts: int) -> str:
+        facts = json.loads(described(1, counts))  # type: ignore[arg-type]
+        return json.dumps(facts | {"class_names": ["cat", "dog"], "name": client})
+
+    with closing(Store(tmp_path / "run", own_data(), resume=False)) as store:
+        Roster(store).add({0: named("", 6, 4), 1: named("ann\x1b[2J", 6, 2)})
+    assert json.loads((tmp_path / "run" / "data.json").read_text()) == {
+        "classes": ["cat", "dog"],
+        "examples": [12, 6],
+        "rare": [1],
+        "clients": {"1": "ann\\x1b[2J"},
+    }
+
+
 def test_rare_classes_are_those_of_all_tasks_together(tmp_path: Path) -> None:
     """Twice (6, 4) and once (0, 3) are (12, 11), where one of each would be (6, 7)."""
     with closing(Store(tmp_path / "run", own_data(), resume=False)) as store:
