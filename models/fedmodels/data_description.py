@@ -123,6 +123,11 @@ class ClientFile(ProblemFile):
     tasks: Annotated[tuple[TaskCounts, ...], FailFast()] = ()
     """Counted from the files where a participant leaves them out."""
 
+    def text(self, *left_out: str, indent: int | None = None) -> str:
+        """Return it as JSON, without these fields and without a name that is empty."""
+        unnamed = () if self.name else ("name",)
+        return self.model_dump_json(exclude={*left_out, *unnamed}, indent=indent)
+
     @model_validator(mode="after")
     def _check_counts(self) -> ClientFile:
         for number, task in enumerate(self.tasks):

@@ -106,8 +106,7 @@ class ClientData:
 
     def announcement(self) -> str:
         """Return ``client.json`` as it is sent with ``Join``: with counts, and no transform."""
-        left_out = {"transform"} if self.file.name else {"transform", "name"}
-        return self.file.model_dump_json(exclude=left_out)
+        return self.file.text("transform")
 
     def arrays(self, task: int, part: Part) -> Labelled:
         """Return raw inputs (n, *input_shape) and labels (n,) of a task.

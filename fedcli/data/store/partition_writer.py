@@ -239,7 +239,7 @@ def write_client(place: Path, file: ClientFile, held: Iterable[tuple[int, Part, 
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / f"{part}_x.npy", x, allow_pickle=False)
         np.save(folder / f"{part}_y.npy", y, allow_pickle=False)
-    (place / "client.json").write_text(file.model_dump_json(indent=1) + "\n", "utf-8")
+    (place / "client.json").write_text(file.text(indent=1) + "\n", "utf-8")
 
 
 def description_of(
