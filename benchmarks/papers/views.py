@@ -115,7 +115,6 @@ def _orders(study: str, outcome: Outcome) -> Iterator[str]:
         views = {
             "the paper's": in_the_papers_view(study, outcome, test_set) or {},
             "received": _column(outcome, "received", test_set),
-            "just trained": _column(outcome, "trained", test_set),
         }
         for view, column in views.items():
             for setting in (TASKS, ACCUMULATED):

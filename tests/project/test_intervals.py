@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import pairwise, permutations
+from itertools import chain, pairwise, permutations
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from benchmarks.papers.views import CLASSES, OWN, WHOLE, in_the_papers_view
+from benchmarks.papers.views import ALL, CLASSES, MET, OWN, WHOLE, in_the_papers_view
 from benchmarks.records import MARKED, PAGES, RECORDS, ROOT
 from fedsrv.report.frame import CONFIDENCE
 from fedsrv.sweep.outcome import Outcome, values_of
@@ -99,14 +99,37 @@ def _differences(column: Values) -> Iterator[NDArray[np.float64]]:
 @cache
 def intervals(record: str) -> NDArray[np.float64]:
     """Return mean, low and high end of every paired difference of a record, (n, 3)."""
-    found = []
-    for column in _columns(record, read_record(RECORDS / f"{record}.json")):
-        for pairs in _differences(column):
-            if len(pairs) > 1:
-                half = t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1) * pairs.std(ddof=1)
-                half /= np.sqrt(len(pairs))
-                found.append((pairs.mean(), pairs.mean() - half, pairs.mean() + half))
+    found, outcome = [], read_record(RECORDS / f"{record}.json")
+    columns = map(_differences, _columns(record, outcome))
+    for pairs in chain(chain.from_iterable(columns), _of_views(outcome)):
+        if len(pairs) > 1:
+            half = t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1) * pairs.std(ddof=1)
+            half /= np.sqrt(len(pairs))
+            found.append((pairs.mean(), pairs.mean() - half, pairs.mean() + half))
     return np.array(found).reshape(-1, 3)
+
+
+def _of_views(outcome: Outcome) -> Iterator[NDArray[np.float64]]:
+    """Yield what each row has more in one view, test set or set of classes than in another."""
+    views, masks = ("received", "trained"), ("", MET, ALL)
+    names = {
+        (view, test_set, mask): values_of(f"metrics.a_loc_{view}{test_set}{mask}", outcome.runs)
+        for view in views
+        for test_set in (OWN, CLASSES, WHOLE)
+        for mask in masks
+    }
+    for one, other in permutations(names, 2):
+        if sum(a != b for a, b in zip(one, other, strict=True)) > 1:
+            continue
+        for cell, seeds in names[one].items():
+            base = names[other].get(cell, {})
+            yield np.array(
+                [
+                    v - b
+                    for s, v in seeds.items()
+                    if v is not None and (b := base.get(s)) is not None
+                ]
+            )
 
 
 def stated(text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from fedmodels.errors import ConfigError
@@ -67,3 +69,29 @@ def test_rounds_without_a_cohort_refuse_it():
         tiny_experiment(
             schedule={"order": "asynchronous", "buffer": 2}, evaluate={"trained": "all"}
         )
+
+
+class Killed(BaseException):
+    """What no part of a run catches."""
+
+
+@pytest.mark.parametrize("at", [5, 6, 8, 11])
+def test_a_run_that_was_killed_ends_with_the_same_records(at, digits, tmp_path):
+    """Killed at an order: to train for the score, to train, to score, and in the next round."""
+    experiment = tiny_experiment(
+        method="gldp", schedule={"per_round": 1}, evaluate={"trained": "all"}
+    )
+    whole = run_in_process(experiment, digits, tmp_path / "whole")
+    orders = count()
+
+    def kill(order):
+        if next(orders) == at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_in_process(experiment, digits, tmp_path / "run", before=kill)
+    again = run_in_process(experiment, digits, tmp_path / "run", resume=True)
+    assert again["state_sha256"] == whole["state_sha256"]
+    assert again["metrics"] == whole["metrics"]
+    views = [[views_of(r) for r in records_of(tmp_path / run)] for run in ("run", "whole")]
+    assert views[0] == views[1]
