@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -288,24 +287,47 @@ def pretrain(
 @app.command()
 def predict(
     inputs: Annotated[
-        list[Path], typer.Argument(help="Images, or .npy files of one example or several.")
+        list[Path],
+        typer.Argument(help="Photos, recordings (*.csv, *.parquet), directories of them, or .npy."),
     ],
-    run: Annotated[Path, typer.Option(help="The run directory, or a client's --state-dir.")],
-    client: Annotated[int, typer.Option(min=0, help="Whose model.")],
+    run: Annotated[
+        Path | None, typer.Option(help="The run directory, or a client's --state-dir.")
+    ] = None,
+    client: Annotated[int | None, typer.Option(min=0, help="Whose model.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A model's file, as fedsrv export --to safetensors writes.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A CSV with all probabilities; predictions.csv for what may be many."),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One object for each input.")] = False,
 ) -> None:
-    """Name the classes that a client's trained model sees in inputs, with probabilities."""
+    """Name the classes that a client's trained model sees in new files, with probabilities."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from fedcli.prediction import personal_file, predictions
+    from fedcli.prediction import are_many, personal_file, predictions, write_csv
     from fedmodels.nets.trained import TrainedModel
 
-    model = TrainedModel.load(personal_file(run, client))
-    if caveat := model.facts.caveat():
+    if model is None:
+        if run is None or client is None:
+            raise ConfigError("say whose model it is: --run RUN --client ID, or --model FILE")
+        model = personal_file(run, client)
+    elif run is not None or client is not None:
+        raise ConfigError("--model FILE says which model: leave out --run and --client")
+    trained = TrainedModel.load(model)
+    if caveat := trained.facts.caveat():
         typer.echo(f"note: {caveat}", err=True)
-    for one in predictions(model, inputs, top):
-        fact = {"input": one.source, "classes": dict(one.classes)}
-        typer.echo(json.dumps(fact) if as_json else str(one))
+    found = predictions(trained, model, inputs)
+    out = out or (Path("predictions.csv") if are_many(inputs) and not as_json else None)
+    if out is None:
+        for one in found:
+            for line in one.lines(top, as_json=as_json):
+                typer.echo(line)
+        return
+    for summary in write_csv(found, trained.class_names, out):
+        typer.echo(summary)
+    typer.echo(f"written to {out}")
 
 
 @app.command("data")

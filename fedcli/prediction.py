@@ -1,37 +1,64 @@
-"""Predictions of a client's trained model for new inputs: images, or arrays."""
+"""Predictions of a client's trained model for new inputs: photos, recordings, or arrays."""
 
 from __future__ import annotations
 
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import read_array
-from fedcli.data.pictures import read_image
+from fedcli.data.own.new_inputs import NewInputs, read_new
+from fedcli.data.own.table_files import SUFFIXES
 from fedcli.runtime.state import PERSONAL
-from fedmodels.config.transforms import ImageTransform, parsed
-from fedmodels.errors import DataError
-from fedmodels.nets.trained import ModelFacts, TrainedModel
+from fedmodels.errors import DataError, reason_of
+from fedmodels.files import replacing
+from fedmodels.nets.trained import TrainedModel
 from fedmodels.printable import printable
+
+CALCULATED = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that an office program would calculate."""
+HEADS = ("input", "from", "to", "class", "probability")
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """The model's prediction for one input."""
+class Predictions:
+    """The model's predictions for the inputs of one file."""
 
-    source: str
-    """The file, and the place in it where it holds several."""
-    classes: tuple[tuple[str, float], ...]
-    """Names of classes with their probabilities, the most probable first."""
+    inputs: NewInputs
+    classes: Sequence[str]
+    shares: NDArray[np.float32]
+    """The probability (n, K) of each class."""
 
-    def __str__(self) -> str:
-        """Return one line."""
-        found = "  ".join(f"{printable(name)} {share:.3f}" for name, share in self.classes)
-        return f"{self.source}: {found}"
+    def lines(self, top: int, *, as_json: bool = False) -> Iterator[str]:
+        """Yield a line for each input: the most probable classes, the first one first."""
+        for number, shares in enumerate(self.shares):
+            order = np.argsort(-shares, kind="stable")[:top]
+            named = {self.classes[k]: float(shares[k]) for k in order}
+            source = self.inputs.called(number)
+            if as_json:
+                yield json.dumps({"input": source, "classes": named})
+            else:
+                found = "  ".join(f"{printable(name)} {share:.3f}" for name, share in named.items())
+                yield f"{source}: {found}"
+
+    def summary(self) -> str:
+        """Return how many inputs of each class the file has."""
+        best = Counter(self.classes[k] for k in self.shares.argmax(axis=1))
+        counts = ", ".join(f"{printable(name)} {n}" for name, n in best.most_common())
+        return f"{self.inputs.file}: {counts}"
+
+    def rows(self) -> Iterator[list[object]]:
+        """Yield a row of the CSV for each input."""
+        for number, shares in enumerate(self.shares):
+            place = self.inputs.places[number] if self.inputs.places else ("", "")
+            best = int(shares.argmax())
+            told = [_cell(str(self.inputs.file)), *place, _cell(self.classes[best])]
+            yield [*told, *(f"{share:.6f}" for share in (shares[best], *shares))]
 
 
 def personal_file(run: Path, client: int) -> Path:
@@ -51,71 +78,47 @@ def personal_file(run: Path, client: int) -> Path:
     )
 
 
-def predictions(model: TrainedModel, inputs: list[Path], top: int = 3) -> list[Prediction]:
-    """Return the model's predictions for every example of some files.
+def predictions(model: TrainedModel, file: Path, paths: Sequence[Path]) -> Iterator[Predictions]:
+    """Yield the model's predictions for each file.
 
     Args:
         model: the trained model.
-        inputs: images, or ``.npy`` files of one example or several.
-        top: how many classes to name.
+        file: the model's own file, for error lines.
+        paths: photos, recordings, ``.npy`` files, or directories of the first two.
 
     Raises:
         DataError: a file cannot be read, does not fit the model or is beyond it; names it.
     """
-    found = list[Prediction]()
-    for path in inputs:
-        x = read_input(path, model.facts)
-        for place, shares in enumerate(model.probabilities(x)):
-            if not np.isfinite(shares).all():
-                raise DataError(f"{path} holds values so large that the model's outputs are none")
-            order = np.argsort(-shares, kind="stable")[:top]
-            classes = tuple((model.class_names[k], float(shares[k])) for k in order)
-            found.append(Prediction(str(path) if len(x) == 1 else f"{path}[{place}]", classes))
-    return found
+    for inputs in read_new(paths, model.facts, file):
+        shares = model.probabilities(inputs.x)
+        if not np.isfinite(shares).all():
+            path = inputs.file
+            raise DataError(f"{path} holds values so large that the model's outputs are none")
+        yield Predictions(inputs, model.class_names, shares)
 
 
-def image_transform(facts: ModelFacts, where: object) -> ImageTransform:
-    """Return how the images were read that a model was trained on, as far as its file says.
-
-    Raises:
-        DataError: the file states a transform that is malformed.
-    """
-    found = parsed(facts.transform, where)
-    if isinstance(found, ImageTransform):
-        return found
-    return ImageTransform(channels="grey" if facts.input_shape[0] == 1 else "rgb")
+def are_many(paths: Iterable[Path]) -> bool:
+    """Tell whether files may hold many inputs, which belong into a CSV rather than on a screen."""
+    return any(path.is_dir() or path.suffix.lower() in SUFFIXES for path in paths)
 
 
-def read_input(path: Path, facts: ModelFacts) -> NDArray[Any]:
-    """Read a file as raw inputs (n, *input_shape).
+def write_csv(found: Iterable[Predictions], classes: Sequence[str], out: Path) -> Iterator[str]:
+    """Write predictions into a CSV, an input a row; yield a summary of each file.
 
     Raises:
-        DataError: it cannot be read or does not fit the model; names it.
+        DataError: the CSV cannot be written, or a file cannot be read.
     """
-    shape = tuple(facts.input_shape)
-    if path.suffix == ".npy":
-        x = read_array(path)
-    elif len(shape) == 3 and shape[0] in (1, 3):
-        x = np.stack(read_image(path, image_transform(facts, path)))
-        if not facts.is_of_bytes or (x.dtype == np.uint16) != (facts.scale > 255):
-            trained = f"values from 0 to {facts.scale:g}" if facts.is_of_bytes else "numbers"
-            raise DataError(
-                f"{path} holds {8 * x.itemsize} bits a shade, and the model was trained on "
-                f"{trained}: give an .npy file of inputs as they were, or save it likewise"
-            )
-    else:
-        raise DataError(f"{path} is not an .npy file; the model takes {list(shape)}, not images")
-    if x.dtype.kind not in "iuf":
-        raise DataError(f"{path} holds {x.dtype}; expected numbers")
-    x = x[None] if x.shape == shape else x
-    if x.shape[1:] != shape:
-        raise DataError(f"{path} is {list(x.shape)}; the model takes {list(shape)}, or several")
-    if not len(x):
-        raise DataError(f"{path} holds no example")
-    with np.errstate(over="ignore"):
-        narrow = x.astype(np.float32)
-    if not np.isfinite(narrow).all():
-        raise DataError(f"{path} holds values that are not finite in float32")
-    if fault := facts.fault_of(torch.from_numpy(narrow)):
-        raise DataError(f"{path} {fault}")
-    return x.astype(np.float64) if facts.is_wide else narrow
+    try:
+        with replacing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+            lines = csv.writer(file)
+            lines.writerow([*HEADS, *map(_cell, classes)])
+            for one in found:
+                lines.writerows(one.rows())
+                yield one.summary()
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {reason_of(error)}") from None
+
+
+def _cell(text: str) -> str:
+    """Return a text as a cell that an office program shows, and does not calculate."""
+    return f"'{text}" if text.startswith(CALCULATED) else text

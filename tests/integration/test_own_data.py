@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,10 @@ def test_recordings_of_an_office_program(tmp_path: Path) -> None:
         "empty cells are filled by interpolation",
     ):
         assert note in said
-    assert "a_loc %                  │      100.00" in said
+    assert re.search(r"\(a_loc\) %\W+100\.00", said)
+    recording(tmp_path / "new.csv", "Ann", seed=1)
+    said = typed(tmp_path, "fedcli", "predict", "--run", "run", "--client", 0, "new.csv")
+    assert re.search(r"new\.csv: (gehen|stehen) 9, (gehen|stehen) 9\nwritten to pred", said)
 
 
 def test_what_may_not_be_meant_is_said_at_the_start(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def _parsed(table: Table, name: str) -> tuple[NDArray[np.float64], NDArray[np.bo
     filled = column.notna().to_numpy()
     if column.dtype.kind not in "iufb":
         filled = filled & ~column.isin(MISSING).to_numpy()
-        if table.style.decimal == ",":  # one text makes texts of a whole column
+        if (
+            table.style is not None and table.style.decimal == ","
+        ):  # one text makes texts of a whole column
             column = column.str.replace(",", ".")
     found = pandas.to_numeric(column, errors="coerce")
     return found.to_numpy(dtype=np.float64, na_value=np.nan), filled

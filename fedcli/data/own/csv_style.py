@@ -54,9 +54,6 @@ class Style:
         return ", ".join(told)
 
 
-PLAIN = Style()
-
-
 def style_of(path: Path, columns: Columns) -> Style:
     """Return how a CSV is written: what the config says of it, and what is found.
 

@@ -21,7 +21,7 @@ from fedcli.data.own.cells import check_columns
 from fedcli.data.own.examples import coded, dataset_of
 from fedcli.data.own.functions import as_array
 from fedcli.data.own.recordings import PARTS, windowed
-from fedcli.data.own.table_files import Table, numbered_row
+from fedcli.data.own.table_files import Table
 from fedcli.data.own.tables import columns_of, made, read_rows
 from fedcli.data.pictures import PLAIN, first_set, stated
 from fedcli.data.sets.dataset import Dataset, Examples, Source
@@ -122,7 +122,7 @@ def _of_numbers(parts: dict[str, Any], columns: Columns, root: Path) -> Dataset:
         frame[columns.label] = _labels(rows, columns)
         if len(parts) > 1:
             frame["split"] = part
-        tables.append(Table(frame, f"{root} ({part})", numbered_row))
+        tables.append(Table(frame, f"{root} ({part})"))
     rows, asked = read_rows(tables, asked, root)
     rows = windowed(rows, asked, root)
     return made(rows, asked, "huggingface", str(root), f"{len(rows.label)} examples")

@@ -6,14 +6,16 @@ import csv
 import importlib
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedcli.data.folders import files_below
-from fedcli.data.own.csv_style import EXTRA, PLAIN, Style, style_of
+from fedcli.data.own.csv_style import EXTRA, Style, style_of
 from fedmodels.config.data import Columns
 from fedmodels.errors import DataError, reason_of
 from fedmodels.files import open_regular
@@ -34,15 +36,24 @@ class Table:
     """Of pandas."""
     where: object
     """The file, for error lines."""
-    at: Callable[[int], str]
-    """What error lines call a row, by its number from 0 on."""
-    style: Style = PLAIN
-    """How a CSV is written."""
+    style: Style | None = None
+    """How a CSV is written; None where the file has no lines."""
 
+    @property
+    def unit(self) -> str:
+        """What people count in the file: its lines, or its rows where it has no lines."""
+        return "row" if self.style is None else "line"
 
-def numbered_row(row: int) -> str:
-    """Return what error lines call a row of a file that has no lines."""
-    return f"row {row + 1}"
+    @cached_property
+    def numbers(self) -> NDArray[np.int64]:
+        """The line of each row in the file, or its number from 1 on, (n,)."""
+        if self.style is None or not isinstance(self.where, Path):
+            return np.arange(1, len(self.frame) + 1)
+        return np.array(lines_of(self.where, self.style)[1:], dtype=np.int64)
+
+    def at(self, row: int) -> str:
+        """Return what error lines call a row, by its number from 0 on."""
+        return f"{self.unit} {self.numbers[row]}"
 
 
 def files_of(root: Path) -> list[Path]:
@@ -82,7 +93,7 @@ def read_table(path: Path, columns: Columns) -> Table:
     try:
         if is_parquet:
             with open_regular(path) as file:
-                return Table(pandas.read_parquet(file, engine="pyarrow"), path, numbered_row)
+                return Table(pandas.read_parquet(file, engine="pyarrow"), path)
         style = style_of(path, columns)
         texts = {name for name in columns.named if name != columns.time}
         frame = _read_csv(pandas, path, texts, style)
@@ -95,24 +106,22 @@ def read_table(path: Path, columns: Columns) -> Table:
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own are of these
         reason = (reason_of(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path} cannot be read: {reason}") from None
-    return Table(frame, path, partial(line_of, path, style), style)
+    return Table(frame, path, style)
 
 
-def line_of(path: Path, style: Style, row: int) -> str:
-    """Return what error lines call a row of a CSV: its line in the file, where people count.
+def lines_of(path: Path, style: Style) -> list[int]:
+    """Return the line in a CSV at which each of its rows begins, the names of columns first.
 
     A cell in quotes may hold ends of lines, and lines without content are no rows.
     """
+    starts, line = list[int](), 1
     with path.open(encoding=style.encoding, errors="replace", newline="") as file:
         lines = csv.reader(file, delimiter=style.delimiter)
-        starts, line = [], 1
         for cells in lines:
             if any(cell.strip() for cell in cells) or len(cells) > 1:
                 starts.append(line)
-            if len(starts) == row + 2:  # the names of the columns stand above
-                return f"line {starts[-1]}"
             line = lines.line_num + 1
-    return numbered_row(row)
+    return starts
 
 
 def _read_csv(pandas: Any, path: Path, texts: set[str], style: Style) -> Any:

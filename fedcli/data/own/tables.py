@@ -178,7 +178,7 @@ def read_rows(tables: Iterable[Table], columns: Columns, where: object) -> tuple
             _check_spaces(names, rows.first, column, table, known)
         found.append(rows)
         mended.update(done)
-        styles[str(table.style)] += 1
+        styles[str(table.style or "")] += 1
     if not found:
         raise DataError(f"{empty[0]} holds no row below the names of its columns")
     for style, count in styles.items():

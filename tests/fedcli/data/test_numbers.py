@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 
 from fedcli.data.arrays import narrowed
+from fedcli.data.own.new_inputs import read_new
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.opening import open_data
 from fedcli.data.store.partition_writer import Layout
 from fedcli.data.store.stream import TaskStream, global_test_tensors
-from fedcli.prediction import read_input
 from fedmodels.config.data import Columns, Data
 from fedmodels.config.scenario import Iid, Natural
 from fedmodels.nets import make_net
@@ -120,8 +120,8 @@ def test_a_model_tells_times_apart_too(tmp_path: Path) -> None:
     x = TIMES[:, None]
     expected = net(torch.from_numpy((x - x.mean()) / x.std()).float()).softmax(1)
     np.save(tmp_path / "x.npy", x)
-    read = read_input(tmp_path / "x.npy", facts)
-    for inputs in (x, torch.from_numpy(x), read):
+    (read,) = read_new([tmp_path / "x.npy"], facts, "a model")
+    for inputs in (x, torch.from_numpy(x), read.x):
         found = torch.from_numpy(model.probabilities(inputs))
         assert torch.allclose(found, expected, atol=1e-6)
     assert len(torch.unique(found[:, 0])) > N // 2

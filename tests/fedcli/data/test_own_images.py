@@ -13,11 +13,11 @@ from rich.console import Console
 
 import fedtide
 from fedcli.data.cuts.held_out import last_groups
+from fedcli.data.own.new_inputs import read_new
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
-from fedcli.prediction import read_input
 from fedmodels.config.data import Data
 from fedmodels.config.origin import differences
 from fedmodels.config.scenario import Iid
@@ -226,12 +226,13 @@ def test_a_model_reads_a_photo_as_those_of_training(tmp_path: Path) -> None:
     model = TrainedModel.load(tmp_path / "run/clients/0/personal.safetensors")
     assert model.facts.transform == in_client(tmp_path / "run/data/0")["transform"]
     for number, expected in enumerate(made.train_x[:4]):
-        read = read_input(root / "cat" / f"{number}.png", model.facts)
-        assert read.tolist() == [expected.tolist()]
+        (read,) = read_new([root / "cat" / f"{number}.png"], model.facts, "a model")
+        assert read.x.tolist() == [expected.tolist()]
     everybodys = run.global_model()
     assert everybodys.facts.transform == model.facts.transform
     Image.new("RGBA", (20, 20)).save(tmp_path / "clear.png")
-    assert not read_input(tmp_path / "clear.png", model.facts).any()
+    (read,) = read_new([tmp_path / "clear.png"], model.facts, "a model")
+    assert not read.x.any()
     everybodys.save(tmp_path / "m.safetensors")
     assert TrainedModel.load(tmp_path / "m.safetensors").facts.transform == model.facts.transform
 

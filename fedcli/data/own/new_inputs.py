@@ -1,0 +1,168 @@
+"""New files for a trained model: read, cut and scaled as those that it was trained on.
+
+The transform of training travels in the model's own file. Arrays are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedcli.data.arrays import read_array
+from fedcli.data.folders import files_below, note_left_out
+from fedcli.data.own.recordings import rows_of, windowed
+from fedcli.data.own.table_files import SUFFIXES, read_table
+from fedcli.data.pictures import ENDS, read_image
+from fedmodels.config.columns import ROLES, Columns
+from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parsed
+from fedmodels.errors import DataError
+from fedmodels.nets.trained import ModelFacts
+
+ARRAYS = ".npy"
+
+
+@dataclass(frozen=True)
+class NewInputs:
+    """The inputs of one file."""
+
+    file: Path
+    x: NDArray[Any]  # (n, *input_shape), raw
+    unit: str = ""
+    """What the places of inputs count: lines or rows of a table, frames, or inputs of an array."""
+    places: Sequence[tuple[int, int]] = ()
+    """The first and the last place of each input; none where the file holds a single one."""
+
+    def called(self, number: int) -> str:
+        """Return what an input is called: the file, and the place in it where there are several."""
+        if not self.places:
+            return str(self.file)
+        first, last = self.places[number]
+        if not self.unit:
+            return f"{self.file}[{first}]"
+        return f"{self.file}, {self.unit} {first}" + (f" to {last}" if last > first else "")
+
+
+def read_new(paths: Sequence[Path], facts: ModelFacts, model: object) -> Iterator[NewInputs]:
+    """Read files as raw inputs; of a directory, every file of the kind that the model takes.
+
+    Args:
+        paths: files and directories.
+        facts: what the model takes.
+        model: the model's file, for error lines.
+
+    Raises:
+        DataError: a file cannot be read, does not fit the model or is beyond it; names it.
+    """
+    how = parsed(facts.transform, model) or _usual(facts)
+    for path in paths:
+        if not path.is_dir():
+            yield _checked(_read(path, facts, how), facts)
+            continue
+        ends = SUFFIXES if isinstance(how, TableTransform) else ENDS
+        found = [file for file in files_below(path) if file.suffix.lower() in ends]
+        if not found:
+            raise DataError(f"{path} holds no file that the model takes: {', '.join(ends)}")
+        note_left_out(path, found)
+        for file in found:
+            yield _checked(_read(file, facts, how), facts)
+
+
+def _usual(facts: ModelFacts) -> Transform | None:
+    """Return how images are read where a model's file says nothing of it."""
+    if len(facts.input_shape) == 3 and facts.input_shape[0] in (1, 3):
+        return ImageTransform(channels="grey" if facts.input_shape[0] == 1 else "rgb")
+    return None
+
+
+def _read(path: Path, facts: ModelFacts, how: Transform | None) -> NewInputs:
+    """Read one file by its kind."""
+    shape = tuple(facts.input_shape)
+    if path.suffix == ARRAYS:
+        x = read_array(path)
+        x = x[None] if x.shape == shape else x
+        return NewInputs(path, x, "", [(i, i) for i in range(len(x))] if len(x) > 1 else ())
+    is_table = path.suffix.lower() in SUFFIXES
+    if isinstance(how, TableTransform) and is_table:
+        return _read_table(path, how)
+    if isinstance(how, ImageTransform) and not is_table:
+        return _read_picture(path, facts, how)
+    takes = "no other files" if how is None else how.kind.removesuffix("s") + "s"
+    raise DataError(f"{path} is not an {ARRAYS} file; the model takes {list(shape)}, and {takes}")
+
+
+def _read_picture(path: Path, facts: ModelFacts, how: ImageTransform) -> NewInputs:
+    """Read an image, or each of its frames."""
+    x = np.stack(read_image(path, how))
+    if not facts.is_of_bytes or (x.dtype == np.uint16) != (facts.scale > 255):
+        trained = f"values from 0 to {facts.scale:g}" if facts.is_of_bytes else "numbers"
+        raise DataError(
+            f"{path} holds {8 * x.itemsize} bits a shade, and the model was trained on {trained}: "
+            f"give an {ARRAYS} file of inputs as they were, or save it likewise"
+        )
+    return NewInputs(
+        path, x, "frame", [(i + 1, i + 1) for i in range(len(x))] if len(x) > 1 else ()
+    )
+
+
+def _read_table(path: Path, how: TableTransform) -> NewInputs:
+    """Read the windows of a recording, or the rows of a table; labels are not needed."""
+    table = read_table(path, how.columns)
+    columns = _unlabelled(how.columns, [str(name) for name in table.frame.columns], path)
+    if table.frame.empty:
+        raise DataError(f"{path} holds no row below the names of its columns")
+    rows = windowed(rows_of(table, columns)[0], columns, path)
+    x = rows.x if how.fill is None else np.where(np.isnan(rows.x), np.array(how.fill), rows.x)
+    places = zip(table.numbers[rows.first].tolist(), table.numbers[rows.last].tolist(), strict=True)
+    return NewInputs(path, x, table.unit, list(places))
+
+
+def _unlabelled(columns: Columns, known: Sequence[str], path: Path) -> Columns:
+    """Return the columns of a recording that nobody has labelled.
+
+    Label, part and group say nothing of a new row. Clients and sessions keep rows apart where the
+    file has them.
+
+    Raises:
+        DataError: there are no times, and rows are to be resampled.
+    """
+    if columns.rate is not None and columns.time not in known:
+        raise DataError(
+            f"{path} has no column {columns.time!r}: the model was trained on {columns.rate:g} "
+            "rows per second, and needs times"
+        )
+    kept = {role: name for role in ("client", "session", "time")
+            if (name := getattr(columns, role)) in known}  # fmt: skip
+    update: dict[str, Any] = {role: kept.get(role) for role in ROLES}
+    if "time" not in kept:
+        update |= {"gap": None, "time_unit": None}
+    return columns.model_copy(update=update)
+
+
+def _checked(found: NewInputs, facts: ModelFacts) -> NewInputs:
+    """Return inputs in the type that the model takes.
+
+    Raises:
+        DataError: they do not fit the model; names the file.
+    """
+    path, x, shape = found.file, found.x, tuple(facts.input_shape)
+    if x.dtype.kind not in "iuf":
+        raise DataError(f"{path} holds {x.dtype}; expected numbers")
+    if x.shape[1:] != shape:
+        held = list(x.shape) if path.suffix == ARRAYS else list(x.shape[1:])
+        raise DataError(f"{path} is {held}; the model takes {list(shape)}, or several")
+    if not len(x):
+        raise DataError(f"{path} holds no example")
+    with np.errstate(over="ignore"):
+        narrow = x.astype(np.float32)
+    if not np.isfinite(narrow).all():
+        raise DataError(f"{path} holds values that are not finite in float32")
+    if fault := facts.fault_of(torch.from_numpy(narrow)):
+        raise DataError(f"{path} {fault}")
+    kept = x.astype(np.float64) if facts.is_wide else narrow
+    return NewInputs(path, kept, found.unit, found.places)

@@ -1,0 +1,227 @@
+"""New photos and recordings, asked of a model that was trained on such files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedtide
+from fedcli.cli import main
+from fedcli.data.own.new_inputs import read_new
+from fedcli.data.sets.registry import load
+from fedmodels.config.data import Data
+from fedmodels.errors import ArchiveError, DataError
+from fedmodels.nets.trained import ModelFacts, TrainedModel
+from fedsrv.export import export
+
+REST = {
+    "net": {"name": "mlp", "hidden": [8]}, "method": {"name": "fedavg"},
+    "schedule": {"clients": 2, "rounds": 6},
+    "training": {"lr": 0.05, "local_epochs": 4}, "evaluate": {"pictures": 0},
+}  # fmt: skip
+COLUMNS = {
+    "features": ["ax", "ay"], "time": "t", "window": 8, "rate": 10.0, "missing": "interpolate",
+}  # fmt: skip
+
+
+def recorded(path: Path, activities: str, label: bool = True) -> Path:
+    """Write 40 rows of each activity, whose level tells it; 20 rows a second, one cell empty."""
+    lines = ["t;ax;ay" + (";label" if label else "")]
+    for number, name in enumerate(activities.split()):
+        level = {"sit": -3.0, "run": 3.0}[name]
+        for i in range(40):
+            ax = "" if i == 7 else f"{level + (i % 5) / 10:.1f}".replace(".", ",")
+            row = [f"{(40 * number + i) / 20:.2f}".replace(".", ","), ax, "1,5"]
+            lines.append(";".join([*row, *([name] if label else [])]))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def of_recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run on windows of recordings."""
+    pytest.importorskip("pandas")
+    place = tmp_path_factory.mktemp("recordings")
+    root = str(recorded(place / "r.csv", "sit run " * 4))
+    data = {"name": "table", "root": root, "columns": COLUMNS}
+    tables = {"data": data, "scenario": {"kind": "iid"}, **REST}
+    return fedtide.run(tables, backend="inprocess", out=place / "run").path
+
+
+@pytest.fixture(scope="module")
+def of_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run on photos of two sizes."""
+    place = tmp_path_factory.mktemp("photos")
+    for shade, name in ((30, "dark"), (220, "=light")):
+        for number in range(12):
+            path = place / "photos" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (10 + number % 2, 12), (shade + number,) * 3).save(path)
+    data = {"name": "directory", "root": str(place / "photos"), "resize": 8, "crop": 8}
+    tables = {"data": data, "scenario": {"kind": "iid"}, **REST}
+    return fedtide.run(tables, backend="inprocess", out=place / "run").path
+
+
+def asked(run: Path, *words: object, status: int = 0, client: int = 1) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "--run", str(run), "--client", str(client), *map(str, words)])
+    assert ended.value.code == status
+
+
+def rows_in(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_new_recording_is_cut_as_those_of_training(
+    of_recordings: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """The example of the page: no label, and files of both kinds of places."""
+    monkeypatch.chdir(tmp_path)
+    recorded(Path("new.csv"), "run sit", label=False)
+    asked(of_recordings, "new.csv")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] in ("new.csv: run 3, sit 2", "new.csv: sit 3, run 2")
+    assert said[1:] == ["written to predictions.csv"]
+    rows = rows_in(Path("predictions.csv"))
+    assert list(rows[0]) == ["input", "from", "to", "class", "probability", "run", "sit"]
+    # 80 rows in 4 s become 40 at 10 a second, and 5 windows of 8; the third has rows of both
+    assert [row["class"] for row in rows[:2] + rows[3:]] == ["run", "run", "sit", "sit"]
+    assert [(row["from"], row["to"]) for row in rows][:2] == [("2", "16"), ("18", "32")]
+    for row in rows:
+        assert float(row[row["class"]]) == float(row["probability"]) > 0.5
+        assert float(row["run"]) + float(row["sit"]) == pytest.approx(1, abs=2e-6)
+
+
+def test_windows_of_a_new_file_are_those_of_a_partition(
+    of_recordings: Path, tmp_path: Path
+) -> None:
+    model = TrainedModel.load(of_recordings / "clients/0/personal.safetensors")
+    file = recorded(tmp_path / "one.csv", "sit")
+    made = load(Data.model_validate({"name": "table", "root": str(file), "columns": COLUMNS}))
+    (read,) = read_new([file], model.facts, "a model")
+    expected = np.concatenate([made.train_x, made.test_x])
+    assert read.x.tolist() == expected.tolist()
+    assert len(read.x) == 2
+
+
+def test_a_directory_and_a_file_may_be_asked_together(
+    of_recordings: Path, tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "many").mkdir()
+    recorded(tmp_path / "many" / "b.csv", "sit", label=False)
+    recorded(tmp_path / "many" / "a.tsv", "run", label=False)
+    text = (tmp_path / "many" / "a.tsv").read_text()
+    (tmp_path / "many" / "a.tsv").write_text(text.replace(";", "\t"))
+    (tmp_path / "many" / "._b.csv").write_bytes(b"\0")
+    asked(of_recordings, tmp_path / "many", recorded(tmp_path / "c.csv", "run"),
+          "--out", tmp_path / "p.csv")  # fmt: skip
+    assert [row["class"] for row in rows_in(tmp_path / "p.csv")] == [
+        "run", "run", "sit", "sit", "run", "run"
+    ]  # fmt: skip
+    assert "1 file is left out: ._b.csv" in caplog.text
+    capsys.readouterr()
+    asked(of_recordings, tmp_path / "c.csv", "--json")
+    facts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert facts[0]["input"] == f"{tmp_path / 'c.csv'}, line 2 to 16"
+    assert list(facts[0]["classes"]) == ["run", "sit"]
+
+
+def test_photos_of_a_directory_are_asked(
+    of_photos: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new/more").mkdir(parents=True)
+    Image.new("L", (30, 50), 25).save("new/a.jpg")
+    Image.new("RGBA", (64, 50)).save("new/more/b.png")  # transparent: on white
+    asked(of_photos, "new")
+    said = capsys.readouterr().out
+    assert "new/a.jpg: dark 1" in said
+    assert "new/more/b.png: =light 1" in said
+    rows = rows_in(Path("predictions.csv"))
+    assert [row["class"] for row in rows] == ["dark", "'=light"]  # no formula
+    assert "'=light" in rows[0]
+    asked(of_photos, "new/a.jpg")
+    assert capsys.readouterr().out.startswith("new/a.jpg: dark ")
+
+
+def test_an_exported_model_is_asked_as_the_run_s_own(
+    of_photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / "m.safetensors"
+    export(fedtide.open(of_photos).personal_model(1), "safetensors", file)
+    photo = of_photos.parent / "photos" / "dark" / "3.png"
+    said = []
+    for whose in (["--run", of_photos, "--client", 1], ["--model", file]):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["predict", *map(str, whose), str(photo)])
+        assert ended.value.code == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert "dark" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["x.csv"], "say whose model it is: --run RUN --client ID, or --model FILE"),
+        (["--run", "r", "x.csv"], "say whose model it is"),
+        (["--model", "m", "--client", "0", "x.csv"], "--model FILE says which model: leave out"),
+    ],
+)
+def test_whose_model_has_to_be_said(words: list[str], line: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", *words])
+    assert ended.value.code == 2
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("a.csv", "ax;ay\n1;2\n", "a.csv has no column 't': the model was trained on 10 rows per"),
+        ("a.csv", "t;ax\n1;2\n", "a.csv has no column 'ay'"),
+        ("a.csv", "t;ax;ay\n0;1;2\n0,1;?;2\n", "column 'ax' holds '?' in line 3"),
+        ("a.csv", "t;ax;ay\n0;1;2\n", "gives no window of 8 rows: the longest stretch"),
+        ("a.csv", "t;ax;ay\n", "a.csv holds no row below the names of its columns"),
+        ("a.png", "", "a.png is not an .npy file; the model takes [8, 2], and tables"),
+        ("d", None, "d holds no file that the model takes: .csv, .tsv, .parquet"),
+        ("none.csv", None, "none.csv"),
+    ],
+)
+def test_what_does_not_fit_gets_one_line(
+    of_recordings: Path, tmp_path: Path, capsys: Any, name: str, content: str | None, line: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    elif name == "d":
+        (tmp_path / name).mkdir()
+    out = tmp_path / "p.csv"
+    asked(of_recordings, tmp_path / name, "--out", out, status=1)
+    errors = capsys.readouterr().err.splitlines()
+    assert line in errors[-1]
+    assert not out.exists()
+
+
+def test_a_transform_of_a_stranger_is_checked(of_photos: Path, tmp_path: Path) -> None:
+    model = TrainedModel.load(of_photos / "clients/0/personal.safetensors")
+    photo = of_photos.parent / "photos" / "dark" / "3.png"
+    for transform, line in (
+        ({"kind": "images", "resize": 10**9}, "m: transform.resize"),
+        ({"kind": "video"}, "m: transform"),
+        ({"kind": "table", "columns": {"gap": 1.0}}, "m: transform: .*gap needs time"),
+        ({}, "m: transform"),
+    ):
+        facts = ModelFacts(**{**vars(model.facts), "transform": transform})
+        with pytest.raises(DataError, match=line):
+            list(read_new([photo], facts, "m"))
+    text = json.dumps({**vars(model.facts), "transform": [1]})
+    with pytest.raises(ArchiveError, match="m does not describe its model: transform"):
+        ModelFacts.parse(text, "m")
