@@ -53,7 +53,7 @@ def sinkhorn_plan(
         scores = scores.detach() if scores.dtype == torch.float64 else scores.float()
         # A factor common to what is summed first cancels there: take the largest out.
         apart = scores - scores.amax(axes[0], keepdim=True)
-        if float(apart.amin()) / epsilon < SMALLEST:
+        if _underflows(apart, epsilon):
             plan = _divided_in_logs(apart.double() / epsilon, iterations, axes).to(apart.dtype)
         else:
             plan = (apart / epsilon).exp_()
@@ -61,6 +61,15 @@ def sinkhorn_plan(
                 for axis in axes:
                     plan /= plan.sum(axis, keepdim=True)
     return plan if isinstance(similarity, Tensor) else plan.numpy()
+
+
+def _underflows(apart: Tensor, epsilon: float) -> bool:
+    """Tell whether e^(x / epsilon) underflows for one of these numbers.
+
+    An exported graph has no look at them, and does what is right for all cosines.
+    """
+    least = -2.0 if torch.compiler.is_compiling() else float(apart.amin())
+    return least / epsilon < SMALLEST
 
 
 def _divided_in_logs(logs: Tensor, iterations: int, axes: tuple[int, int]) -> Tensor:
