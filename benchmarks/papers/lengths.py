@@ -20,7 +20,7 @@ from fedmodels.config.experiment import Experiment
 
 HEADING = "of the paper's steps, examples"
 ENOUGH = 0.1
-"""Part of the paper's steps from which on a claim may be refuted without more words."""
+"""Part of the paper's steps that all runs of a line need, for it to refute without more words."""
 STUDY = re.compile(r"\[`([\w-]+)`\]")
 REFUTED = re.compile(r"\b([Rr]efuted)(?! at this length)\b")
 
@@ -88,7 +88,7 @@ def _lines(lines: list[str]) -> Iterator[str]:
         elif place > 0 and (named := STUDY.findall(line)):
             cells[place] = f" {in_a_cell(list(dict.fromkeys(named)))} "
             line = "|".join(cells)
-            if max(max(shares(study)[0]) for study in named) < ENOUGH:
+            if min(shares(study)[0][0] for study in named) < ENOUGH:
                 line = REFUTED.sub(r"\1 at this length", line)
         yield line
 
