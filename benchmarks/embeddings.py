@@ -3,7 +3,7 @@
     python -m benchmarks.embeddings RUN [RUN …] [--images 500]
 
 The net is client 0's model as the run left it, the images are of the global test set. The picture
-goes to ``RUN/clients/0/pictures/t-sne.png``. A run of as many rounds shows an earlier round.
+goes to ``RUN/clients/0/pictures/t-sne.svg``. A run of as many rounds shows an earlier round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for run in options.runs:
-        place = run / "clients" / "0" / "pictures" / "t-sne.png"
+        place = run / "clients" / "0" / "pictures" / "t-sne.svg"
         draw(picture(run, options.images), place)
         print(place)
 

@@ -212,7 +212,7 @@ def partition(
         ),
     ] = None,
     picture: Annotated[
-        bool, typer.Option(help="Draw who holds what into OUT/partition.png as well.")
+        bool, typer.Option(help="Draw who holds what into OUT/partition.svg as well.")
     ] = True,
     strict: Strict = False,
 ) -> None:

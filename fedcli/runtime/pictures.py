@@ -2,107 +2,112 @@
 
 from __future__ import annotations
 
+import base64
+import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PathCollection
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from fedmodels.files import replacing
+from fedmodels.charts import file_of, words
+from fedmodels.files import write_atomically
 from fedmodels.training.pictures import Gallery, Picture, PrototypeMap
 
-Grid = npt.NDArray[np.float64]
-MARKERS = ("*", "D", "P", "X")
-"""Of prototypes, by whose they are."""
+SIDE, TILE = 300, 48
+"""Pixels of a map's plot, and of an image of a gallery."""
+MARKS = ("M0-6L6 0L0 6L-6 0Z", "M0-6L6 5H-6Z", "M-5-5H5V5H-5Z", "M-6 0L-3-5H3L6 0L3 5H-3Z")
+"""Of prototypes, by whose they are: paths around the origin."""
 MOST_NAMED = 12
 """Classes that a legend can name."""
 
 
-def draw(picture: Picture, path: Path) -> None:
-    """Write a picture as PNG; the same picture gives the same file."""
-    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+def draw(picture: Picture, path: Path, class_names: Sequence[str] = ()) -> None:
+    """Write a picture as SVG; the same picture gives the same file.
+
+    Args:
+        picture: what is drawn.
+        path: the file.
+        class_names: in label order; labels stand for themselves where there are none.
+    """
     if isinstance(picture, PrototypeMap):
-        _draw_map(figure.add_subplot(), picture)
+        drawn = _map(picture, class_names)
     else:
-        _draw_gallery(figure, picture)
+        drawn = _gallery(picture, class_names)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
+    write_atomically(path, drawn)
 
 
-def _draw_map(axes: Axes, picture: PrototypeMap) -> None:
+def _map(picture: PrototypeMap, class_names: Sequence[str]) -> str:
     """Draw embeddings as dots and prototypes as larger marks, coloured by class."""
     sets = picture.prototypes
-    classes = [picture.labels, *(labels for _, labels in sets.values())]
-    highest = max((int(c.max()) for c in classes if len(c)), default=0)
-    colours = colormaps["tab10" if highest < 10 else "turbo"]
-    norm = Normalize(0, max(highest, 9))
+    classes = torch.cat([picture.labels, *(labels for _, labels in sets.values())])
+    places = torch.cat([picture.points, *(at for at, _ in sets.values())])
+    low, high = places.amin(0), places.amax(0)
+    number = max(int(classes.max()) + 1, 1) if len(classes) else 1
 
-    def colour(labels: Tensor) -> Grid:
-        rgba: Grid = colours(norm(labels.numpy()))
-        rgba[labels.numpy() < 0] = 1  # white: of no class
-        return rgba
-
-    marks: dict[str, PathCollection] = {}
-    x, y = picture.points.numpy().T
-    axes.scatter(x, y, c=colour(picture.labels), s=7, alpha=0.5, linewidths=0)
-    for (whose, (at, labels)), marker in zip(sets.items(), MARKERS, strict=False):
-        x, y = at.numpy().T
-        face = colour(labels)
-        axes.scatter(x, y, c=face, marker=marker, s=90, edgecolors="black", linewidths=0.8)
-        blank = axes.scatter([], [], c="white", marker=marker, s=60, edgecolors="black")
-        marks[whose] = blank
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.set_xlabel("first principal direction")
-    axes.set_ylabel("second")
-    figure = axes.get_figure()
-    assert isinstance(figure, Figure)
-    if sets:
-        figure.legend(
-            marks.values(),
-            marks.keys(),
-            loc="outside lower center",
-            ncols=2,
-            frameon=False,
-            fontsize=8,
+    def colour(label: int) -> str:
+        return (
+            f"hsl({360 * label // number} 65% {42 + 14 * (label % 2)}%)" if label >= 0 else "#fff"
         )
-    shown = sorted(set(torch.cat(classes).tolist()) - {-1})
-    if len(shown) <= MOST_NAMED:
-        for label in shown:
-            swatch = colour(torch.tensor([label]))
-            axes.scatter([], [], c=swatch, s=25, label=str(label))
-        axes.legend(title="class", fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+
+    def placed(points: Tensor, labels: Tensor) -> list[tuple[float, float, str]]:
+        shares = (points - low) / (high - low).clamp_min(1e-12)
+        return [
+            (10 + SIDE * x, 10 + SIDE * (1 - y), colour(int(label)))
+            for (x, y), label in zip(shares.tolist(), labels.tolist(), strict=True)
+        ]
+
+    parts = [
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{fill}" fill-opacity=".5"/>'
+        for x, y, fill in placed(picture.points, picture.labels)
+    ]
+    beside, below = SIDE + 26, SIDE + 44
+    for (whose, (at, labels)), mark in zip(sets.items(), MARKS, strict=False):
+        parts += [_mark(mark, x, y, fill) for x, y, fill in placed(at, labels)]
+        parts += [_mark(mark, 16, below - 4, "#fff"), words(28, below, whose, "start")]
+        below += 16
+    parts.append(words(10 + SIDE / 2, SIDE + 26, "two principal directions", "middle"))
+    shown = sorted({*classes.tolist()} - {-1})
+    for row, label in enumerate(shown if len(shown) <= MOST_NAMED else ()):
+        y = 20 + 16 * row
+        parts.append(f'<circle cx="{beside}" cy="{y - 3}" r="4" fill="{colour(label)}"/>')
+        parts.append(words(beside + 10, y, _name(str(label), class_names), "start"))
+    return file_of("".join(parts), SIDE + 130, below, "embeddings and prototypes")
 
 
-def _draw_gallery(figure: Figure, picture: Gallery) -> None:
-    """Draw one row of images per class, all on one sheet: an axes for each takes seconds."""
-    rows = [_coloured(images) for images in picture.images.values()]
-    columns = max(len(row) for row in rows)
-    height, width = (side + max(side // 10, 1) for side in rows[0].shape[1:3])  # with a white gap
-    sheet = np.ones((height * len(rows), width * columns, 3))
-    for down, row in enumerate(rows):
-        for right, image in enumerate(row):
-            top, left = down * height, right * width
-            sheet[top : top + image.shape[0], left : left + image.shape[1]] = image
-    figure.set_size_inches(0.5 * columns + 0.6, 0.5 * len(rows) + 0.1)
-    axes = figure.add_subplot()
-    axes.imshow(sheet, extent=(0, columns, len(rows), 0), aspect="auto")
-    axes.set_xticks([])
-    axes.set_yticks(np.arange(len(rows)) + 0.5, list(picture.images))
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+def _mark(path: str, x: float, y: float, fill: str) -> str:
+    where = f'transform="translate({x:.1f} {y:.1f})"'
+    return f'<path d="{path}" {where} fill="{fill}" stroke="#000" stroke-width=".8"/>'
 
 
-def _coloured(images: Tensor) -> Grid:
-    """Return images (m, C, H, W), gray or coloured, as (m, H, W, 3)."""
-    coloured: Grid = images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).double().numpy()
-    return coloured.clip(0, 1)
+def _gallery(picture: Gallery, class_names: Sequence[str]) -> str:
+    """Draw one row of images for each class."""
+    parts, columns = [], 0
+    for down, (name, images) in enumerate(picture.images.items()):
+        top = 4 + down * (TILE + 4)
+        parts.append(words(4, top + TILE / 2 + 3, _name(name, class_names), "start"))
+        for right, image in enumerate(_coloured(images)):
+            file = io.BytesIO()
+            Image.fromarray(image).save(file, format="PNG")
+            data = base64.b64encode(file.getvalue()).decode()
+            where = f'x="{100 + right * (TILE + 4)}" y="{top}" width="{TILE}" height="{TILE}"'
+            look = 'preserveAspectRatio="none" style="image-rendering:pixelated"'
+            parts.append(f'<image {where} {look} href="data:image/png;base64,{data}"/>')
+        columns = max(columns, len(images))
+    height = 4 + len(picture.images) * (TILE + 4)
+    return file_of("".join(parts), 100 + columns * (TILE + 4), height, "images by class")
+
+
+def _name(label: str, class_names: Sequence[str]) -> str:
+    known = label.isdecimal() and int(label) < len(class_names)
+    return class_names[int(label)] if known else label
+
+
+def _coloured(images: Tensor) -> NDArray[np.uint8]:
+    """Return images (m, C, H, W) in [0, 1], gray or coloured, as (m, H, W, 3)."""
+    coloured = images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).clamp(0, 1)
+    return (coloured * 255).round().to(torch.uint8).cpu().numpy()

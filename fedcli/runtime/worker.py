@@ -321,10 +321,11 @@ class Worker:
         self.net.eval()
         found = self.method.pictures(ctx, payload, state, x, y)
         if found:
-            from fedcli.runtime.pictures import draw  # imports matplotlib
+            from fedcli.runtime.pictures import draw  # imports Pillow
 
             for name, picture in found.items():
-                draw(picture, self.states.path / "pictures" / f"{name}.png")
+                path = self.states.path / "pictures" / f"{name}.svg"
+                draw(picture, path, self.data.file.class_names)
 
     def _add_counts(
         self,

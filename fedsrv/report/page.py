@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -146,6 +145,6 @@ def _is_telling(panel: Any) -> bool:
 
 def _pictures(group: SeedGroup) -> Iterator[Picture]:
     """Yield what clients of the group's first run drew."""
-    for name, client, content in group.runs[0].pictures():
-        data = base64.b64encode(content).decode()
-        yield Picture(f"{name} of client {client}", f"data:image/png;base64,{data}")
+    run = group.runs[0]
+    for name, client, address in run.pictures():
+        yield Picture(f"{name} of client {run.client_names.get(client, client)}", address)

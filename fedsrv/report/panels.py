@@ -13,6 +13,7 @@ from fedsrv.report.comparison import main_metrics
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes
 
+NO_NAMES: Mapping[int, str] = {}
 MOST_LISTED = 5
 """Classes that a caption or a sentence calls by name."""
 MATRICES = 4
@@ -36,11 +37,17 @@ def telling(charts: Charts) -> list[Chart]:
 
 
 def cells_of(
-    caption: str, cells: Cells, x: str, y: str, unit: Unit = "", **names: Mapping[int, str]
+    caption: str,
+    cells: Cells,
+    x: str,
+    y: str,
+    unit: Unit = "",
+    x_names: Mapping[int, str] = NO_NAMES,
+    y_names: Mapping[int, str] = NO_NAMES,
 ) -> Chart:
     """Return a chart of coloured cells."""
     values = {"": {at: Spread(value) for at, value in cells.items()}}
-    return Chart(caption, "cells", values, x, y, unit, **names)
+    return Chart(caption, "cells", values, x, y, unit, x_names, y_names)
 
 
 def weights_of(caption: str, run: RunRecord, cells: Cells) -> Chart:

@@ -10,6 +10,7 @@ merge in one way, :func:`merged`.
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import tomllib
@@ -32,8 +33,8 @@ from fedsrv.state.record import Record
 
 K = TypeVar("K", bound=Hashable)
 
-PNG = b"\x89PNG\r\n\x1a\n"
-"""How such a file begins."""
+KINDS = {".png": ("png", b"\x89PNG\r\n\x1a\n"), ".svg": ("svg+xml", b"<svg ")}
+"""Of pictures: the type, and how such a file begins."""
 MOST = sys.float_info.max
 """Largest finite float; a file may hold larger integers."""
 MOST_OF_A_RARE = 0.75
@@ -156,18 +157,21 @@ class RunRecord:
         said = table(_read_json(self.path / "env.json")).items()
         return {str(key): value for key, value in said if isinstance(value, str | int)}
 
-    def pictures(self) -> list[tuple[str, int, bytes]]:
-        """Return name, client and content of what clients drew, where their directories are here.
+    def pictures(self) -> list[tuple[str, int, str]]:
+        """Return name, client and address of what clients drew, where their directories are here.
 
-        What is no PNG in the run's own directory is left out: a page is passed on to others.
+        What is no picture in the run's own directory is left out: a page is passed on to others.
+        The address is for an ``img``, in which an SVG runs nothing and loads nothing.
         """
         drawn = []
-        for path in self.path.glob("clients/*/pictures/*.png"):
+        for path in self.path.glob("clients/*/pictures/*"):
+            kind, begin = KINDS.get(path.suffix, ("", b""))
             client = path.parts[-3]
             with suppress(OSError, RuntimeError):  # the latter of links that go in a circle
                 content = read_regular(path, self.path)
-                if client.isdigit() and content.startswith(PNG):
-                    drawn.append((path.stem, int(client), content))
+                if kind and client.isdigit() and content.startswith(begin):
+                    data = base64.b64encode(content).decode()
+                    drawn.append((path.stem, int(client), f"data:image/{kind};base64,{data}"))
         return sorted(drawn)
 
     def totals(self, part: str) -> dict[str, float]:

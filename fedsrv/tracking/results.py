@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +10,6 @@ from fedsrv.report.run_record import read_run
 from fedsrv.report.tables import write_html
 from fedsrv.trained_models import global_model
 
-_DRAWING = threading.Lock()
-"""The settings of matplotlib are those of all threads."""
-
 
 def results_of(run: Path, place: Path) -> Sequence[Path]:
     """Write the files of a finished run to a directory, and return them.
@@ -21,8 +17,7 @@ def results_of(run: Path, place: Path) -> Sequence[Path]:
     Clients' models stay with the clients.
     """
     page, model = place / "report.html", place / "global.safetensors"
-    with _DRAWING:
-        write_html([read_run(run)], page)
+    write_html([read_run(run)], page)
     try:
         global_model(run).save(model)
     except ArchiveError:  # the method has none

@@ -79,6 +79,8 @@ class Chart:
     x_names: Mapping[Any, str] = field(default_factory=dict)
     """Names of places on the x axis, where they have some."""
     y_names: Mapping[Any, str] = field(default_factory=dict)
+    is_log: bool = False
+    """Whether shades of cells go by the logarithm of their values, which are then positive."""
 
     @property
     def is_telling(self) -> bool:
@@ -139,16 +141,28 @@ def document(charts: Sequence[Chart], across: int = 3) -> str:
         row = [_drawn(chart, legend=False) for chart in charts[first : first + across]]
         for place, (chart, (marks, _)) in enumerate(zip(charts[first:], row, strict=False)):
             left = place * (WIDTH + 10)
-            title = _text(WIDTH / 2, 14, chart.caption, "middle", "t", size=12)
+            title = words(WIDTH / 2, 14, chart.caption, "middle", "t", size=12)
             parts.append(f'<g transform="translate({_n(left)} {_n(top)})">{title}')
             parts.append(f'<g transform="translate(0 16)">{marks}</g></g>')
         top += max(height for _, height in row) + 26
     width = across * (WIDTH + 10)
-    named, height = _legend(dict(enumerate(labels)), top, width)
-    style = f"<style>{_BOTH}{_DAY}</style><rect width='100%' height='100%' fill='#fff'/>"
+    named, height = _legend(dict(enumerate(labels)), top, width) if labels != [""] else ("", 0)
     name = ", ".join(chart.caption for chart in charts)
-    whole = _element(style + "".join(parts) + named, width, top + height, name)
-    size = f'xmlns="http://www.w3.org/2000/svg" width="{_n(width)}" height="{_n(top + height)}"'
+    return file_of("".join(parts) + named, width, top + height, name)
+
+
+def file_of(marks: str, width: float, height: float, name: str) -> str:
+    """Return marks as the text of an SVG file, which has the colours of the day and a white ground.
+
+    Args:
+        marks: SVG elements.
+        width: of the picture, in pixels.
+        height: likewise.
+        name: what a screen reader calls the picture.
+    """
+    style = f"<style>{_BOTH}{_DAY}</style><rect width='100%' height='100%' fill='#fff'/>"
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{_n(width)}" height="{_n(height)}"'
+    whole = _element(style + marks, width, height, name)
     return whole.replace("<svg", f"<svg {size}", 1) + "\n"
 
 
@@ -162,7 +176,7 @@ def _drawn(chart: Chart, *, legend: bool = True) -> tuple[str, float]:
     if chart.kind == "cells":
         return _cells(chart)
     if not any(chart.values.values()):
-        return _text(WIDTH / 2, TOP + 20, "nothing yet", "middle"), TOP + 40
+        return words(WIDTH / 2, TOP + 20, "nothing yet", "middle"), TOP + 40
     kind, places = chart.kind, _places(chart)
     if kind == "bars" and len(places) > MAX_BARS:
         chart, kind = _in_order(chart, len(places)), "lines"
@@ -255,14 +269,14 @@ class _Axes:
 
     def frame(self, chart: Chart) -> Iterator[str]:
         """Yield grid, ticks and the names of both axes."""
-        yield _text(4, 10, chart.y, "start", "t")
+        yield words(4, 10, chart.y, "start", "t")
         for value, text in self.y_ticks:
             y = self.y(value)
             yield f'<path class="g" d="M{_n(self.left)} {_n(y)}H{_n(WIDTH - RIGHT)}"/>'
-            yield _text(self.left - 5, y + 3, text, "end")
+            yield words(self.left - 5, y + 3, text, "end")
         for value, text in self.x_ticks:
             yield _tick(self.x(value), TOP + HEIGHT + 13, text, slant=self.slant)
-        yield _text((self.left + WIDTH - RIGHT) / 2, self.height - 4, chart.x, "middle", "t")
+        yield words((self.left + WIDTH - RIGHT) / 2, self.height - 4, chart.x, "middle", "t")
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
@@ -306,9 +320,9 @@ def _fitting(named: list[tuple[Any, str]], room: float) -> tuple[list[tuple[Any,
 
 def _tick(x: float, y: float, text: str, *, slant: bool) -> str:
     if not slant:
-        return _text(x, y, text, "middle")
+        return words(x, y, text, "middle")
     turned = f' transform="rotate(-35 {_n(x)} {_n(y)})"'
-    return _text(x, y - 4, text, "end").replace("<text", f"<text{turned}", 1)
+    return words(x, y - 4, text, "end").replace("<text", f"<text{turned}", 1)
 
 
 def _legend(labels: Mapping[int, str], top: float, width: float = WIDTH) -> tuple[str, float]:
@@ -322,7 +336,7 @@ def _legend(labels: Mapping[int, str], top: float, width: float = WIDTH) -> tupl
     for at, ((index, label), name) in enumerate(zip(labels.items(), names, strict=True)):
         x, y = 8 + at % columns * room, top + 10 + 14 * (at // columns)
         mark = f'<path class="l" stroke-width="3" d="M{_n(x)} {_n(y - 3)}h16"/>'
-        parts.append(_group(index, mark) + _text(x + 20, y, name, "start", title=label))
+        parts.append(_group(index, mark) + words(x + 20, y, name, "start", title=label))
     return "".join(parts), 16 + 14 * math.ceil(len(names) / columns)
 
 
@@ -381,7 +395,8 @@ def _cells(chart: Chart) -> tuple[str, float]:
     )
     height = min(max(15.0 * len(rows), 90.0), 240.0)
     wide, high = (WIDTH - left - 62) / len(columns), height / len(rows)
-    low, top = _scale([spread.mean for spread in cells.values()], chart.unit)
+    values = [spread.mean for spread in cells.values()]
+    low, top = (min(values) / 2, max(values)) if chart.is_log else _scale(values, chart.unit)
     numbered = len(rows) * len(columns) <= MANY_CELLS and wide > 14
     shades: dict[int, str] = {}
     texts = []
@@ -389,7 +404,7 @@ def _cells(chart: Chart) -> tuple[str, float]:
         for right, column in enumerate(columns):
             if (spread := cells.get((row, column))) is None:
                 continue
-            level = round(LEVELS * (spread.mean - low) / (top - low))
+            level = round(LEVELS * _share(spread.mean, low, top, chart))
             if level > 0:
                 shades[level] = shades.get(level, "") + f"M{right} {down}h1v1h-1z"
             if numbered:
@@ -399,7 +414,7 @@ def _cells(chart: Chart) -> tuple[str, float]:
                 number = _in_a_cell(spread.mean, chart.unit)
                 kind = "on" if level > 0.55 * LEVELS else "t"
                 title += text_of(spread.mean, chart.unit)
-                texts.append(_text(x, y, number, "middle", kind, size=8, title=title))
+                texts.append(words(x, y, number, "middle", kind, size=8, title=title))
     paths = "".join(
         f'<path fill-opacity="{_n(level / LEVELS, 2)}" d="{d}"/>'
         for level, d in sorted(shades.items())
@@ -407,23 +422,31 @@ def _cells(chart: Chart) -> tuple[str, float]:
     where = f"translate({_n(left)} {TOP:g}) scale({_n(wide, 4)} {_n(high, 4)})"
     marks = f'<g class="c0 f" transform="{where}">{paths}</g>' + "".join(texts)
     edge = f"M{_n(left)} {TOP:g}h{_n(wide * len(columns))}v{_n(height)}h{_n(-wide * len(columns))}z"
-    marks += f'<path class="g" d="{edge}"/>' + _text(4, 12, chart.y, "start", "t")
+    marks += f'<path class="g" d="{edge}"/>' + words(4, 12, chart.y, "start", "t")
     step = math.ceil(11 / high)
     for down, row in list(enumerate(rows))[::step]:
-        marks += _text(left - 5, TOP + (down + 0.5) * high + 3, names[row], "end")
+        marks += words(left - 5, TOP + (down + 0.5) * high + 3, names[row], "end")
     below = TOP + height + 13
     for column, text in named:
         x = left + (columns.index(column) + 0.5) * wide
         marks += _tick(x, below, text, slant=slant)
     longest = max(len(text) for _, text in named)
     whole = below + 19 + (0.6 * LETTER * longest if slant else 0)
-    marks += _text(left + wide * len(columns) / 2, whole - 4, chart.x, "middle", "t")
-    return marks + _colour_scale(WIDTH - 52, height, low, top, chart.unit), whole
+    marks += words(left + wide * len(columns) / 2, whole - 4, chart.x, "middle", "t")
+    ends = (min(values), top) if chart.is_log else (low, top)
+    return marks + _colour_scale(WIDTH - 52, height, *ends, chart.unit), whole
 
 
 def _every(places: list[Any], most: int = MAX_SIDE) -> list[Any]:
     """Return every n-th of too many places, with the last one."""
     return places[::-1][:: math.ceil(len(places) / most) or 1][::-1]
+
+
+def _share(value: float, low: float, top: float, chart: Chart) -> float:
+    """Return where a value lies between the palest and the darkest cell."""
+    if chart.is_log:
+        return math.log(value / low) / math.log(top / low)
+    return (value - low) / (top - low)
 
 
 def _scale(values: Sequence[float], unit: Unit) -> tuple[float, float]:
@@ -438,6 +461,8 @@ def _scale(values: Sequence[float], unit: Unit) -> tuple[float, float]:
 
 
 def _in_a_cell(value: float, unit: Unit) -> str:
+    if value >= 1 and value == int(value) and not unit:
+        return f"{value:.0f}"
     if unit == "percent":
         return f"{100 * value:.1f}".removesuffix(".0")
     return f"{value:.2f}" if value else "0"
@@ -452,7 +477,7 @@ def _colour_scale(left: float, height: float, low: float, high: float, unit: Uni
         for n in range(steps)
     )
     ends = ((TOP + 7, high), (TOP + height, low))
-    texts = "".join(_text(left + 11, y, _round(v, unit), "start") for y, v in ends)
+    texts = "".join(words(left + 11, y, _round(v, unit), "start") for y, v in ends)
     return f'<g class="c0 f">{rects}</g>{texts}'
 
 
@@ -466,9 +491,10 @@ def _group(index: int, marks: str, *, strokes: bool = True) -> str:
     return f'<g class="c{index % len(DAY)}"{dashes}>{marks}</g>'
 
 
-def _text(
+def words(
     x: float, y: float, text: str, anchor: str, kind: str = "", size: float = 0, title: str = ""
 ) -> str:
+    """Return a text at a place; ``title`` is shown on hover."""
     more = f' class="{kind}"' if kind else ""
     more += f' font-size="{size:g}"' if size else ""
     where = "" if anchor == "start" else f' text-anchor="{anchor}"'

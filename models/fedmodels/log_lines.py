@@ -142,5 +142,4 @@ def set_up_logging(level: LogLevel, *, as_json: bool = False) -> None:
         how = {"handlers": [objects]}
     logging.basicConfig(level=level.value.upper(), **how)
     quiet = max(level.number, logging.WARNING)
-    for library in ("torch", "matplotlib"):  # below, they log caches and each font they try
-        logging.getLogger(library).setLevel(quiet)
+    logging.getLogger("torch").setLevel(quiet)  # below, it logs its caches

@@ -146,10 +146,10 @@ def test_clients_draw_what_they_learnt(launch: Any, tmp_path: Path) -> None:
     """The first ones, into their own directories; the launcher's page shows it."""
     status, output = launch(tables("fedproto", evaluate={"every": 0}), "--hosts", "1").end()
     assert status == 0, output
-    drawn = sorted(p.relative_to(tmp_path / "run") for p in tmp_path.glob("run/clients/*/*/*.png"))
-    assert drawn == [Path(f"clients/{c}/pictures/prototypes.png") for c in (0, 1)]
+    drawn = sorted(p.relative_to(tmp_path / "run") for p in tmp_path.glob("run/clients/*/*/*.svg"))
+    assert drawn == [Path(f"clients/{c}/pictures/prototypes.svg") for c in (0, 1)]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert page.count('src="data:image/png;base64,') == 2
+    assert page.count('src="data:image/svg+xml;base64,') == 2
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert "prototype_drift" not in rows[0]["metrics"]

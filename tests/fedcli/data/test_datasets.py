@@ -18,6 +18,7 @@ from dataclasses import fields, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -705,9 +706,11 @@ def test_a_partition_is_drawn_unless_that_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SystemExit) as ended:
             main(["partition", str(config), "--out", str(tmp_path / name), *words])
         assert not ended.value.code
-    assert not (tmp_path / "plain" / "partition.png").exists()
-    with Image.open(tmp_path / "drawn" / "partition.png") as picture:
-        assert min(picture.size) >= 300
+    assert not (tmp_path / "plain" / "partition.svg").exists()
+    drawn = ElementTree.parse(tmp_path / "drawn" / "partition.svg")
+    texts = {"".join(node.itertext()) for node in drawn.iter() if node.tag.endswith("text")}
+    counts = json.loads((tmp_path / "drawn" / "partition.json").read_bytes())["clients"][1][0]
+    assert f"class 9, client 1: {counts['train'][9]}{counts['train'][9]}" in texts
 
 
 def test_the_digest_does_not_depend_on_where_the_data_lie(tmp_path: Path) -> None:

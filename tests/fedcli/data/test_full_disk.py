@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from matplotlib.figure import Figure
 
 from fedcli.cli import main
 from tests.conftest import tiny_experiment
@@ -53,18 +52,17 @@ def test_a_store_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
 def test_a_picture_that_does_not_fit_leaves_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(_: Figure, path: Path, **__: object) -> None:
-        path.write_bytes(b"half")
+    def full(path: Path, *_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr("fedcli.data.store.picture.write_atomically", full)
     config, out = tmp_path / "config.toml", tmp_path / "data"
     config.write_text(tomli_w.dumps(tiny_experiment().to_dict()))
     with pytest.raises(SystemExit) as ended:
         main(["partition", str(config), "--out", str(out)])
     line = "error: the data are dealt out, but their picture "
     assert capsys.readouterr().err == (
-        f"{line}{out / 'partition.png'} cannot be written: No space left on device\n"
+        f"{line}{out / 'partition.svg'} cannot be written: No space left on device\n"
     )
     assert ended.value.code == 1
     assert sorted(path.name for path in out.iterdir()) == [

@@ -1,11 +1,15 @@
 """Pictures a client draws for itself: what is in them, and that they are drawn alike each time."""
 
+import base64
 import errno
+import io
 import os
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
-from matplotlib.figure import Figure
+from PIL import Image
 
 from fedcli.runtime.pictures import draw
 from fedmodels.numerics.prototypes import drift
@@ -13,6 +17,8 @@ from fedmodels.tensors.bundle import Prototypes
 from fedmodels.training.pictures import Gallery, PrototypeMap
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def prototypes(rows):
@@ -51,51 +57,64 @@ def test_equal_pictures_are_equal_files(tmp_path):
         "bare": PrototypeMap.of(cloud, labels % 3, {}),
         "gallery": gallery,
     }.items():
-        files = [tmp_path / "new" / f"{name}-{i}.png" for i in range(2)]
+        files = [tmp_path / "new" / f"{name}-{i}.svg" for i in range(2)]
         for file in files:
             draw(picture, file)
         assert files[0].read_bytes() == files[1].read_bytes()
-        assert files[0].read_bytes().startswith(b"\x89PNG")
+        ElementTree.parse(files[0])
 
 
-def test_a_gallery_is_one_sheet_with_a_row_of_images_for_each_class(tmp_path, monkeypatch):
+def test_a_map_has_a_dot_for_each_example_and_a_mark_for_each_prototype(tmp_path):
+    points = torch.tensor([[0.0, 0.0], [2.0, 1.0], [1.0, 0.5]])
+    known = {"own <class>": (torch.tensor([[4.0, 2.0]]), torch.tensor([1]))}
+    drawn = PrototypeMap(points, torch.tensor([0, 1, 1]), known)
+    draw(drawn, tmp_path / "map.svg", ["cat", "dog"])
+    root = ElementTree.parse(tmp_path / "map.svg").getroot()
+    dots = [(dot.attrib["cx"], dot.attrib["cy"]) for dot in root.iter(f"{SVG}circle")]
+    assert dots[:3] == [("10.0", "310.0"), ("160.0", "160.0"), ("85.0", "235.0")]
+    marks = [m.attrib["transform"] for m in root.iter(f"{SVG}path") if "transform" in m.attrib]
+    assert marks[0] == "translate(310.0 10.0)"
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert texts == ["own <class>", "two principal directions", "cat", "dog"]
+
+
+def test_a_gallery_has_a_row_of_images_for_each_class(tmp_path):
     gray, coloured = torch.full((3, 1, 20, 10), 0.25), torch.zeros(2, 3, 20, 10)
     coloured[1, 2] = 1.5  # the second one is blue, and brighter than a screen
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **how: drawn.append(figure))
-    draw(Gallery({"cat": gray, "dog": coloured}), tmp_path / "sheet.png")
-    (axes,) = drawn[0].axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
-    assert axes.get_yticks().tolist() == [0.5, 1.5]
-    (image,) = axes.images
-    assert image.get_extent() == [0, 3, 2, 0]  # in images: three to the right, two down
-    sheet = image.get_array()
-    assert sheet.shape == (2 * 22, 3 * 11, 3)
-    assert (sheet[:20, 22:32] == 0.25).all()
-    assert (sheet[22:42, 11:21] == [0, 0, 1]).all()
-    assert (sheet[22:42, 22:] == 1).all()  # the dogs are two
-    assert (sheet[20:22] == 1).all()  # the gap
+    draw(Gallery({"0": gray, "any": coloured}), tmp_path / "sheet.svg", ["cat", "dog"])
+    root = ElementTree.parse(tmp_path / "sheet.svg").getroot()
+    assert [text.text for text in root.iter(f"{SVG}text")] == ["cat", "any"]
+    images = [image.attrib for image in root.iter(f"{SVG}image")]
+    rows = [image["y"] for image in images]
+    assert [rows.count(row) for row in dict.fromkeys(rows)] == [3, 2]
+    shown = []
+    for image in images:
+        data = base64.b64decode(image["href"].removeprefix("data:image/png;base64,"))
+        with Image.open(io.BytesIO(data)) as opened:
+            shown.append((opened.size, opened.getpixel((3, 3))))
+    assert shown[0] == ((10, 20), (64, 64, 64))
+    assert shown[4] == ((10, 20), (0, 0, 255))
 
 
 def test_a_picture_that_does_not_fit_leaves_the_earlier_one(tmp_path, monkeypatch):
-    def full(figure, path, **how):
+    def full(path, text, *_, **__):
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    path = tmp_path / "map.png"
+    path = tmp_path / "map.svg"
     path.write_text("an earlier one")
-    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space left"):
         draw(Gallery({"0": torch.zeros(1, 1, 8, 8)}), path)
     assert path.read_text() == "an earlier one"
-    assert os.listdir(tmp_path) == ["map.png"]
+    assert os.listdir(tmp_path) == ["map.svg"]
 
 
 def test_a_picture_that_cannot_be_drawn_costs_nothing(digits, tmp_path, monkeypatch, caplog):
     experiment = tiny_experiment(method="fedproto", schedule={"rounds": 1})
     drawn = run_in_process(experiment, digits, tmp_path / "run")
 
-    def refuse(picture, path):
+    def refuse(picture, path, class_names):
         raise OSError("disk full")
 
     monkeypatch.setattr("fedcli.runtime.pictures.draw", refuse)

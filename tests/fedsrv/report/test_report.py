@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import errno
 import html
@@ -1003,8 +1004,23 @@ def test_a_page_embeds_no_file_from_outside_of_the_run(tmp_path: Path) -> None:
     (run / "clients" / "1").symlink_to(tmp_path)
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "h.png").write_bytes(png + b"secret")
-    mine = png + b"mine"
+    mine = f"data:image/png;base64,{base64.b64encode(png + b'mine').decode()}"
     assert read_run(run).pictures() == [("a", 0, mine), ("e", 0, mine)]
+
+
+def test_a_picture_of_a_client_can_run_nothing(tmp_path: Path) -> None:
+    """As an image an SVG runs no script and loads nothing; as part of the page it would."""
+    run = write_run(tmp_path / "run")
+    (drawn := run / "clients" / "0" / "pictures").mkdir(parents=True)
+    forged = "<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
+    (drawn / "prototypes.svg").write_text(forged)
+    (drawn / "page.svg").write_text(f"<!DOCTYPE html>{forged}")
+    page = page_of(tmp_path, run)
+    assert "<script" not in page
+    (source,) = re.findall(r'<img alt="prototypes of client 0" src="(.*?)">', page)
+    kind, data = source.split(",")
+    assert (kind, base64.b64decode(data).decode()) == ("data:image/svg+xml;base64", forged)
+    assert page.count("<img") == 1
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json", "config.toml"])
