@@ -1,6 +1,6 @@
 """How good the images are that clients of a finished run replay: Fréchet distances, own features.
 
-    python -m benchmarks.fid RUN [RUN …] [--images 200]
+    python -m benchmarks.fid RUN [RUN …] [--images 200] [--keep]
 
 The features are the embeddings of the small CNN trained on all clients' real images together, not
 Inception's: compare runs on the same data with each other, not with a paper. One distance for each
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import parser_of, tell
+from benchmarks.measured import keep
 from fedcli.data.store.opening import open_data
 from fedcli.data.store.stream import TaskStream
 from fedmodels.methods import make
@@ -40,9 +41,15 @@ def main() -> None:
     parser = parser_of("fid", __doc__)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--images", type=int, default=200, help="drawn from each generator")
+    parser.add_argument("--keep", action="store_true", help="as the record of a page")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tell("fid", [_row(run, options.images) for run in options.runs])
+    rows = [_row(run, options.images) for run in options.runs]
+    tell("fid", rows)
+    if options.keep:
+        runs = "RUN …" if len(rows) > 1 else "RUN"
+        said = "Fréchet distance of replayed images from real ones, mean over clients and classes"
+        keep("fid", f"python -m benchmarks.fid {runs} --keep", {said: {"grows": None, "rows": rows}})
 
 
 def _row(path: Path, count: int) -> dict[str, Any]:

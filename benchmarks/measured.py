@@ -23,6 +23,9 @@ import numpy as np
 RECORDS = Path(__file__).parent / "records" / "measured"
 Row = Mapping[str, Any]
 LABELS = {
+    "run": "run",
+    "generators": "generators",
+    "fid": "Fréchet distance",
     "size": "generators",
     "images": "images",
     "width": "width",
