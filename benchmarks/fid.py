@@ -49,7 +49,9 @@ def main() -> None:
     if options.keep:
         runs = "RUN …" if len(rows) > 1 else "RUN"
         said = "Fréchet distance of replayed images from real ones, mean over clients and classes"
-        keep("fid", f"python -m benchmarks.fid {runs} --keep", {said: {"grows": None, "rows": rows}})
+        keep(
+            "fid", f"python -m benchmarks.fid {runs} --keep", {said: {"grows": None, "rows": rows}}
+        )
 
 
 def _row(path: Path, count: int) -> dict[str, Any]:

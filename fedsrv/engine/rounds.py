@@ -319,7 +319,8 @@ class Engine:
 
     def _try_training(self, step: Step, ctx: ServerContext) -> Answers:
         """Let clients beside the cohort train for the score, before it: a commit has all scores."""
-        others = tryers(self.experiment, self.profiles, self.tasks, step, ctx.cohort)
+        known = self.profiles.keys() & {*self.method.trainers(self.run_facts)}
+        others = tryers(self.experiment, known, self.tasks, step, ctx.cohort)
         if not others or not self._scores_trained:
             return Answers({}, {})
         theirs, views = self._context(step, others), ["after_local"]
