@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.optimal_transport import (
+    COSINES,
     LEAST_UNBALANCED,
     SOLVERS,
     pot_plan,
@@ -198,7 +199,9 @@ class ALP(nn.Module):
             return similarity
         if self.solver != "sinkhorn":
             return pot_plan(similarity, self.solver, self.epsilon)
-        return sinkhorn_plan(similarity, self.epsilon, self.iterations, last=self.last)  # eq. 4
+        return sinkhorn_plan(  # eq. 4
+            similarity, self.epsilon, self.iterations, last=self.last, spread=COSINES
+        )
 
     def _update_local(self, x: Tensor, c_local: Tensor, batch: int) -> None:
         """Move the local prototypes towards their tokens, eq. 5; ``c_local`` is (N, G)."""

@@ -17,12 +17,19 @@ SOLVERS = ("entropic", "emd", "unbalanced")
 LEAST_UNBALANCED = 0.003
 """Smallest epsilon of ``unbalanced`` for cosines: below it POT's numbers underflow, and the plan
 that comes out is wrong."""
+COSINES = 2.0
+"""Bound on the difference of two cosines."""
 SMALLEST = -60.0
 """Logarithm down to which entries of a plan are numbers, with room for what they are divided by."""
 
 
 def sinkhorn_plan(
-    similarity: Array, epsilon: float = 0.05, iterations: int = 3, *, last: str = "prototypes"
+    similarity: Array,
+    epsilon: float = 0.05,
+    iterations: int = 3,
+    *,
+    last: str = "prototypes",
+    spread: float | None = None,
 ) -> Array:
     """Return the entropic transport plan between embeddings and prototypes.
 
@@ -38,6 +45,8 @@ def sinkhorn_plan(
         iterations: how many times both sums are divided out.
         last: which sums are exact, those of the ``"prototypes"`` (columns, as in the paper) or
             those of the ``"samples"`` (rows, as in SwAV).
+        spread: bound on the difference of two similarities, ``COSINES`` for cosines; measured when
+            omitted, which no vmap and no exported graph can do.
 
     Returns:
         The plan (N, P), without gradient.
@@ -53,7 +62,9 @@ def sinkhorn_plan(
         scores = scores.detach() if scores.dtype == torch.float64 else scores.float()
         # A factor common to what is summed first cancels there: take the largest out.
         apart = scores - scores.amax(axes[0], keepdim=True)
-        if _underflows(apart, epsilon):
+        if spread is None:
+            spread = -float(apart.amin()) if apart.numel() else 0.0
+        if -spread / epsilon < SMALLEST:
             plan = _divided_in_logs(apart.double() / epsilon, iterations, axes).to(apart.dtype)
         else:
             plan = (apart / epsilon).exp_()
@@ -61,15 +72,6 @@ def sinkhorn_plan(
                 for axis in axes:
                     plan /= plan.sum(axis, keepdim=True)
     return plan if isinstance(similarity, Tensor) else plan.numpy()
-
-
-def _underflows(apart: Tensor, epsilon: float) -> bool:
-    """Tell whether e^(x / epsilon) underflows for one of these numbers.
-
-    An exported graph has no look at them, and does what is right for all cosines.
-    """
-    least = -2.0 if torch.compiler.is_compiling() else float(apart.amin())
-    return least / epsilon < SMALLEST
 
 
 def _divided_in_logs(logs: Tensor, iterations: int, axes: tuple[int, int]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets.alp import ALP
-from fedmodels.numerics.optimal_transport import pot_plan, sinkhorn_plan
+from fedmodels.numerics.optimal_transport import COSINES, pot_plan, sinkhorn_plan
 
 SIMILARITY = [[1, 0.8], [0.9, 0.6], [0.8, 0.9]]
 
@@ -80,6 +80,8 @@ def test_sinkhorn_is_a_number_for_a_prototype_unlike_every_embedding(epsilon, la
     plan = sinkhorn_plan(unlike(), epsilon, last=last)
     assert plan.dtype == torch.float32
     np.testing.assert_allclose(plan, in_logs(unlike(), epsilon, axes), atol=1e-5)
+    told = sinkhorn_plan(unlike(), epsilon, last=last, spread=COSINES)
+    torch.testing.assert_close(told, plan, rtol=0, atol=1e-5)
     np.testing.assert_allclose(plan.sum(axes[1]), 1, atol=1e-5)
     assert bool(sinkhorn_plan(unlike(), 1e-300, last=last).isfinite().all())
 
@@ -92,6 +94,10 @@ def test_sinkhorn_has_the_bits_of_the_listing_where_nothing_underflows(epsilon):
         listing = listing / listing.sum(1, keepdim=True)
         listing = listing / listing.sum(0, keepdim=True)
     assert torch.equal(sinkhorn_plan(similarity, epsilon), listing)
+
+
+def test_no_embeddings_have_an_empty_plan():
+    assert sinkhorn_plan(torch.zeros(0, 3)).shape == (0, 3)
 
 
 def test_an_alignment_layer_learns_with_a_small_epsilon():
