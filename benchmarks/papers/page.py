@@ -91,13 +91,31 @@ def text_of(shown: Shown) -> str:
         lines.append(f"By round: {table.curve} of rounds.jsonl; below is its last value.")
     lines += ["", "paper | here", *_grid(_cells(shown))]
     for one in table.beside:
-        if record_of(one.study) is not None:
+        if seeds_of(one):
             lines += ["", f"{one.heading}: {_about(shown, one)}", *_grid(_beside(shown, one))]
     return "\n".join([*lines, ""])
 
 
 def _about(shown: Shown, one: Beside) -> str:
-    return f"study {one.study}, {in_words(*size_beside(shown, one))} ({one.of})"
+    share = in_words(*size_beside(shown, one))
+    return f"study {one.study}, {seeds_of(one)}, {share} ({one.of})"
+
+
+def seeds_of(one: Beside) -> str:
+    """Return the seeds of the recorded rows, or how many a row has where they differ.
+
+    Empty where no row was run.
+    """
+    outcome = record_of(one.study)
+    shown = {Cell(one.setting, row) for row in one.rows.values()}
+    seeds: dict[Cell, list[str]] = {}
+    for run in outcome.runs if outcome else ():
+        if run.row in shown:
+            seeds.setdefault(run.row, []).append(str(run.seed))
+    counts = sorted({len(found) for found in seeds.values()})
+    if len(counts) > 1:
+        return f"{counts[0]} to {counts[-1]} seeds"
+    return next((f"seeds {', '.join(found)}" for found in seeds.values()), "")
 
 
 def _cells(shown: Shown) -> Iterator[list[str]]:

@@ -83,7 +83,9 @@ def test_the_text_has_every_cell(capsys) -> None:
     assert f"38.77 | {NOT_RUN}" in table
     line = next(line for line in table.splitlines() if line.startswith("A_loc"))
     assert line.split()[1:] == ["78.37", "90.08", "89.78"], "FedAvg just trained, others received"
-    assert "119 % of the paper's steps" in table
+    assert "study gldp-paper, seeds 0, 1, 2, 119 % of the paper's steps" in table
+    losses = text_of(TABLES["gldp/table-4"])
+    assert "study gldp-paper, 1 to 3 seeds, 119 %" in losses, "without losses one seed alone"
     assert main(["gdlp"]) == 2
     assert "known: gldp" in capsys.readouterr().err
 
