@@ -12,7 +12,6 @@ kills them too.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -22,7 +21,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+from fedmodels.processes import end_with_parent
+
 PRELOADED = (
     "torch._dynamo",  # comes in with the first optimiser step
     "numpy",
@@ -91,9 +91,7 @@ def _become_client(order: dict[str, object], parent: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
+    end_with_parent(signal.SIGKILL, parent)
     name = f"fedcli-{order['id']}".encode()[:15]  # what top and ps -o comm call it; no blank
     Path("/proc/self/comm").write_bytes(name)
     log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

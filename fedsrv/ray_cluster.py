@@ -6,20 +6,29 @@ address that ``ray start --head`` printed; this machine must be one of that clus
 
 from __future__ import annotations
 
-import importlib
-import logging
+import importlib.util
+import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import select
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedmodels.config.places import check_address
-from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.errors import ConfigError, RunFailed, reason_of
+from fedmodels.processes import Box, Child, Popen, started
 
 RAY = "ray"
+REACHED_S = 5.0
+"""Time in which a cluster's address has to be reached."""
+CONNECTED_S = 60.0
+"""Time in which Ray has to answer there; a cluster of this machine is started in it."""
+LEAVING_S = 10.0
+"""Time in which Ray has to end what runs."""
+ADVICE = "give the address that ray start --head printed, on a machine of the cluster"
 
 
 @dataclass(frozen=True)
@@ -70,35 +79,102 @@ def address_in(place: str) -> str | None:
     return found[1]
 
 
-@contextmanager
-def connected(place: str) -> Iterator[Any]:
-    """Give the module ``ray``, connected; disconnect at the end unless it was connected before.
+UNITS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+"""An option of ``ray.remote`` -> what Ray calls it in a node's resources."""
 
-    Args:
-        place: ``ray`` or ``ray://HEAD:PORT``.
 
-    Raises:
-        ConfigError: the extra is not installed, or ``place`` names no cluster.
-        RunFailed: there is no cluster at this address, or it runs other versions.
-    """
-    address = address_in(place)
-    try:
-        ray: Any = importlib.import_module("ray")
-    except ImportError:
-        raise ConfigError("--on ray needs a package more: pip install 'fedtide[ray]'") from None
-    if ray.is_initialized():
-        yield ray
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        why = str(error).strip().partition("\n")[0]
-        raise RunFailed(
-            f"cannot use the Ray cluster at {address or 'this machine'}: {why} "
-            "(give the address that ray start --head printed, on a machine of the cluster)"
-        ) from None
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+def lacking(takes: Mapping[str, Any], nodes: Iterable[Mapping[str, float]]) -> str:
+    """Return what is taken that no node has, were it idle; empty where one has all of it."""
+    wanted = {UNITS[name]: n for name, n in takes.items() if name in UNITS and n}
+    if any(all(node.get(unit, 0) >= n for unit, n in wanted.items()) for node in nodes):
+        return ""
+    return ", ".join(f"{n:g} {unit}" for unit, n in wanted.items())
+
+
+class RayCluster:
+    """A Ray cluster, through the process that talks to it."""
+
+    def __init__(self, place: str, log: Path, source: str, box: Box) -> None:
+        """Connect.
+
+        Args:
+            place: ``ray`` or ``ray://HEAD:PORT``.
+            log: for what Ray prints.
+            source: what the box calls the cluster.
+            box: gets what :mod:`fedsrv.ray_driver` tells of it.
+
+        Raises:
+            ConfigError: the extra is not installed, or ``place`` names no cluster.
+            RunFailed: there is no cluster at this address, or it does not answer in time.
+        """
+        address = address_in(place)
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError("--on ray needs a package more: pip install 'fedtide[ray]'")
+        self._who = f"the Ray cluster at {address or 'this machine'}"
+        if address is not None:
+            self._reach(address)
+        command = ["-m", "fedsrv.ray_driver", str(os.getpid())]
+        process = started(command, log)
+        try:
+            facts = self._connected(process, address)
+        except BaseException:
+            process.kill()
+            with process:  # waits for its end, and closes its pipes
+                raise
+        self.nodes: list[dict[str, float]] = facts["nodes"]
+        """What each node has that is alive, by Ray's names."""
+        self.here: str = facts["here"]
+        """This machine's address in the cluster."""
+        self._child = Child(source, process, box)
+
+    def _reach(self, address: str) -> None:
+        """Check that something listens at the address, before Ray tries it for minutes."""
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), REACHED_S).close()
+        except OSError as error:
+            late = isinstance(error, TimeoutError)
+            why = f"no answer in {REACHED_S:g} s" if late else reason_of(error)
+            raise RunFailed(f"cannot use {self._who}: {why}; {ADVICE}") from None
+
+    def _connected(self, process: Popen, address: str | None) -> dict[str, Any]:
+        """Have the process connect; return what it tells of the cluster."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"address": address}).encode() + b"\n")
+        process.stdin.flush()
+        if not select.select([process.stdout], [], [], CONNECTED_S)[0]:
+            raise RunFailed(
+                f"cannot use {self._who}: it did not answer as Ray does in {CONNECTED_S:g} s; "
+                f"{ADVICE}"
+            )
+        facts: dict[str, Any] = json.loads(process.stdout.readline() or "{}")
+        if "nodes" not in facts:
+            why = facts.get("error", "the process that talks to it has ended")
+            raise RunFailed(f"cannot use {self._who}: {why}; {ADVICE}")
+        return facts
+
+    def start(
+        self,
+        key: str,
+        function: Callable[[Any], Iterator[str | dict[str, Any]]],
+        given: Mapping[str, Any],
+        takes: Mapping[str, Any],
+        log: Path,
+    ) -> None:
+        """Run a function on a node that has room; it replaces what ran under this key.
+
+        Args:
+            key: under which the box hears of it.
+            function: as :mod:`fedsrv.ray_driver` says; nodes import it by its name.
+            given: what it is called with, for JSON.
+            takes: what it takes of a node, as ``ray.remote`` takes it.
+            log: for the lines that it yields.
+        """
+        name = f"{function.__module__}:{function.__qualname__}"
+        order = {"id": key, "function": name, "given": given, "takes": takes, "log": str(log)}
+        self._child.tell(order)
+
+    def end(self) -> None:
+        """End everything that runs on the cluster; Ray has a limited time for it."""
+        self._child.end(LEAVING_S)

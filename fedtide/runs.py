@@ -246,10 +246,9 @@ def _launch(
 
 
 _LAUNCH = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-if os.getppid() != int(sys.argv.pop(1)):
-    sys.exit("error: the process that began this run has ended")
+import signal, sys
+from fedmodels.processes import end_with_parent
+end_with_parent(signal.SIGTERM, int(sys.argv.pop(1)))
 from fedsrv.cli import main
 main()
 """

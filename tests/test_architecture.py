@@ -69,16 +69,17 @@ ROOMS = {
         "testing.stacked", "testing.suite", "testing",
     ),
     "fedmodels": (
-        "errors", "printable", "units", "charts", "log_lines", "files", "own_code", "commands",
-        "tensors", "data_description", "numerics", "config", "nets", "training", "techniques",
-        "methods", "resolution",
+        "errors", "printable", "units", "charts", "log_lines", "files", "processes", "own_code",
+        "commands", "tensors", "data_description", "numerics", "config", "nets", "training",
+        "techniques", "methods", "resolution",
     ),
     "fedpb": (
         "", "v1", "pem", "handshakes", "channels", "tables", "descriptions", "zstd", "frames",
         "headers", "plans", "codec", "orders",
     ),
     "fedsrv": (
-        "presets", "events", "availability", "ray_cluster", "identity", "state", "report",
+        "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",
+        "report",
         "trained_models", "run_status", "event_lines", "sweep", "engine", "transport", "monitor",
         "tracking", "dashboard", "coordinator", "relay", "catalogue", "export", "commands",
         "launch", "cli", "__main__",

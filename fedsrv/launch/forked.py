@@ -7,7 +7,6 @@ begin as its forks, before it starts a thread. What is started again later is an
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import logging
@@ -21,10 +20,10 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from fedmodels.log_lines import LogLevel, set_up_logging
-
-_PR_SET_PDEATHSIG = 1
+from fedmodels.processes import end_with_parent
 
 
 def open_standard_streams() -> None:
@@ -61,7 +60,8 @@ class Forked:
                 _become(name, run, theirs_in, theirs_out, errors.fileno())
         os.close(theirs_in)
         os.close(theirs_out)
-        self.stdin, self.stdout = os.fdopen(ours_out, "wb"), os.fdopen(ours_in, "rb")
+        self.stdin: IO[bytes] | None = os.fdopen(ours_out, "wb")
+        self.stdout: IO[bytes] | None = os.fdopen(ours_in, "rb")
         self.returncode: int | None = None
         self._reaping = threading.Lock()
 
@@ -97,8 +97,8 @@ class Forked:
 
     def close(self) -> None:
         """Close its pipes."""
-        self.stdin.close()
-        self.stdout.close()
+        for pipe in filter(None, (self.stdin, self.stdout)):
+            pipe.close()
 
 
 def fork_hosts(log: Path) -> Forked:
@@ -116,12 +116,11 @@ def fork_fedcli(arguments: Sequence[str], log: Path) -> Forked:
     launcher = os.getpid()
 
     def run() -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == launcher:  # else it died before the line above
-            os.dup2(2, 1)
-            set_up_logging(LogLevel.WARNING)  # the launcher knows notes by the name of their logger
-            sys.argv = ["fedcli", *arguments]
-            _module("fedcli")
+        end_with_parent(signal.SIGKILL, launcher)
+        os.dup2(2, 1)
+        set_up_logging(LogLevel.WARNING)  # the launcher knows notes by the name of their logger
+        sys.argv = ["fedcli", *arguments]
+        _module("fedcli")
 
     return Forked(f"fedcli-{arguments[0]}", run, log)
 

@@ -11,9 +11,10 @@ from typing import Protocol
 import psutil
 import torch
 
+from fedmodels.processes import Box, Child, started
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.launch.forked import fork_hosts
-from fedsrv.launch.processes import Box, Child, started
+from fedsrv.launch.process_logs import error_in
 
 CLIENT_BYTES = 200 << 20
 """Memory that one client process is assumed to need."""
@@ -50,8 +51,18 @@ class Hosts(Protocol):
 
     The launcher hears of hosts in its box, from the source ``hosts``. The line ``{"id": "0-4",
     "status": 0}`` comes when the host of clients 0 to 4 has ended, with ``why`` if the host's log
-    cannot say it. An exit status comes when all hosts have gone at once.
+    cannot say it. One with ``waits`` comes while no node has room for the host, one with ``node``
+    when the host has a node. An exit status comes when all hosts have gone at once.
     """
+
+    @property
+    def name(self) -> str:
+        """What a line calls that which ends when all hosts go at once."""
+        ...
+
+    def why(self, status: int) -> str:
+        """Return why all hosts have gone at once, by the exit status that the box tells."""
+        ...
 
     @property
     def listen(self) -> str:
@@ -94,6 +105,7 @@ class Hosts(Protocol):
 class LocalHosts:
     """Hosts on this machine, forked from one process that has imported torch."""
 
+    name = "hosts"
     listen = "127.0.0.1:0"
     serve_options: Sequence[str] = ()
 
@@ -129,6 +141,10 @@ class LocalHosts:
         """End the fork server, which kills every host."""
         if self._server is not None:
             self._server.end()
+
+    def why(self, status: int) -> str:
+        """Return why the fork server has ended."""
+        return error_in(self._log("hosts")) if status > 0 else f"killed by signal {-status}"
 
     def _log(self, source: str) -> Path:
         return self._logs / f"{source}.log"

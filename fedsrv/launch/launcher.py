@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import tomli_w
@@ -19,6 +19,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, DataError, Interrupted, RunFailed, RunStopped
 from fedmodels.log_lines import LogLevel
 from fedmodels.own_code import is_own
+from fedmodels.processes import Box, Child, Said, next_said, started
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.events import HAS_FAILED, Event
 from fedsrv.launch.checks import check_resumed, check_start
@@ -30,16 +31,7 @@ from fedsrv.launch.forked import (
 )
 from fedsrv.launch.given_data import check_net, name_of
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts
-from fedsrv.launch.processes import (
-    Box,
-    Child,
-    Said,
-    coordinator_arguments,
-    error_in,
-    next_said,
-    notes_in,
-    started,
-)
+from fedsrv.launch.process_logs import error_in, notes_in
 from fedsrv.launch.progress import Lines, display_of
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.run_record import read_run
@@ -234,6 +226,8 @@ class Launch:
     """Why the coordinator ends, in its own words."""
     finished: bool = False
     is_draining: bool = False
+    without_room: dict[str, None] = field(default_factory=dict)
+    """The hosts for which no node has room, in order."""
 
     def __enter__(self) -> Launch:
         """Start dealing out the data, or looking at them where they were dealt out before.
@@ -298,11 +292,14 @@ class Launch:
         self.coordinator.tell(self._arguments())
 
     def _arguments(self) -> list[str]:
-        held = self.server_data if self.server_data.is_dir() else None
-        address, evaluator = self.address or self.hosts.listen, EVALUATOR in self.clients
-        found = coordinator_arguments(self.config, self.out, address, evaluator, held)
-        options = (*self.hosts.serve_options, *self.serve_options)
-        return [*found, "--log-level", self.log_level, *options]
+        """Return the arguments of ``fedsrv``; resuming an empty directory starts afresh."""
+        listen = self.address or self.hosts.listen
+        found = ["serve", str(self.config), "--listen", listen, "--out", str(self.out)]
+        found += ["--resume", "--events", "--log-level", self.log_level]
+        found += ["--evaluator"] if EVALUATOR in self.clients else []
+        if self.server_data.is_dir():
+            found += ["--server-data", str(self.server_data)]
+        return [*found, *self.hosts.serve_options, *self.serve_options]
 
     # --- watching ---------------------------------------------------------------------------------
 
@@ -325,7 +322,7 @@ class Launch:
             elif said.status is not None and self.is_draining:
                 log.info("the clients have ended with %d", said.status)
             elif said.status is not None:
-                self._restart("hosts", self._why("hosts", said.status))
+                self._restart(self.hosts.name, self.hosts.why(said.status))
                 self.hosts.begin_again()
                 # Before the coordinator listens there is no address; its line starts all hosts.
                 for client in self.clients if self.address else ():
@@ -351,6 +348,10 @@ class Launch:
             event = Event.from_json(said.line)
             if event.kind == "commit":
                 self.restarts.clear()
+            if event.kind == "waiting" and self.without_room:
+                hosts = ", ".join(f"client-{host}" for host in self.without_room)
+                line = f"{event.detail['line']} (no room for {hosts})"
+                event = replace(event, detail={**event.detail, "line": line})
             self.display.take(event)
         elif said.line.startswith("error: "):
             self.failure = said.line.removeprefix("error: ")
@@ -369,8 +370,15 @@ class Launch:
 
     def _client_said(self, fact: dict[str, object]) -> None:
         client = str(fact.get("id", ""))
+        if "waits" in fact:
+            self.without_room[client] = None
+            self.display.say(f"client-{client} waits: {fact['waits']}", logging.WARNING)
+        elif "node" in fact and client in self.without_room:
+            self.without_room.pop(client)
+            self.display.say(f"client-{client} has found room on {fact['node']}")
         if "status" not in fact:
             return
+        self.without_room.pop(client, None)
         if fact["status"] == 0 or self.finished or self.is_draining:
             self.ended.add(client)
             return

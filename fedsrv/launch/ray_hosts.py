@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, RunFailed
+from fedmodels.processes import Box
 from fedmodels.tensors.bundle import EVALUATOR
 from fedpb.channels import is_loopback
 from fedsrv.identity.certificates import SERVER, init_authority, issue
 from fedsrv.launch.hosts import Joining
-from fedsrv.launch.processes import Box, Said
-from fedsrv.launch.remote_host import Dealing, RemoteHost, Stay
-from fedsrv.ray_cluster import RAY, RayPlace, connected
-
-LEAVING_S = 5.0
-"""Time in which a killed actor is noticed."""
+from fedsrv.launch.remote_host import Dealing, Stay, remote_host
+from fedsrv.ray_cluster import RAY, RayCluster, RayPlace
 
 
 class RayHosts:
     """Hosts as actors of a Ray cluster."""
+
+    name = "the process that talks to Ray"
 
     def __init__(
         self, ray: RayPlace, joining: Joining, out: Path, config: str, deals: bool
@@ -42,7 +38,7 @@ class RayHosts:
             config: the experiment's TOML.
             deals: whether the data are dealt out for this run.
         """
-        self._ray_place, self._logs = ray, out / "logs"
+        self._ray_place, self._logs = ray, (out / "logs").resolve()
         self._dealing: Dealing | None = None
         self._joining = replace(
             joining, data=joining.data.resolve(), states=joining.states.resolve()
@@ -52,12 +48,11 @@ class RayHosts:
             self._joining = replace(self._joining, states=here / "clients")
             if deals:
                 self._joining = replace(self._joining, data=here / "data")
-                self._dealing = Dealing(config, here / "data")
+                self._dealing = Dealing(config, str(here / "data"))
         self._stack = ExitStack()
-        self._actors: dict[str, Any] = {}
-        self._followers: list[threading.Thread] = []
+        self._cluster: RayCluster | None = None
         self._certificates: Path | None = None
-        self._secrets: dict[str, dict[str, bytes]] = {}
+        self._secrets: dict[str, dict[str, str]] = {}
         self.listen = "127.0.0.1:0"
         self.serve_options: Sequence[str] = ()
 
@@ -69,18 +64,27 @@ class RayHosts:
             RunFailed: the cluster cannot be reached.
         """
         self._box = box
-        self._ray = self._stack.enter_context(connected(self._ray_place.place))
-        cpus, gpus = self._ray_place.cpus, self._ray_place.gpus
-        self._actor = self._ray.remote(
-            num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD"
-        )(RemoteHost)
-        if self._ray_place.place != RAY or len(self._nodes()) > 1:
-            address = self._ray.util.get_node_ip_address()
+        cluster = self._connected()
+        if self._ray_place.place != RAY or len(cluster.nodes) > 1:
+            address = cluster.here
             self.listen = f"[{address}]:0" if ":" in address else f"{address}:0"
             self._secure(address)
 
     def begin_again(self) -> None:
-        """Do nothing: the nodes of a cluster do not all go at once."""
+        """Connect anew: what ran on the cluster has ended with the process that talked to Ray.
+
+        Raises:
+            RunFailed: the cluster is gone.
+        """
+        try:
+            self._connected()
+        except RunFailed as error:
+            raise RunFailed(f"{error}; then --resume goes on with the run") from None
+
+    def why(self, status: int) -> str:
+        """Return why all hosts have gone at once."""
+        how = f"it ended with {status}" if status >= 0 else f"killed by signal {-status}"
+        return f"{how}; see {self._log('ray')}"
 
     def divide(self, clients: int, cohort: int, hosts: int | None, evaluator: bool) -> list[str]:
         """Give every host clients that follow each other, as a certificate names a range.
@@ -88,7 +92,8 @@ class RayHosts:
         Raises:
             ConfigError: the cluster never has room for so many hosts.
         """
-        place, room = self._ray_place, sum(map(self._room_of, self._nodes()))
+        assert self._cluster is not None
+        place, room = self._ray_place, sum(map(self._room_of, self._cluster.nodes))
         left = max(1, room - evaluator)
         wanted = min(clients, hosts or (left if clients <= left else min(left, cohort)))
         if wanted + evaluator > room:
@@ -109,56 +114,36 @@ class RayHosts:
 
     def start(self, clients: str, server: str) -> None:
         """Have Ray place an actor for a host; it replaces an earlier actor of this host."""
+        assert self._cluster is not None
         device = "cuda:0" if self._ray_place.gpus else "cpu"  # Ray shows an actor its own GPU only
         stay = Stay(
             clients,
             self._joining.arguments(clients, server, device),
-            Path.cwd(),
+            str(Path.cwd()),
             self._secrets[clients],
             self._dealing,
         )
-        if clients in self._actors:
-            self._ray.kill(self._actors[clients])  # it would keep its CPU
-        self._actors[clients] = actor = self._actor.remote()
-        follower = threading.Thread(target=self._follow, args=(clients, actor, stay), daemon=True)
-        self._followers.append(follower)
-        follower.start()
+        takes = {"num_cpus": self._ray_place.cpus, "num_gpus": self._ray_place.gpus}
+        log = self._log(f"client-{clients}")
+        self._cluster.start(clients, remote_host, asdict(stay), takes, log)
 
     def end(self) -> None:
         """Kill every actor, and let the cluster go."""
-        for actor in self._actors.values():
-            self._ray.kill(actor)
-        for follower in self._followers:
-            follower.join(LEAVING_S)
+        if self._cluster is not None:
+            self._cluster.end()
         self._stack.close()
 
-    def _nodes(self) -> list[Mapping[str, Any]]:
-        """Return the nodes of the cluster that are alive, as Ray describes them."""
-        return [node for node in self._ray.nodes() if node["Alive"]]
+    def _connected(self) -> RayCluster:
+        self._cluster = RayCluster(self._ray_place.place, self._log("ray"), "hosts", self._box)
+        return self._cluster
 
-    def _room_of(self, node: Mapping[str, Any]) -> int:
+    def _log(self, source: str) -> Path:
+        return self._logs / f"{source}.log"
+
+    def _room_of(self, node: Mapping[str, float]) -> int:
         """Return how many hosts a node has room for, were it idle."""
         wanted = {"CPU": self._ray_place.cpus, "GPU": self._ray_place.gpus}
-        has = node["Resources"]
-        return min(int(has.get(name, 0) / n + 1e-9) for name, n in wanted.items() if n)
-
-    def _follow(self, clients: str, actor: Any, stay: Stay) -> None:
-        """Write what a host logs to its log here; tell the launcher of its end."""
-        fact: dict[str, object] = {"id": clients, "status": 1}
-        try:
-            with (self._logs / f"client-{clients}.log").open("a") as log:
-                for ref in actor.run.options(num_returns="streaming").remote(stay):
-                    said = self._ray.get(ref)
-                    if isinstance(said, int):
-                        fact["status"] = said
-                    else:
-                        log.write(said)
-                        log.flush()
-        except self._ray.exceptions.RayActorError:
-            fact["why"] = "its node or its process there is gone"
-        except self._ray.exceptions.RayError as error:
-            fact["why"] = str(error).strip().splitlines()[-1]
-        self._box.put(Said("hosts", json.dumps(fact)))
+        return min(int(node.get(name, 0) / n + 1e-9) for name, n in wanted.items() if n)
 
     # --- certificates -----------------------------------------------------------------------------
 
@@ -172,7 +157,7 @@ class RayHosts:
         options = {"--tls-cert": cert, "--tls-key": key, "--tls-client-ca": authority}
         self.serve_options = [str(word) for pair in options.items() for word in pair]
 
-    def _issued(self, clients: str) -> dict[str, bytes]:
+    def _issued(self, clients: str) -> dict[str, str]:
         """Issue a certificate for a host's clients.
 
         Returns:
@@ -182,7 +167,7 @@ class RayHosts:
             return {}
         cert, key = issue(self._certificates, clients)
         files = {"--tls-ca": self._certificates / "ca.pem", "--tls-cert": cert, "--tls-key": key}
-        return {option: file.read_bytes() for option, file in files.items()}
+        return {option: file.read_text() for option, file in files.items()}
 
 
 def _key_of(out: Path) -> str:

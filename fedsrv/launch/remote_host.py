@@ -1,4 +1,4 @@
-"""One host on a node of a cluster, as the actor that runs it there.
+"""One host on a node of a cluster, as the actor runs it there.
 
 The node needs fedtide installed. The host is a fork of ``fedcli.hosts``, as on the launcher's
 machine: it ends when the actor does, however that dies.
@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
+from typing import IO, Any
 
+from fedmodels.processes import Box, Child, Said, started
 from fedpb.channels import EXCEPTIONS
-from fedsrv.launch.processes import Box, Child, Said, started
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Dealing:
 
     config: str
     """The experiment's TOML."""
-    root: Path
+    root: str
     """Where the clients' directories go, on the node."""
 
 
@@ -42,9 +42,9 @@ class Stay:
     """The ids of its clients, as ``--client-id`` takes them."""
     arguments: Sequence[str]
     """Arguments of ``fedcli``, without the options of ``secrets``."""
-    directory: Path
+    directory: str
     """The launcher's working directory; the host works there too, if its node has it."""
-    secrets: Mapping[str, bytes] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
     """Option of ``fedcli join`` -> the content of the file that it names."""
     dealing: Dealing | None = None
 
@@ -55,22 +55,24 @@ class Stay:
         return server.rpartition(":")[0].strip("[]")
 
 
-class RemoteHost:
-    """The actor of one host."""
+def remote_host(given: dict[str, Any]) -> Iterator[str | dict[str, Any]]:
+    """Run a host to its end; yield the lines of its log, and its exit status at last.
 
-    def run(self, stay: Stay) -> Iterator[str | int]:
-        """Run the host to its end; yield the lines of its log, and its exit status at last."""
-        if stay.directory.is_dir():
-            os.chdir(stay.directory)
-        if stay.dealing is not None:
-            error = deal(stay.dealing)
-            if error:
-                yield from (error, 1)
-                return
-        with TemporaryDirectory(prefix="fedtide-host-") as private:
-            secrets = _written(stay.secrets, Path(private))
-            os.environ[EXCEPTIONS[0]] = stay.host  # no proxy is between nodes of a cluster
-            yield from _hosted(stay.clients, [*stay.arguments, *secrets])
+    Args:
+        given: the fields of its :class:`Stay`.
+    """
+    dealing = given.pop("dealing")
+    stay = Stay(**given)
+    if Path(stay.directory).is_dir():
+        os.chdir(stay.directory)
+    if dealing is not None and (error := deal(Dealing(**dealing))):
+        yield error
+        yield {"status": 1}
+        return
+    with TemporaryDirectory(prefix="fedtide-host-") as private:
+        secrets = _written(stay.secrets, Path(private))
+        os.environ[EXCEPTIONS[0]] = stay.host  # no proxy is between nodes of a cluster
+        yield from _hosted(stay.clients, [*stay.arguments, *secrets])
 
 
 def deal(dealing: Dealing) -> str:
@@ -78,32 +80,33 @@ def deal(dealing: Dealing) -> str:
 
     Several hosts of a node may ask at the same time; one of them deals.
     """
-    dealing.root.parent.mkdir(parents=True, exist_ok=True)
-    with dealing.root.with_name(f".{dealing.root.name}.lock").open("w") as lock:
+    root = Path(dealing.root)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with root.with_name(f".{root.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if dealing.root.is_dir():
+        if root.is_dir():
             return ""
-        with TemporaryDirectory(prefix=".dealing-", dir=dealing.root.parent) as made:
+        with TemporaryDirectory(prefix=".dealing-", dir=root.parent) as made:
             config, data = Path(made) / "config.toml", Path(made) / "data"
             config.write_text(dealing.config, "utf-8")
             command = ["fedcli", "partition", str(config), "--out", str(data), "--no-picture"]
             done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
             if done.returncode:
                 return done.stderr or f"error: fedcli partition ended with {done.returncode}\n"
-            data.rename(dealing.root)
+            data.rename(root)
     return ""
 
 
-def _written(secrets: Mapping[str, bytes], private: Path) -> Iterator[str]:
+def _written(secrets: Mapping[str, str], private: Path) -> Iterator[str]:
     """Write files that the owner alone may read; yield the options that name them."""
     for option, content in secrets.items():
         path = private / option.lstrip("-")
         path.touch(mode=0o600)
-        path.write_bytes(content)
+        path.write_text(content)
         yield from (option, str(path))
 
 
-def _hosted(clients: str, arguments: Sequence[str]) -> Iterator[str | int]:
+def _hosted(clients: str, arguments: Sequence[str]) -> Iterator[str | dict[str, Any]]:
     """Run a host in a fork server; yield the lines that both log, and the host's exit status."""
     box: Box = queue.SimpleQueue()
     server = started(["-m", "fedcli.hosts"])
@@ -121,7 +124,7 @@ def _hosted(clients: str, arguments: Sequence[str]) -> Iterator[str | int]:
         elif "status" in (fact := json.loads(said.line)):
             status = int(fact["status"])
             child.end()
-    yield 1 if status is None else status
+    yield {"status": 1 if status is None else status}
 
 
 def _listen(lines: IO[bytes], box: Box) -> None:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import ctypes
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
 from fedmodels.errors import Interrupted, RunStopped, reason_of
 from fedmodels.files import write_atomically
+from fedmodels.processes import end_with_parent
 from fedsrv.state.run_directory import may_hold_a_run
 from fedsrv.sweep.plan import PlannedRun
 
 Say = Callable[[str], None]
 Call = Callable[[PlannedRun, Say], str]
-"""Runs one run to its end; returns why it failed, or an empty text."""
+"""Runs one run to its end; returns why it failed, or nothing."""
 Each = Callable[[Call, Sequence[PlannedRun]], Iterable[tuple[PlannedRun, str]]]
 """Calls a function for each of several runs; yields runs as they end, and why they failed."""
 Resources = Mapping[str, str | int | float]
 """What one run takes of a cluster."""
-_LIBC = ctypes.CDLL(None)  # looked up before the fork
-_PR_SET_PDEATHSIG = 1
 
 
 def execute(
@@ -62,7 +62,7 @@ def execute(
         for run in _dealers(left, further):
             _deal_out(run, here, say)
         for group in (leading, others):
-            for run, failure in each(partial(to_its_end, further, here), group):
+            for run, failure in each(RunCommand(further, here), group):
                 if failure:
                     say(failure)
                 ended_one(run)
@@ -103,25 +103,31 @@ def _deal_out(run: PlannedRun, directory: str, say: Say) -> None:
         say(f"{data} cannot be written, so that every run deals out its own data: {why}")
 
 
-def to_its_end(further: Sequence[str], directory: str, run: PlannedRun, say: Say) -> str:
-    """Run one experiment to its end, from where it is; return why it failed, or nothing.
+@dataclass(frozen=True)
+class RunCommand:
+    """The command that runs one run of a sweep, on whichever machine it is called."""
 
-    Args:
-        further: options of ``fedsrv launch``.
-        directory: from which relative paths go.
-        run: a run of the sweep.
-        say: told the command.
-    """
+    further: Sequence[str]
+    """Options of ``fedsrv launch``."""
+    directory: str
+    """From which relative paths go."""
+
+    def __call__(self, run: PlannedRun, say: Say) -> str:
+        """Run it to its end, from where it is; return why it failed, or nothing."""
+        return _to_its_end(self, run, say)
+
+
+def _to_its_end(command: RunCommand, run: PlannedRun, say: Say) -> str:
     out, data = run.directory, run.data
-    options = ["--out", str(out), "--set", f"seed={run.seed}", *further]
+    options = ["--out", str(out), "--set", f"seed={run.seed}", *command.further]
     options += ["--resume"] if may_hold_a_run(out) else []
     options += ["--data", str(data)] if data.exists() and not run.own_data else []
     say(f"$ fedsrv launch {run.config_file} {' '.join(options)}")
     log = out.with_name(out.name + ".log")
     try:
         write_atomically(run.config_file, run.config)
-        command = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
-        status = _run(command, log, directory)
+        words = [sys.executable, "-m", "fedsrv", "launch", str(run.config_file), *options]
+        status = _run(words, log, command.directory)
     except OSError as error:
         return f"{out.name} could not be started: {reason_of(error)}"
     if status in (Interrupted.exit_code, RunStopped.exit_code):
@@ -137,17 +143,17 @@ def _run(command: Sequence[str], log: Path, directory: str) -> int:
             stdout=to_log,
             stderr=subprocess.STDOUT,
             cwd=directory,
-            preexec_fn=_end_with_parent,
+            preexec_fn=partial(_begin, os.getpid()),
         ).returncode
 
 
-def _end_with_parent() -> None:
+def _begin(parent: int) -> None:
     """Have the kernel send SIGTERM when the parent dies: the run stops where it can be resumed.
 
     Slurm sends SIGUSR2 to every process of a job. It concerns the parent alone.
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM, parent)
 
 
 def _last_line(log: Path) -> str:

@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from fedmodels.errors import ConfigError
-from fedsrv.ray_cluster import RAY, connected
-from fedsrv.sweep.execution import Call, Each, Resources, Say
+from fedsrv.ray_cluster import RAY, address_in
+from fedsrv.sweep.execution import Call, Each, Say
 from fedsrv.sweep.plan import PlannedRun
+from fedsrv.sweep.ray_runs import ray_runs
 from fedsrv.sweep.slurm import slurm_jobs
 
 SLURM = "slurm"
@@ -46,7 +47,8 @@ def place_of(
         raise ConfigError(f"--on {on!r} is neither slurm, ray nor ray://HEAD:PORT")
     if jobs is not None:
         raise ConfigError("--jobs does not go with --on ray, which runs as many as there is room")
-    return ray_tasks(on, resources, say)
+    address_in(on)
+    return ray_runs(on, out, resources, say)
 
 
 def _resource(text: str) -> tuple[str, str | int | float]:
@@ -77,41 +79,3 @@ def this_machine(jobs: int, say: Say) -> Iterator[Each]:
         except BaseException:  # Ctrl-C has ended the runs under way; no further one begins
             pool.shutdown(cancel_futures=True)
             raise
-
-
-@contextmanager
-def ray_tasks(place: str, resources: Resources, say: Say) -> Iterator[Each]:
-    """Run each as a task of a Ray cluster; a task waits until the cluster has room for it.
-
-    A task whose node dies is started again elsewhere, and resumes its run.
-
-    Raises:
-        ConfigError: Ray is not installed, or knows no such resource.
-        RunFailed: the cluster cannot be reached.
-    """
-    with connected(place) as ray:
-        try:
-            remote = ray.remote(**{"max_retries": 3, **resources})
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"--resource: {error}") from None
-
-        def each(call: Call, runs: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, str]]:
-            task = remote(_called)
-            for run, ref in [(run, task.remote(call, run)) for run in runs]:
-                say(f"{run.directory.name} is a task of {place}")
-                try:
-                    yield run, ray.get(ref)
-                except ray.exceptions.RayError as error:
-                    yield run, f"{run.directory.name} failed: {_in_a_line(error)}"
-
-        yield each
-
-
-def _called(call: Call, run: PlannedRun) -> str:
-    """Make a call on a cluster; what it says goes to the job's own log."""
-    return call(run, print)
-
-
-def _in_a_line(error: BaseException) -> str:
-    """Return an error's message in one line."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -17,10 +17,11 @@ import pytest
 import tomli_w
 
 from fedmodels.errors import DataError
+from fedmodels.processes import Box, Child, Said
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
 from fedsrv.launch.hosts import Joining, LocalHosts
 from fedsrv.launch.launcher import Launch
-from fedsrv.launch.processes import Box, Child, Said, error_in
+from fedsrv.launch.process_logs import error_in
 from fedsrv.launch.progress import Lines
 from tests.conftest import tiny_experiment
 from tests.integration.harness import ForkServer

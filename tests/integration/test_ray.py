@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -13,11 +17,13 @@ import psutil
 import pytest
 import tomli_w
 
+from fedmodels.processes import Box
 from fedmodels.resolution import experiment_of
+from fedsrv.ray_cluster import RayCluster
 from fedtide.inprocess import run_in_process
 from tests.integration.conftest import tables
-from tests.integration.harness import ROOT, environment, reached, summary_of, write_config
-from tests.integration.test_launch import Launched
+from tests.integration.harness import ROOT, environment, reached, summary_of, until, write_config
+from tests.integration.test_launch import Launched, gone
 
 pytestmark = [
     pytest.mark.loopback,
@@ -89,6 +95,58 @@ def launch(tmp_path: Path, nodes: Nodes, steer: Path) -> Iterator[Any]:
         one.close()
 
 
+def driver_of(run: Launched) -> psutil.Process:
+    """Return the process of a launch that talks to Ray."""
+    (found,) = (p for p in run.family() if "fedsrv.ray_driver" in p.cmdline())
+    return found
+
+
+def hog(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Hold what it takes of a node until it is killed."""
+    yield {"holds": True}
+    threading.Event().wait()
+
+
+def test_a_host_without_room_is_shown_so_and_sigterm_ends_the_wait(
+    launch: Any, nodes: Nodes, tmp_path: Path
+) -> None:
+    box = Box()
+    cluster = RayCluster(nodes.place, tmp_path / "ray.log", "hog", box)
+    for name in ("a", "b"):
+        cluster.start(name, hog, {}, {"num_cpus": 3}, tmp_path / "log")
+    held = set[str]()
+    while len(held) < 2:
+        fact = json.loads(box.get(timeout=PATIENCE_S).line)
+        held |= {fact["id"]} if "holds" in fact else set()
+    run = launch()
+    said = list[str]()
+    for line in run.process.stdout:
+        said.append(line.strip())
+        if "no room for client-0, client-1-2, client-evaluator" in line:
+            break
+    waits = "client-0 waits: no room on the Ray cluster: it takes 1 CPU, and 0 CPU is free on all"
+    assert any(line.startswith(waits) for line in said), said
+    family = run.family()
+    run.process.send_signal(signal.SIGTERM)
+    status, output = run.end(PATIENCE_S)
+    assert status == 128 + signal.SIGTERM, said
+    assert not [line for line in (*said, *output.splitlines()) if "ray/" in line or "rpc" in line]
+    assert gone(family)
+    cluster.end()
+
+
+def test_a_head_that_says_nothing_is_left_at_once(launch: Any, tmp_path: Path) -> None:
+    """Ray itself would hold a signal for as long as it waits for the head."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        run = launch("--on", f"ray://127.0.0.1:{server.getsockname()[1]}")
+        until(lambda: any("fedsrv.ray_driver" in p.cmdline() for p in run.family()), "it begins")
+        until(lambda: "rpc_client" in run.log("ray"), "Ray has not tried to reach it")
+        family = run.family()
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end(PATIENCE_S) == (-signal.SIGTERM, "")
+        assert gone(family)
+
+
 def test_more_hosts_than_there_is_room_for_are_refused(launch: Any) -> None:
     status, output = launch("--host-cpus", "2").end(PATIENCE_S)
     assert status == 2
@@ -96,10 +154,16 @@ def test_more_hosts_than_there_is_room_for_are_refused(launch: Any) -> None:
     assert "Traceback" not in output
 
 
-def test_data_are_dealt_out_on_the_nodes(launch: Any, tmp_path: Path) -> None:
+def test_data_are_dealt_out_on_the_nodes(launch: Any, tmp_path: Path, steer: Path) -> None:
+    """The run also outlives the process that talks to Ray, which ends all that is on the nodes."""
+    (steer / "train-0-3").touch()
     run = launch("--node-dir", str(tmp_path / "disk"))
+    reached(steer / "train-0-3.reached", PATIENCE_S)
+    driver_of(run).kill()
     status, output = run.end(PATIENCE_S)
     assert status == 0, output
+    died = "the process that talks to Ray died (killed by signal 9; see "
+    assert died in output.replace("\n", " ")
     (own,) = (tmp_path / "disk").glob("run-*")
     assert {p.name for p in own.iterdir()} == {"clients", "data", ".data.lock"}
     assert not (run.out / "clients").exists()
@@ -119,8 +183,8 @@ def test_a_sweep_whose_runs_are_tasks_runs_each_once(nodes: Nodes, tmp_path: Pat
              "--out", str(tmp_path / "out"), "--on", nodes.place, "--resource", "num_cpus=2"],
             capture_output=True, text=True, timeout=PATIENCE_S, env=environment(),
         )  # fmt: skip
-        said = [line.split()[0] for line in done.stdout.splitlines() if " is a task of " in line]
-        assert said == tasks, done.stdout + done.stderr
+        said = [line.split()[0] for line in done.stdout.splitlines() if " runs on " in line]
+        assert sorted(said) == tasks, done.stdout + done.stderr
         assert "wrong-seed0 failed: error: " in done.stdout
         assert done.returncode == 1
         assert "1 of 2 runs failed and are left out: wrong-seed0" in done.stderr

@@ -17,8 +17,9 @@ from fedcli.cli import clients_of
 from fedmodels.errors import DataError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.own_code import own
+from fedmodels.processes import Child, Said, next_said, started
 from fedsrv.coordinator import _run_to_the_end
-from fedsrv.events import HAS_FAILED, EventLog
+from fedsrv.events import HAS_FAILED, Event, EventLog
 from fedsrv.launch import launcher
 from fedsrv.launch.hosts import (
     PROCESSES_PER_CORE,
@@ -26,7 +27,7 @@ from fedsrv.launch.hosts import (
     host_ranges,
 )
 from fedsrv.launch.launcher import Launch
-from fedsrv.launch.processes import Child, Said, coordinator_arguments, error_in, next_said, started
+from fedsrv.launch.process_logs import error_in
 from fedsrv.launch.progress import Lines
 from tests.conftest import tiny_experiment
 
@@ -121,7 +122,10 @@ class Started:
     """Hosts that only remember who was started."""
 
     clients: list[str] = field(default_factory=list)
-    serve_options = ()
+    name, listen, serve_options = "hosts", "127.0.0.1:0", ()
+
+    def why(self, status):
+        return f"killed by signal {-status}"
 
     def start(self, clients, server):
         assert server, "nobody listens yet"
@@ -255,11 +259,36 @@ def test_where_others_suffice_no_client_ends_a_run_at_once(tmp_path):
 
 
 def test_arguments(tmp_path):
-    command = coordinator_arguments(tmp_path / "a.toml", tmp_path / "out", "127.0.0.1:5", True)
+    run, _ = told_of_a_failure(tmp_path)
+    run.clients = ["0", "evaluator"]
+    command = run._arguments()
     assert command[0] == "serve"
     assert {"--resume", "--events", "--evaluator"} <= set(command)
-    without = coordinator_arguments(tmp_path / "a.toml", tmp_path / "out", "127.0.0.1:5", False)
-    assert "--evaluator" not in without
+    run.clients = ["0"]
+    assert "--evaluator" not in run._arguments()
+
+
+def test_hosts_without_room_are_named_where_their_clients_are_waited_for(tmp_path):
+    """The coordinator alone would say that they are not connected."""
+    run, said = told_of_a_failure(tmp_path)
+    run.box.get()
+    run.clients = ["0-1", "2"]
+    waits = "no room on the Ray cluster: it takes 1 CPU, and 0 CPU is free on all nodes"
+    away = Event("waiting", detail={"line": "waiting for client 2 (not connected) for 10 s"})
+    for fact in ({"id": "0-1", "node": "a"}, {"id": "2", "waits": waits}):
+        run.box.put(Said("hosts", json.dumps(fact)))
+    run.box.put(Said("server", away.to_json()))
+    run.box.put(Said("hosts", json.dumps({"id": "2", "node": "b"})))
+    run.box.put(Said("server", away.to_json()))
+    run.box.put(Said("server", "", 1))
+    with pytest.raises(RunFailed):
+        run.watch()
+    assert said.getvalue().splitlines() == [
+        f"client-2 waits: {waits}",
+        "waiting for client 2 (not connected) for 10 s (no room for client-2)",
+        "client-2 has found room on b",
+        "waiting for client 2 (not connected) for 10 s",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +315,7 @@ def test_the_error_in_no_log(tmp_path):
 
 INTERRUPTED = """
 import queue, signal, sys, threading
-from fedsrv.launch.processes import next_said
+from fedmodels.processes import next_said
 
 begun = threading.Event()
 

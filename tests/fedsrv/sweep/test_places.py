@@ -51,6 +51,7 @@ def test_a_missing_extra_is_one_line(
     def missing(name: str) -> None:
         raise ImportError
 
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("importlib.import_module", missing)
     with (
         pytest.raises(ConfigError, match=rf"pip install 'fedtide\[{extra}\]'"),

@@ -1,10 +1,8 @@
-"""The processes of a launched run: a coordinator and a fork server, each with a line protocol.
-
-Both end when their standard input does, so nothing outlives the launcher, however it dies.
-"""
+"""Processes that a program starts and hears line by line, and that end with it."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -14,13 +12,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
-from fedsrv.launch.forked import Forked
+_LIBC = ctypes.CDLL(None)  # looked up before any fork
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(number: int, parent: int) -> None:
+    """Have the kernel send this process a signal when its parent dies; end if it has already.
+
+    Args:
+        number: the signal.
+        parent: the parent's process id, as the parent itself told it.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 @dataclass(frozen=True)
@@ -37,21 +48,41 @@ Popen = subprocess.Popen[bytes]
 Box = queue.SimpleQueue[Said]
 
 
+class Process(Protocol):
+    """What is used of a process here."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """Return the exit status; None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return the exit status."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
 def next_said(box: Box, until: float = math.inf) -> Said | None:
     """Wait for the next line of any process; None if there is none ``until`` then (monotonic).
 
     Looks up now and then: Ctrl-C in the moment before a wait begins does not end that wait.
     """
-    while time.monotonic() < until:
+    while (left := until - time.monotonic()) > 0:
         with suppress(queue.Empty):
-            return box.get(timeout=0.5)
+            return box.get(timeout=min(left, 0.5))
     return None
 
 
 class Child:
     """A process whose standard output comes line by line into a box."""
 
-    def __init__(self, source: str, process: Popen | Forked, box: Box) -> None:
+    def __init__(self, source: str, process: Process, box: Box) -> None:
         self.source, self.process = source, process
         threading.Thread(target=self._listen, args=(box,), daemon=True).start()
 
@@ -86,7 +117,9 @@ class Child:
             self.process.wait()
 
 
-def started(command: Sequence[str], log: Path | None = None) -> Popen:
+def started(
+    command: Sequence[str], log: Path | None = None, env: Mapping[str, str] | None = None
+) -> Popen:
     """Start an ordinary process with this program's interpreter: ``-m`` and what follows.
 
     Its standard error goes to a log, or into a pipe where there is none.
@@ -98,35 +131,5 @@ def started(command: Sequence[str], log: Path | None = None) -> Popen:
             stdout=subprocess.PIPE,
             stderr=stack.enter_context(log.open("ab")) if log else subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is the launcher's business
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})},
         )
-
-
-def coordinator_arguments(
-    config: Path, out: Path, address: str, evaluator: bool, server_data: Path | None = None
-) -> list[str]:
-    """Return the arguments of ``fedsrv``; resuming an empty directory starts afresh."""
-    command = ["serve", str(config), "--listen", address]
-    command += ["--out", str(out), "--resume", "--events"]
-    command += ["--evaluator"] if evaluator else []
-    return [*command, "--server-data", str(server_data)] if server_data else command
-
-
-def notes_in(log: Path) -> list[str]:
-    """Return the notes on the data in the log of a partition, each once."""
-    try:
-        lines = log.read_text("locale", "replace").splitlines()
-    except OSError:
-        return []
-    said = (line.partition("note: ")[2] for line in lines if " fedcli.data." in line)
-    return [f"note: {text}" for text in dict.fromkeys(said) if text]
-
-
-def error_in(log: Path) -> str:
-    """Return the last error line of a log, without its prefix; empty where there is none."""
-    try:
-        lines = log.read_text("locale", "replace").splitlines()
-    except OSError:
-        return ""
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return errors[-1] if errors else (lines[-1] if lines else "")
