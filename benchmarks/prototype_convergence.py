@@ -1,9 +1,11 @@
 """How far FedAli's local prototypes move in each epoch of one client's training: its figure 5.
 
-    python -m benchmarks.prototype_convergence CONFIG [--epochs 200] [--out FILE.svg] [--set K=V]
+    python -m benchmarks.prototype_convergence CONFIG [--epochs 200] [--set K=V] [--out F.svg]
+
+With ``--keep`` the distances become the record of a page.
 
 Client 0 of the config trains alone, from the initial weights. A line for each block has the mean
-distance of its prototypes to themselves one epoch earlier.
+distance of its prototypes to themselves one epoch earlier, each after the first step of its epoch.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.measure import parser_of, tell
+from benchmarks.measured import given_as, keep
 from fedcli.data.store.commands import run_partition
 from fedmodels.charts import Chart, Spread, document
 from fedmodels.config.experiment import Experiment
@@ -37,28 +40,39 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE of the config")
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--out", type=Path, help="a picture of the distances")
+    parser.add_argument("--keep", action="store_true", help="as the record of a page")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sets = [*options.set, f"training.local_epochs={options.epochs}"]
     moved = distances(read_experiment(options.config, sets))
     every = max(1, options.epochs // SHOWN)
-    tell("prototype_convergence", [
-        {"epoch": epoch + 1, **{f"block {b}": line[epoch] for b, line in moved.items()}}
+    rows = [
+        {"epoch": epoch + 1, **{f"block {b + 1}": line[epoch] for b, line in moved.items()}}
         for epoch in range(options.epochs)
         if epoch == 0 or (epoch + 1) % every == 0
-    ])  # fmt: skip
+    ]
+    tell("prototype_convergence", rows)
+    caption = "Distance of local prototypes to those of the epoch before"
+    if options.keep:
+        table = {"grows": None, "rows": rows}
+        keep("prototype_convergence", given_as("prototype_convergence"), {caption: table})
     if options.out:
         lines = {
-            f"block {block}": {epoch: Spread(d) for epoch, d in enumerate(line, 1)}
+            f"block {block + 1}": {epoch: Spread(d) for epoch, d in enumerate(line, 1)}
             for block, line in moved.items()
         }
-        caption = "Distance of local prototypes to those of the epoch before"
         options.out.write_text(document([Chart(caption, "lines", lines, "epoch", "distance")]))
         print(options.out)
 
 
 def distances(experiment: Experiment) -> Mapping[int, list[float]]:
-    """Return by block how far prototypes moved in each local epoch, on average."""
+    """Return by block how far prototypes moved in each local epoch, on average.
+
+    One epoch more is trained: distances are from an epoch's first step to the next one's.
+    """
+    more = {"local_epochs": experiment.training.local_epochs + 1}
+    training = experiment.training.model_copy(update=more)
+    experiment = experiment.model_copy(update={"training": training})
     method = method_of(experiment)
     with tempfile.TemporaryDirectory() as place:
         data, scenario = data_and_scenario(experiment)
@@ -72,11 +86,7 @@ def distances(experiment: Experiment) -> Mapping[int, list[float]]:
 
         def tick(epoch: int, batch: int, loss: Tensor) -> None:
             """Look at the prototypes after the first step of an epoch."""
-            if batch == 0:
-                look()
-
-        def look() -> None:
-            for block, now in enumerate(local_prototypes(ctx.net)):
+            for block, now in enumerate(local_prototypes(ctx.net)) if batch == 0 else ():
                 if block in before:
                     away = (now - before[block]).norm(dim=1).mean()
                     found.setdefault(block, []).append(float(away))
@@ -84,7 +94,6 @@ def distances(experiment: Experiment) -> Mapping[int, list[float]]:
 
         ctx.tick = tick
         train_locally(method, ctx, payload, state)
-        look()
     return found
 
 

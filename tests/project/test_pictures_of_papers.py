@@ -35,5 +35,6 @@ def test_local_prototypes_converge_unless_gamma_is_near_one() -> None:
 
     slow, fast = moved(0.999), moved(0.9)
     assert len(slow) == len(fast) == 4
+    assert slow[-1] > 0.9 * slow[-2], "all epochs have as many steps"
     assert fast == sorted(fast, reverse=True)
     assert max(slow) < min(fast) / 10
