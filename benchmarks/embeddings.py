@@ -53,7 +53,7 @@ def picture(run: Path, images: int) -> PrototypeMap:
     features = embeddings(model.net, x[order]).numpy()
     perplexity = min(30, max(1, len(order) // 4))
     points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
-    return PrototypeMap(torch.from_numpy(points), y[order], {})
+    return PrototypeMap(torch.from_numpy(points), y[order], {}, "t-SNE of test images")
 
 
 if __name__ == "__main__":

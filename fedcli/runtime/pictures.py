@@ -70,7 +70,7 @@ def _map(picture: PrototypeMap, class_names: Sequence[str]) -> str:
         parts += [_mark(mark, x, y, fill) for x, y, fill in placed(at, labels)]
         parts += [_mark(mark, 16, below - 4, "#fff"), words(28, below, whose, "start")]
         below += 16
-    parts.append(words(10 + SIDE / 2, SIDE + 26, "two principal directions", "middle"))
+    parts.append(words(10 + SIDE / 2, SIDE + 26, picture.axes, "middle"))
     shown = sorted({*classes.tolist()} - {-1})
     for row, label in enumerate(shown if len(shown) <= MOST_NAMED else ()):
         y = 20 + 16 * row

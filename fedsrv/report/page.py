@@ -33,7 +33,7 @@ CLASSES = (
 )
 PICTURES = (
     "Drawn by clients of the group's first run for themselves, where their directories lie in the "
-    "run's: their test data among prototypes (two principal directions), images they replay."
+    "run's: their test data among prototypes, images they replay."
 )
 TASKS = (
     "Mean accuracy over the clients scored on a task, and on each task after each was learnt: what "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.embeddings import picture
 from benchmarks.prototype_convergence import distances
+from fedcli.runtime.pictures import draw
 from fedtide.inprocess import launch_in_process
 from tests.conftest import tiny_experiment
 
@@ -19,6 +20,10 @@ def test_t_sne_of_a_finished_run(tmp_path) -> None:
     away = (found.points[:, None] - found.points[None]).norm(dim=2).fill_diagonal_(float("inf"))
     same = found.labels[away.argmin(1)] == found.labels
     assert same.float().mean() > 0.5, "ten classes: chance is 0.1"
+    draw(found, tmp_path / "t-sne.svg")
+    drawn = (tmp_path / "t-sne.svg").read_text()
+    assert "t-SNE" in drawn
+    assert "principal" not in drawn
 
 
 def test_local_prototypes_converge_unless_gamma_is_near_one() -> None:

@@ -16,19 +16,21 @@ from fedmodels.tensors.bundle import Prototypes
 
 @dataclass(frozen=True)
 class PrototypeMap:
-    """Embeddings of a client's own data beside its known prototypes, in two dimensions.
-
-    The projection is on the two directions in which the embeddings vary most (PCA).
-    """
+    """Embeddings of a client's own data beside its known prototypes, in two dimensions."""
 
     points: Tensor  # (n, 2)
     labels: Tensor  # (n,) int64
     prototypes: Mapping[str, tuple[Tensor, Tensor]]
     """By owner: positions (m, 2) and classes (m,); class -1 means no class."""
+    axes: str = "two principal directions"
+    """What the two dimensions are."""
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, known: Mapping[str, Prototypes]) -> PrototypeMap:
-        """Project embeddings (n, d) and prototypes of width d."""
+        """Project embeddings (n, d) and prototypes of width d.
+
+        The projection is on the two directions in which the embeddings vary most (PCA).
+        """
         mean = features.mean(0)
         _, _, directions = torch.linalg.svd(features - mean, full_matrices=False)
         axes = directions[:2]  # (2, d)
