@@ -211,7 +211,7 @@ def request(data: bytes) -> None:
         Handler(cast("Any", caller), ("127.0.0.1", 1), server)
     head = bytes(caller.sent).partition(b"\r\n")[0]
     if b" 200 " in head:
-        lines = [line.partition(b":") for line in data.split(b"\n")]
+        lines = [line.partition(b":") for line in data.replace(b"\r", b"\n").split(b"\n")]
         hosts = [value for name, _, value in lines if name.lower() == b"host"]
         assert any(server.is_addressed(host.strip().decode("latin-1")) for host in hosts)
 

@@ -95,7 +95,7 @@ def test_an_order_that_nobody_gave_is_damage(first):
     ],
 )
 def test_arrivals_that_the_schedule_does_not_allow_are_refused(schedule, why, digits, tmp_path):
-    """A trip for two clients at once is full before the third one's upload, and would wait."""
+    """Here more clients would train at once, or end a round, than the config says."""
     run_in_process(asynchronous(buffer=2), digits, tmp_path / "pairs")
     follows = asynchronous(**{"buffer": 2, **schedule, "arrivals": str(tmp_path / "pairs")})
     with pytest.raises(ConfigError, match=rf"interaction 1 of .+ {why}"):
@@ -107,4 +107,4 @@ def test_arrivals_of_a_client_that_has_failed_here_cannot_be_followed():
     engine = SimpleNamespace(under_way={0: 0})
     step = SimpleNamespace(interaction=1)
     with pytest.raises(RunFailed, match="client 1 has no order of interaction 1"):
-        BufferedEngine._flush(engine, step, {"arrivals": [(1, 0)]})
+        BufferedEngine._flush(engine, step, {"arrivals": [(1, 0)]}, ())

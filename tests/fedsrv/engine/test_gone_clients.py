@@ -7,7 +7,9 @@ import pytest
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.transport.remote_cohort import RemoteCohort
+from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
+from tests.fedsrv.transport.test_cohort import until
 from tests.liars import Gone, Stage
 
 QUORUM = {"min_clients": 2, "deadline_s": 0.3}
@@ -16,14 +18,28 @@ QUORUM = {"min_clients": 2, "deadline_s": 0.3}
 class FirstDies:
     """The client that brings the first upload of the run is gone after it."""
 
-    client = -1
+    client, stage = -1, None
 
     def __call__(self, client, order, answer):
         if self.client < 0:
             self.client = client
         elif client == self.client:
             raise Gone
+        else:
+            until(self.has_come)
         return answer
+
+    def has_come(self):
+        events = [*self.stage.service.events._kept]
+        return any((e.kind, e.client) == ("upload", str(self.client)) for e in events)
+
+
+def run_without_the_first(experiment, digits, out):
+    """Return the client that died, and the summary."""
+    lie = FirstDies()
+    lie.stage = Stage(experiment, digits, out, lie, liars=range(3))
+    summary = lie.stage.run()
+    return lie.client, summary
 
 
 def cannot_score(client, order, answer):
@@ -48,24 +64,28 @@ def test_an_asynchronous_run_goes_on_without_it(at_once, buffer, digits, tmp_pat
     schedule = {"order": "asynchronous", "rounds": 2, "buffer": buffer, "per_round": at_once}
     server = {**QUORUM, "min_clients": buffer}
     experiment = tiny_experiment(schedule=schedule, server=server)
-    lie = FirstDies()
-    summary = Stage(experiment, digits, tmp_path / "run", lie, liars=range(3)).run()
+    dead, summary = run_without_the_first(experiment, digits, tmp_path / "run")
     records = records_of(tmp_path / "run")
     assert [r["interaction"] for r in records] == [0, 1, 2, 3]
     assert all(len(r["cohort"]) == buffer for r in records)
-    assert lie.client in records[0]["cohort"]
-    assert summary["clients_missing"] == [str(lie.client)]
+    assert dead in records[0]["cohort"]
+    assert summary["clients_missing"] == [str(dead)]
+    follows = tiny_experiment(
+        schedule={**schedule, "arrivals": str(tmp_path / "run")}, server=server
+    )
+    run_in_process(follows, digits, tmp_path / "again")
+    again = records_of(tmp_path / "again")
+    assert [r["metrics"]["loss"] for r in again] == [r["metrics"]["loss"] for r in records]
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("order", ["rounds_outer", "tasks_outer"])
 def test_a_synchronous_run_goes_on_without_it(order, digits, tmp_path, briefly):
     experiment = tiny_experiment(schedule={"order": order, "rounds": 2}, server=QUORUM)
-    lie = FirstDies()
-    summary = Stage(experiment, digits, tmp_path / "run", lie, liars=range(3)).run()
-    living = sorted({0, 1, 2} - {lie.client})
+    dead, summary = run_without_the_first(experiment, digits, tmp_path / "run")
+    living = sorted({0, 1, 2} - {dead})
     assert [r["cohort"] for r in records_of(tmp_path / "run")[1:]] == [living] * 3
-    assert summary["clients_missing"] == [str(lie.client)]
+    assert summary["clients_missing"] == [str(dead)]
 
 
 def test_one_that_cannot_score_ends_no_asynchronous_run(digits, tmp_path):
