@@ -44,6 +44,8 @@ from fedsrv.commands.options import (
     Resume,
     RunDirectory,
     Sets,
+    Without,
+    check_without,
     set_up,
 )
 from fedsrv.commands.relay import relay
@@ -115,6 +117,7 @@ def serve(
     listen: Place = "127.0.0.1:0",
     out: RunDirectory = Path("run"),
     resume: Resume = False,
+    without: Without = None,
     sets: Sets = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
@@ -131,6 +134,7 @@ def serve(
 ) -> None:
     """Serve one run: the coordinator alone."""
     set_up(quiet, log_level, as_json)
+    aside = check_without(without, resume)
     from fedmodels.resolution import read_experiment
 
     experiment = read_experiment(config, sets or ())
@@ -150,6 +154,7 @@ def serve(
             out,
             Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure),
             resume=resume,
+            without=aside,
             expects_evaluator=evaluator,
             server_data=server_data,
             on_ready=telling.begin,
@@ -255,6 +260,7 @@ def launch(
         int | None, typer.Option(min=1, help="Client host processes; chosen unless given.")
     ] = None,
     resume: Resume = False,
+    without: Without = None,
     data: Annotated[
         Path | None, typer.Option(help="A partition made before; made in OUT/data unless given.")
     ] = None,
@@ -279,6 +285,7 @@ def launch(
 ) -> None:
     """Run coordinator and clients as processes, with live progress and a final table."""
     level = set_up(quiet, log_level, as_json)
+    aside = check_without(without, resume)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     from fedmodels.resolution import read_experiment
 
@@ -299,6 +306,7 @@ def launch(
         serve_options=[
             *_given({"--metrics-port": metrics_port, "--dashboard": dashboard}),
             *(["--insecure"] if insecure else []),
+            *(word for client in aside for word in ("--without", str(client))),
         ],
         ray=ray_place(on, host_cpus, host_gpus, node_dir, device),
         strict=strict,

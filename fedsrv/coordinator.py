@@ -114,6 +114,7 @@ def serve(
     listen: Listen,
     *,
     resume: bool = False,
+    without: Sequence[int] = (),
     expects_evaluator: bool = False,
     server_data: Path | None = None,
     on_ready: Callable[[str, EventLog], None] = lambda address, events: None,
@@ -127,6 +128,7 @@ def serve(
         out: the run directory.
         listen: where.
         resume: go on with the run in ``out``.
+        without: clients that take no part from now on, of a run that is resumed.
         expects_evaluator: wait for the evaluator before the first round.
         server_data: directory of the server's own examples, for methods that train on them.
         on_ready: told the address, once clients can join.
@@ -147,6 +149,7 @@ def serve(
         began = stack.enter_context(beginning(out))
         store = Store(out, experiment, resume)
         stack.callback(store.close)
+        set_aside(store, without)
         events = EventLog()
         with writing(out):
             changed = write_facts(out, experiment, computes=store.ended() is None)
@@ -169,7 +172,7 @@ def serve(
         all_are_needed = experiment.server.deadline_s is None  # to begin with
         needed = clients if all_are_needed else experiment.min_clients
         events.tell("listening", address=address, clients=clients, needed=needed)
-        for line in (*listen.caveats(), *store.differences):
+        for line in (*listen.caveats(), *store.differences, *_without(store)):
             events.tell("note", line=line)
         if changed:
             line = f"the run was computed so far with {changed}: others may round otherwise"
@@ -180,6 +183,29 @@ def serve(
         on_ready(address, events)
         engine = engine_for(experiment, cohort, store, events, held)
         return _run_to_the_end(engine, cohort, store, events)
+
+
+def set_aside(store: Store, clients: Sequence[int]) -> None:
+    """Let clients take no part in a run from its next interaction on.
+
+    Raises:
+        ConfigError: the run has no such client, or none is left.
+    """
+    number = store.experiment.schedule.clients
+    if wrong := [client for client in clients if not 0 <= client < number]:
+        raise ConfigError(f"--without {wrong[0]}: the clients of this run are 0 to {number - 1}")
+    if len({*store.aside(), *clients}) >= number:
+        raise ConfigError("--without: no client would be left")
+    if clients:
+        store.set_aside(clients)
+
+
+def _without(store: Store) -> list[str]:
+    """Return who takes no part in what is left of a run."""
+    return [
+        f"client {client} was set aside: it takes no part from interaction {first + 1} on"
+        for client, first in store.aside().items()
+    ]
 
 
 def _open_server(stack: ExitStack, service: Service, listen: Listen) -> str:
@@ -206,6 +232,7 @@ def _cohort_of(
         min_clients=experiment.min_clients,
         admission=Admission.of(experiment, store.profiles()),
         expects_evaluator=expects_evaluator,
+        aside=store.aside(),
         together=experiment.training.together,
     )
 

@@ -28,7 +28,7 @@ from fedmodels.training.initial_weights import pinned
 from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.availability import with_digest
-from fedsrv.coordinator import write_facts
+from fedsrv.coordinator import set_aside, write_facts
 from fedsrv.engine.buffered_rounds import check_schedule, engine_for
 from fedsrv.engine.cohort import Answer, Answers, Flush, Trip, stamped
 from fedsrv.engine.server_data import server_data_for
@@ -142,7 +142,8 @@ class InProcessCohort:
         upload = trip.restored(sent)
         trip.check_upload(client, upload)
         down = sum(b.num_bytes() for b in parts.values())
-        return Answer(upload, done.report, sent.num_bytes(), down)
+        measured = trip.measured(client, upload)
+        return Answer(upload, done.report, sent.num_bytes(), down, measured=measured)
 
     def _done(self, worker: Worker, order: rpc.Order, payload: Bundle) -> Result:
         if self._trains_together and order.kind == rpc.ORDER_KIND_TRAIN:
@@ -164,7 +165,9 @@ class InProcessCohort:
         return None
 
 
-def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False) -> None:
+def launch_in_process(
+    experiment: Experiment, out: Path, *, resume: bool = False, without: Sequence[int] = ()
+) -> None:
     """Do what ``fedsrv launch`` does, in this process: deal the data out, run, write the result.
 
     Raises:
@@ -189,7 +192,7 @@ def launch_in_process(experiment: Experiment, out: Path, *, resume: bool = False
     threads = torch.get_num_threads()
     try:
         evaluator = (data / "global-test").is_dir()
-        how = {"evaluator": evaluator, "resume": True, "facts": True}
+        how = {"evaluator": evaluator, "resume": True, "facts": True, "without": without}
         summary = run_in_process(experiment, data, out, **how)
     finally:
         torch.set_num_threads(threads)
@@ -206,10 +209,12 @@ def run_in_process(
         data: the partition.
         out: the run directory.
         options: of the cohort; ``resume`` to go on with the run that is there; ``facts`` to write
-            what it is resumed by outside of this function: config and versions.
+            what it is resumed by outside of this function: config and versions; ``without`` names
+            clients that take no part from now on.
     """
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
     resume, facts = bool(options.pop("resume", False)), bool(options.pop("facts", False))
+    without = options.pop("without", ())
     torch.set_num_threads(experiment.training.threads)  # the count changes floats
     place = data / "server"
     held = server_data_for(experiment, place if place.is_dir() else None)
@@ -217,6 +222,7 @@ def run_in_process(
     for line in store.differences:
         log.warning("%s", line)
     try:
+        set_aside(store, without)
         if facts:
             write_facts(out, experiment, computes=store.ended() is None)
         cohort = InProcessCohort(experiment, data, out / "clients", **options)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -160,13 +160,17 @@ class Run:
         x, _ = open_data(self.path / "data", client).arrays(0, "test")
         return torch.from_numpy(x[:1].copy())
 
-    def resume(self, backend: Backend = "processes") -> Run:
+    def resume(self, backend: Backend = "processes", without: Sequence[int] = ()) -> Run:
         """Go on with a run that was stopped; return it when it has ended.
+
+        Args:
+            backend: as of :func:`run`.
+            without: clients that take no part from now on.
 
         Raises:
             FedtideError: the run cannot go on; one line says why.
         """
-        return _run(self.experiment, self.path, backend, None, resume=True)
+        return _run(self.experiment, self.path, backend, None, resume=True, without=without)
 
     def extend(self, rounds: int, backend: Backend = "processes") -> Run:
         """Add rounds to a run that has ended; return it when they are done.
@@ -189,6 +193,7 @@ def _run(
     progress: Callable[[str], None] | None,
     *,
     resume: bool,
+    without: Sequence[int] = (),
 ) -> Run:
     if backend not in ("inprocess", "processes"):
         raise ConfigError(f"backend {backend!r} is neither 'processes' nor 'inprocess'")
@@ -201,9 +206,9 @@ def _run(
         if backend == "inprocess":
             from fedtide.inprocess import launch_in_process
 
-            launch_in_process(experiment, out, resume=resume)
+            launch_in_process(experiment, out, resume=resume, without=without)
         else:
-            _launch(experiment, out, progress, resume=resume)
+            _launch(experiment, out, progress, resume=resume, without=without)
     except KeyboardInterrupt as stopped:
         if (out / "run.db").exists():
             stopped.add_note(f"fedtide.open({str(out)!r}).resume() goes on with the run")
@@ -212,7 +217,12 @@ def _run(
 
 
 def _launch(
-    experiment: Experiment, out: Path, progress: Callable[[str], None] | None, *, resume: bool
+    experiment: Experiment,
+    out: Path,
+    progress: Callable[[str], None] | None,
+    *,
+    resume: bool,
+    without: Sequence[int] = (),
 ) -> None:
     """Run ``fedsrv launch`` in a process of its own: safe in notebooks and in plain scripts."""
     import tomli_w
@@ -223,6 +233,7 @@ def _launch(
         command = [sys.executable, "-c", _LAUNCH, str(os.getpid())]
         command += ["launch", config.name, "--out", str(out)]
         command += ["--resume"] if resume else []
+        command += [word for client in without for word in ("--without", str(client))]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         ) as process:

@@ -22,6 +22,7 @@ from fedpb import PROTOCOL
 from fedpb.codec import encode, merged
 from fedpb.descriptions import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.coordinator import set_aside
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.buffered_rounds import engine_for
 from fedsrv.events import EventLog
@@ -80,15 +81,21 @@ class Stage:
         self.lie, self.liars = lie, liars
         self.refused: list[Refused] = []
 
-    def run(self, resume: bool = False) -> dict[str, Any]:
-        """Run to the end and return the summary; raises what the engine raises."""
+    def run(self, resume: bool = False, without: Collection[int] = ()) -> dict[str, Any]:
+        """Run to the end and return the summary; raises what the engine raises.
+
+        Clients that are set aside never come.
+        """
         store, events = Store(self.out, self.experiment, resume), EventLog()
+        set_aside(store, [*without])
+        aside = store.aside()
         spool = Spool(self.out / "server" / "spool", self.experiment.server.upload_memory_mb << 20)
         clients = self.experiment.schedule.clients
         admission = Admission.of(self.experiment, store.profiles())
         self.cohort = RemoteCohort(
             clients, spool, events, admission=admission,
             deadline_s=self.experiment.server.deadline_s, min_clients=self.experiment.min_clients,
+            aside=aside,
         )  # fmt: skip
         self.service = Service(store.run_id, {}, self.cohort, events)
         engine = engine_for(self.experiment, self.cohort, store, events)
@@ -96,7 +103,8 @@ class Stage:
         with ThreadPoolExecutor(1 + clients) as pool:
             ended: Future[dict[str, Any]] = pool.submit(engine.run)
             ended.add_done_callback(lambda _: self.cohort.wake())
-            served = [pool.submit(self._client, c, ended) for c in range(clients)]
+            present = [c for c in range(clients) if c not in aside]
+            served = [pool.submit(self._client, c, ended) for c in present]
             try:
                 return ended.result()
             finally:

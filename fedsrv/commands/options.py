@@ -67,6 +67,15 @@ OwnExamples = Annotated[
 PrintsEvents = Annotated[
     bool, typer.Option(hidden=True, help="Print events; end with standard input.")
 ]
+Without = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--without",
+        metavar="CLIENT",
+        min=0,
+        help="With --resume: go on without this client, from now on.",
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 
@@ -83,6 +92,19 @@ class Group(TyperGroup):
         if found is not None:
             bare_flags(found.get_params(ctx))
         return found
+
+
+def check_without(without: list[int] | None, resume: bool) -> list[int]:
+    """Return whom to go on without.
+
+    Raises:
+        ConfigError: there is nothing to go on with.
+    """
+    if without and not resume:
+        from fedmodels.errors import ConfigError
+
+        raise ConfigError("--without needs --resume: a new run has as many clients as its config")
+    return without or []
 
 
 def set_up(quiet: bool, log_level: LogLevel, as_json: bool) -> LogLevel:

@@ -14,6 +14,7 @@ same bits: a replay after a roll-back, or a run with ``schedule.arrivals``.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedsrv.availability import read_availability
 from fedsrv.engine.cohort import Answers, Cohort, Flush, Starved, Trip
+from fedsrv.engine.odd_uploads import Norms, far_out, measured_in
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import Step, draw_cohort, scorers
 from fedsrv.events import EventLog
@@ -83,16 +85,33 @@ class BufferedEngine(Engine):
         """Load what the run needs; give the orders again that were under way at that commit."""
         super()._begin_after(interaction)
         last = self.store.record(interaction)
-        self.under_way: dict[int, int] = dict(last.get("under_way", ())) if last else {}
+        ordered = dict(last.get("under_way", ())) if last else {}
+        self.under_way: dict[int, int] = {
+            c: begun for c, begun in ordered.items() if self._takes_part(c, interaction)
+        }
         """The clients with an order under way, and the interaction of that order."""
         self._undone = self.store.undone()
         """Records that a roll-back undid, by interaction; the replay follows their arrivals."""
         self._begun: dict[int, Weights] = {}
         """Everybody's weights at the start of each interaction that has an order under way."""
+        self._company = self._company_at(interaction)
         self.cohort.recall()
         if self.under_way and interaction + 1 < len(self.steps):
             versions = sorted({*self.under_way.values()})
             self.cohort.send(*(self._trip_again(begun) for begun in versions))
+
+    def _company_at(self, interaction: int) -> deque[Norms]:
+        """Return the norms of the last uploads that count up to a commit, as many as train at once.
+
+        A round may take one upload, which alone has no cohort.
+        """
+        newest, size = list[Norms](), self.experiment.cohort_size
+        for number in range(interaction, -1, -1):
+            record = self.store.record(number)
+            if record is None or len(newest) >= size:
+                break
+            newest += [measured_in(record["clients"][str(c)]).norms for c in record["cohort"][::-1]]
+        return deque(newest[:size][::-1], maxlen=size)
 
     def _trip_again(self, begun: int) -> Trip:
         """Return the orders of an earlier interaction that are under way."""
@@ -107,7 +126,8 @@ class BufferedEngine(Engine):
         """
         ctx = self._context(step, tuple(sorted(clients)))
         self._begun[step.interaction] = state.common.weights
-        return self._trip(ctx, state, self.experiment.evaluate.every > 0)
+        trip = self._trip(ctx, state, self.experiment.evaluate.every > 0)
+        return replace(trip, enough=None)  # flushes say how many results are enough
 
     # --- one interaction --------------------------------------------------------------------------
 
@@ -117,12 +137,17 @@ class BufferedEngine(Engine):
         followed = self._undone.get(step.interaction) or self._followed.get(step.interaction)
         free = self.experiment.cohort_size - len(self.under_way)
         self._begin(step, _begun_in(followed) if followed else self._draw(step, ctx.cohort, free))
-        found = self._take(step, ctx.cohort, followed)
-        self.under_way = found.under_way
+        found = self._take(step, ctx.cohort, self._flush(step, followed, ctx.cohort))
+        while not followed and (more := self._more(step, found)):
+            others = self._take(step, ctx.cohort, more)
+            found = others.beside(found)
+            if not others.by_client:
+                break
         if followed and len(found.arrivals) < len(followed["arrivals"]):
             self._undone = {}  # this went another way than before, so later records do not fit
         if step.ends_run:
             self.cohort.recall()
+        self._set_aside(ctx, found, far_out(found.measured(), self._company))
         return found
 
     def _begin(self, step: Step, clients: Iterable[int]) -> None:
@@ -132,13 +157,33 @@ class BufferedEngine(Engine):
             self.cohort.send(self._trip_of(step, self.state, begin))
         self.under_way |= dict.fromkeys(begin, step.interaction)
 
-    def _take(self, step: Step, present: Iterable[int], followed: Record | None) -> Answers:
+    def _take(self, step: Step, present: Iterable[int], flush: Flush) -> Answers:
         """Take the first uploads; let others train where those with orders failed or died."""
         while True:
             try:
-                return self.cohort.take(self._flush(step, followed, present))
+                found = self.cohort.take(flush)
             except Starved as starved:
                 self._begin(step, self._draw(step, starved.idle, starved.short))
+                flush = replace(flush, idle=self._idle(present))
+            else:
+                self.under_way = found.under_way
+                return found
+
+    def _more(self, step: Step, found: Answers) -> Flush | None:
+        """Return which further uploads a step needs in place of those that will be left out.
+
+        Without them a client that lies and is quick would end round after round by itself.
+        """
+        odd = far_out(found.measured(), self._company)
+        lacking = min(len(odd), len(self.under_way))
+        if not lacking or len(found.by_client) - len(odd) >= self._size():
+            return None
+        return Flush(step.interaction, step.round, size=lacking, needed=0)
+
+    def _size(self) -> int:
+        """Return how many uploads end a step."""
+        assert self.experiment.schedule.buffer is not None, "the config says so"
+        return self.experiment.schedule.buffer
 
     def _draw(self, step: Step, present: Iterable[int], free: int) -> tuple[int, ...]:
         """Draw some clients that have no order."""
@@ -161,8 +206,7 @@ class BufferedEngine(Engine):
                     f"interaction {step.interaction + 1} cannot follow the recorded arrivals: "
                     f"client {client} has no order of interaction {begun + 1}"
                 )
-        assert self.experiment.schedule.buffer is not None, "the config says so"
-        size = len(wanted) or min(self.experiment.schedule.buffer, len(self.under_way))
+        size = len(wanted) or min(self._size(), len(self.under_way))
         needed = size if self._followed else min(self.experiment.min_clients, size)
         may_lack = self.experiment.server.min_clients is not None and not wanted
         idle = self._idle(present) if may_lack else ()
@@ -175,21 +219,26 @@ class BufferedEngine(Engine):
         now, exponent = ctx.interaction, self.experiment.schedule.staleness_exponent
         present, parameters = self.state.common.weights, frozenset(self.run_facts.parameters)
         for client, begun in results.arrivals.items():
-            if begun < now:  # a fresh upload counts as it came
-                answer, factor = results.by_client[client], discount(now - begun, exponent)
+            answer = results.by_client.get(client)
+            if answer is not None and begun < now:  # a fresh upload counts as it came
+                factor = discount(now - begun, exponent)
                 sent = answer.upload.weights
                 moved = rebased(sent, self._begun[begun], present, factor, parameters)
                 answer.upload = replace(answer.upload, weights=moved)
         self._begun = {n: w for n, w in self._begun.items() if n in self.under_way.values()}
+        if not results.by_client:  # they were all left out: the model stays
+            return self.state, {}, {}
         ctx = self._context(self.steps[now], tuple(sorted(results.arrivals)))
         state, metrics, series = super()._reduce(ctx, results)
+        self._company += [one.norms for one in results.measured().values()]
         staleness = [now - results.arrivals[c] for c in ctx.cohort if c in results.by_client]
         return state, {**metrics, "staleness": sum(staleness) / len(staleness)}, series
 
     def _scorers(self, step: Step, record: Record) -> Iterable[int]:
         """Return who scores after a step: whoever is idle; all clients at the end of the run."""
         cohort = record["cohort"]
-        return scorers(self.experiment, self.profiles, cohort) if step.ends_run else cohort
+        found = scorers(self.experiment, self.profiles, cohort) if step.ends_run else cohort
+        return [client for client in found if self._takes_part(client, step.interaction)]
 
 
 def _begun_in(record: Record) -> tuple[int, ...]:
@@ -292,8 +341,10 @@ def _fault_of(
         return f"has client {clients[-1]}; this run's are 0 to {schedule.clients - 1}"
     if len(clients) > experiment.cohort_size and experiment.server.min_clients is None:
         return f"has {len(clients)} clients that train at once; here {experiment.cohort_size} may"
-    if len(arrived) > (schedule.buffer or 0):
-        return f"ends with {len(arrived)} uploads; here buffer = {schedule.buffer}"
+    failed = table.get("failed")
+    counted = [c for c, _ in arrived if not isinstance(failed, dict) or str(c) not in failed]
+    if len(counted) > (schedule.buffer or 0):
+        return f"ends with {len(counted)} uploads; here buffer = {schedule.buffer}"
     return ""
 
 

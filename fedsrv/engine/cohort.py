@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.differences import Given, Measured
 from fedmodels.tensors.memory_blocks import lease
 from fedmodels.training.compression import Compression
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -52,6 +53,20 @@ class Trip:
         if not self.spec.required:  # an evaluation
             return sent
         return self.compression.restored(sent, self.common, allocate)
+
+    def measured(self, client: ClientId, upload: Bundle) -> Measured | None:
+        """Return how far an upload lies from what its client was given; None of an evaluation."""
+        if self.sample.kind != rpc.ORDER_KIND_TRAIN:
+            return None
+        own = self.personal.get(client)
+        if own is None or not (len(own.weights) or own.prototypes):
+            return self.given.measured(upload)
+        return Given(self.common, own).measured(upload)
+
+    @cached_property
+    def given(self) -> Given:
+        """Return what everybody was given to train from."""
+        return Given(self.common)
 
     @property
     def sample(self) -> rpc.Order:
@@ -110,6 +125,8 @@ class Answer:
     """What the messages that brought the upload held, in bytes."""
     is_promise: bool = False
     """Whether the upload lacks its weights, which come in the sum of the client's relay."""
+    measured: Measured | None = None
+    """How far the upload lies from what its client was given."""
 
 
 @dataclass
@@ -126,6 +143,39 @@ class Answers:
     """Of a flush: the interaction of each client's order, in the order of arrival."""
     under_way: dict[int, int] = field(default_factory=dict)
     """Of a flush: the interaction of each client's order that is not answered yet."""
+    aside: dict[int, Measured] = field(default_factory=dict)
+    """What is kept of uploads that came and do not count."""
+
+    def measured(self) -> dict[int, Measured]:
+        """Return what is kept of the uploads that count, by client."""
+        found = ((c, a.measured) for c, a in self.by_client.items() if isinstance(c, int))
+        return {client: one for client, one in found if one is not None}
+
+    def after(self, first: Answers) -> Answers:
+        """Return these answers as those to a second try, without clients that failed before it."""
+        return replace(
+            self,
+            failed={**first.failed, **self.failed},
+            wire_down=first.wire_down + self.wire_down,
+            wire_up=first.wire_up + self.wire_up,
+            aside={**first.aside, **self.aside},
+        )
+
+    def beside(self, first: Answers) -> Answers:
+        """Return the answers of two flushes as those of one."""
+        both = {**first.by_client, **self.by_client}
+        return replace(
+            self.after(first),
+            by_client={client: both[client] for client in sorted(both, key=int)},
+            arrivals={**first.arrivals, **self.arrivals},
+        )
+
+    def set_aside(self, client: ClientId, why: str) -> None:
+        """Let an upload not count, as if its client had failed."""
+        answer = self.by_client.pop(client, None)
+        self.failed[client] = why
+        if answer is not None and answer.measured is not None and isinstance(client, int):
+            self.aside[client] = answer.measured
 
 
 class StateLost(Exception):

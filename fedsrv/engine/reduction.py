@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedmodels.errors import ClientFailed, FedtideError, PayloadError, RunFailed
+from fedmodels.errors import ClientFailed, FedtideError, PayloadError, TooFewClients
 from fedmodels.tensors.bundle import Bundle, check_finite
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
@@ -51,7 +51,7 @@ def reduced(
         needed: how many clients must be left for the run to go on.
 
     Raises:
-        RunFailed: too few clients are left, or no single client is behind the failure.
+        TooFewClients: too few clients are left, or no single client is behind the failure.
     """
     try:
         return _attempt(method, ctx, state, uploads)
@@ -60,7 +60,7 @@ def reduced(
         reason = str(error)
     behind = {} if uploads.is_folded else _behind(method, ctx, state, uploads)
     if not behind:
-        raise RunFailed(
+        raise TooFewClients(
             f"interaction {ctx.interaction + 1} cannot be reduced, and no single client is behind "
             f"it: {reason}; the state before it is kept, and --resume goes on from there"
         )
@@ -68,12 +68,12 @@ def reduced(
     client, why = next(iter(behind.items()))
     others = f" ({len(behind) - 1} more failed)" if len(behind) > 1 else ""
     if len(left) < needed:
-        raise RunFailed(str(ClientFailed(client, ctx.round, "reduction", why)) + others)
+        raise TooFewClients(str(ClientFailed(client, ctx.round, "reduction", why)) + others)
     try:
         return replace(_attempt(method, ctx, state, left), left_out=behind)
     except Spoilt as error:
         failed = ClientFailed(client, ctx.round, "reduction", why)
-        raise RunFailed(f"{failed}{others}; without it: {error}") from None
+        raise TooFewClients(f"{failed}{others}; without it: {error}") from None
 
 
 def _attempt(method: Method, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:

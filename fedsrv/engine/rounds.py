@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import PayloadError
+from fedmodels.errors import ClientFailed, PayloadError, TooFewClients
 from fedmodels.methods import make
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.prototypes import drift
@@ -30,11 +31,21 @@ from fedmodels.training.stack import check_stacks
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import untrained
 from fedsrv.engine.cohort import Answers, Cohort, StateLost, Trip, fewest, fewest_alive
-from fedsrv.engine.common_commit import go_to_common_commit
+from fedsrv.engine.common_commit import back_before_the_odd, go_to_common_commit, odd_commit
+from fedsrv.engine.odd_uploads import check_left, far_out
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
 from fedsrv.engine.rows import add_wire, commit_facts, put_scores, record_of
-from fedsrv.engine.schedule import Step, ends_task, is_scored, scorers, steps, tasks_seen, tryers
+from fedsrv.engine.schedule import (
+    Step,
+    ends_task,
+    is_scored,
+    scorers,
+    steps,
+    takes_part,
+    tasks_seen,
+    tryers,
+)
 from fedsrv.engine.scores import Scores
 from fedsrv.engine.server_data import check_fits, check_given
 from fedsrv.engine.summary import check_reference, left_out, summarise
@@ -93,6 +104,9 @@ class Engine:
                     except StateLost as lost:
                         self._settle()
                         self._lost = lost
+                    except (TooFewClients, ClientFailed) as failed:
+                        self._settle()
+                        raise back_before_the_odd(self.store, self.events, failed) from failed
         finally:
             syncer.close()
 
@@ -107,8 +121,9 @@ class Engine:
         if self.experiment.training.together > 1:
             check_stacks(self.run_facts)
         self.tasks = self.roster.tasks(self.experiment.schedule.clients)
-        trainers = self.method.trainers(self.run_facts)
-        self.steps = steps(self.experiment, trainers, self.tasks, self.roster.weights())
+        trainers, self.aside = self.method.trainers(self.run_facts), self.store.aside()
+        weights = self.roster.weights()
+        self.steps = steps(self.experiment, trainers, self.tasks, weights, self.aside)
         check_reference(self.experiment, self.steps)
         how = Compression.of(self.method, self.run_facts)
         self.stateful = self.method.keeps_state(self.run_facts) or how.feedback
@@ -181,7 +196,12 @@ class Engine:
     def _remember(self, interaction: int) -> None:
         """Read who trained when, up to an interaction."""
         self.history = self.store.history()
-        self.last_trained = self.history.last_trained(interaction)
+        trained = self.history.last_trained(interaction)
+        self.last_trained = {c: n for c, n in trained.items() if self._takes_part(c, interaction)}
+
+    def _takes_part(self, client: ClientId, interaction: int) -> bool:
+        """Tell whether a client takes part in what follows a commit, and was not set aside."""
+        return takes_part(client, interaction + 1, self.aside)
 
     def _holds_state(self, client: int, versions: Sequence[int]) -> bool:
         """Tell whether a client holds its required private state; called from any thread."""
@@ -209,9 +229,10 @@ class Engine:
         due = is_scored(self.steps, step, self.experiment.evaluate.every)
         tried = self._try_training(step, ctx) if due else Answers({}, {})
         results = self._train(ctx, due)
+        self._check_failures(ctx, results)
         trained = time.monotonic()
         self.state, metrics, series = self._reduce(ctx, results)
-        record = record_of(step, results, metrics, series)
+        record = record_of(step, results, metrics, series, self.method.count)
         record["seconds"]["server"] = time.monotonic() - trained
         self._settle()
         record["seconds"]["wall"] = time.monotonic() - begun
@@ -228,6 +249,19 @@ class Engine:
             self._settle()
             self._score(step, record, scores)
 
+    def _check_failures(self, ctx: ServerContext, results: Answers) -> None:
+        """Check that a few clients do not go on from what an odd upload made most others fail with.
+
+        Raises:
+            TooFewClients: most clients failed, and the commit before was odd.
+        """
+        failed = {c: why for c, why in results.failed.items() if c not in results.aside}
+        if len(failed) > len(results.by_client):
+            self._settle()
+            if odd_commit(self.store) is not None:
+                client, why = next(iter(failed.items()))
+                raise TooFewClients(str(ClientFailed(client, ctx.round, "upload", why)))
+
     def _reduce(
         self, ctx: ServerContext, results: Answers
     ) -> tuple[ServerState, Metrics, Mapping[str, Any]]:
@@ -236,14 +270,17 @@ class Engine:
         uploads = self.method.received(sent, results.mean)
         needed = self._needed(ctx.cohort, self.experiment.cohort_size)
         found = reduced(self.method, ctx, self.state, uploads, needed)
-        for client, reason in found.left_out.items():
-            del results.by_client[client]
-            results.failed[client] = reason
-            facts = {"interaction": ctx.interaction, "round": ctx.round, "reason": reason}
-            self.events.tell("failed", client, **facts)
+        self._set_aside(ctx, results, found.left_out)
         moved = drift(*(s.common.prototypes.get("class") for s in (self.state, found.state)))
         more = {} if moved is None else {"prototype_drift": moved}
         return found.state, {**found.metrics, **more}, found.series
+
+    def _set_aside(self, ctx: ServerContext, results: Answers, why: Mapping[int, str]) -> None:
+        """Let uploads not count, and say whose and why."""
+        for client, reason in why.items():
+            results.set_aside(client, reason)
+            facts = {"interaction": ctx.interaction, "round": ctx.round, "reason": reason}
+            self.events.tell("failed", client, **facts)
 
     def _needed(self, clients: Sequence[ClientId], wanted: int | None = None) -> int:
         """Return how many of these clients a trip needs: all or as many as are wanted, or fewer."""
@@ -265,7 +302,18 @@ class Engine:
             self._committing = None
 
     def _train(self, ctx: ServerContext, due: bool) -> Answers:
-        return self.cohort.exchange(self._trip(ctx, self.state, due))
+        """Let the cohort train; leave out uploads that lie far out of it."""
+        trip = self._trip(ctx, self.state, due)
+        results = self.cohort.exchange(trip)
+        odd = far_out(results.measured())
+        left = tuple(client for client in results.by_client if client not in odd)
+        check_left(odd, left, self.experiment.server.min_clients, ctx.round)
+        self._set_aside(ctx, results, odd)
+        if not odd or results.mean is None:
+            return results
+        orders = {client: trip.orders[client] for client in left}
+        without = replace(trip, orders=orders, needed=self._needed(left), enough=None)
+        return self.cohort.exchange(without).after(results)  # clients bring what they sent again
 
     def _trip(self, ctx: ServerContext, state: ServerState, due: bool) -> Trip:
         """Return the orders of a cohort to train from a state."""
@@ -321,6 +369,7 @@ class Engine:
         """Let clients beside the cohort train for the score, before it: a commit has all scores."""
         known = self.profiles.keys() & {*self.method.trainers(self.run_facts)}
         others = tryers(self.experiment, known, self.tasks, step, ctx.cohort)
+        others = tuple(c for c in others if takes_part(c, step.interaction, self.aside))
         if not others or not self._scores_trained:
             return Answers({}, {})
         theirs, views = self._context(step, others), ["after_local"]
@@ -360,7 +409,9 @@ class Engine:
             clients.append(EVALUATOR)
         views, seen = self._views(step), tasks_seen(self.experiment, self.tasks, step)
         orders = self._orders(ctx, rpc.ORDER_KIND_EVALUATE, clients, views, seen)
-        results = self.cohort.exchange(self._evaluation(orders, common, personal))
+        results = Answers({}, {})
+        if orders:  # nobody scores where no upload counts
+            results = self.cohort.exchange(self._evaluation(orders, common, personal))
         scores.add(results.by_client)
         add_wire(record, results)
         self._fill_in(step, record, scores)
@@ -369,7 +420,8 @@ class Engine:
     def _scorers(self, step: Step, record: Record) -> Iterable[int]:
         """Return the clients that score the models after a step."""
         cohort = record["cohort"]
-        return scorers(self.experiment, self.profiles, cohort) if step.ends_round else cohort
+        found = scorers(self.experiment, self.profiles, cohort) if step.ends_round else cohort
+        return [client for client in found if self._takes_part(client, step.interaction)]
 
     def _fill_in(self, step: Step, record: Record, scores: Scores) -> None:
         """Put scores into a record."""
@@ -386,7 +438,7 @@ class Engine:
 
     def _finish(self) -> dict[str, Any]:
         """Let every client store its final model and report its digest; return the summary."""
-        everyone: list[ClientId] = list(self.profiles)
+        everyone: list[ClientId] = [c for c in self.profiles if c not in self.aside]
         ctx = self._context(self.steps[-1], tuple(self.profiles))
         common, personal = evaluation(self.method, ctx, self.state)  # what is scored is stored
         if self.cohort.has_evaluator():
@@ -400,7 +452,8 @@ class Engine:
         macs = multiply_adds(self.run_facts.make_net(), self.run_facts.problem.input_shape)
         names = [profile.dataset for profile in self.profiles.values()]
         summary = summarise(records, self.experiment, self.method.local_view, digest, macs, names)
-        asked = {*everyone, *range(self.experiment.schedule.clients)}
-        summary |= left_out(asked - results.by_client.keys(), self.history.started_over)
+        asked = {*everyone, *range(self.experiment.schedule.clients)} - self.aside.keys()
+        missing = asked - results.by_client.keys()
+        summary |= left_out(missing, self.history.started_over, self.aside)
         self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)
         return summary

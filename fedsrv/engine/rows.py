@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import Metrics
+from fedsrv.engine import odd_uploads
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.cohort import Answer, Answers
 from fedsrv.engine.schedule import Step
@@ -14,8 +16,22 @@ from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, r
 from fedsrv.state.record import Record, Traffic
 
 
-def record_of(step: Step, results: Answers, metrics: Metrics, series: Mapping[str, Any]) -> Record:
-    """Return the record of an interaction, without its scores."""
+def record_of(
+    step: Step,
+    results: Answers,
+    metrics: Metrics,
+    series: Mapping[str, Any],
+    count: Callable[[Bundle], float],
+) -> Record:
+    """Return the record of an interaction, without its scores.
+
+    Args:
+        step: which interaction.
+        results: what clients answered, without those that do not count.
+        metrics: what the server half reports.
+        series: nested lists for the reports.
+        count: gives what an upload counts in the mean.
+    """
     clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
     reports = {c: r.report for c, r in clients.items()}
     trained = [r for r in reports.values() if r.num_examples and math.isfinite(r.loss)]
@@ -42,6 +58,10 @@ def record_of(step: Step, results: Answers, metrics: Metrics, series: Mapping[st
             for c, r in reports.items()
         },
     }
+    measured = results.measured()
+    counts = {c: count(results.by_client[c].upload) for c in measured}
+    for client, row in odd_uploads.rows(measured, counts, results.aside).items():
+        record["clients"].setdefault(client, {}).update(row)
     if results.failed:
         record["failed"] = {str(c): why for c, why in results.failed.items()}
     if results.arrivals:

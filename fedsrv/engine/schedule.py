@@ -10,6 +10,7 @@ import numpy as np
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.randomness import derive_seed
+from fedmodels.tensors.bundle import ClientId
 from fedmodels.training.position import Position
 from fedsrv.availability import is_there, read_availability
 
@@ -58,6 +59,7 @@ def steps(
     trainers: Sequence[int],
     tasks: Mapping[int, int],
     weights: Mapping[int, int] | None = None,
+    aside: Mapping[int, int] | None = None,
 ) -> list[Step]:
     """Return every interaction of a run.
 
@@ -67,11 +69,15 @@ def steps(
         tasks: number of tasks of each client; clients may have different ones. A client takes
             part in the interactions of the tasks it has.
         weights: of each client, as for :func:`draw_cohort`.
+        aside: the first interaction without each client that was set aside.
 
     Raises:
         ConfigError: the availability trace cannot be used, or nobody is there in any round.
     """
-    found = list(_visits(experiment, trainers, tasks, weights))
+    aside = aside or {}
+    if trainers and {*trainers} <= aside.keys():
+        raise ConfigError("every client that trains was set aside (--without): nobody is left")
+    found = list(_visits(experiment, trainers, tasks, weights, aside))
     if not found and trainers and experiment.schedule.availability is not None:
         raise ConfigError("[schedule] availability: no client is there in any round")
     return [
@@ -92,6 +98,7 @@ def _visits(
     trainers: Sequence[int],
     tasks: Mapping[int, int],
     weights: Mapping[int, int] | None,
+    aside: Mapping[int, int],
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Yield (round, task, cohort) in order; a round without anybody is left out."""
     schedule, size = experiment.schedule, experiment.cohort_size + experiment.schedule.over_select
@@ -103,23 +110,44 @@ def _visits(
             there = [c for c in candidates if is_there(availability, c, round)]
         return draw_cohort(experiment.seed, round, there, size, weights)
 
-    most = max((tasks[c] for c in trainers), default=0)
+    most, number = max((tasks[c] for c in trainers), default=0), 0
+
+    def present(candidates: Sequence[int]) -> Sequence[int]:
+        """Return the clients that are not set aside from the next interaction on."""
+        return [c for c in candidates if takes_part(c, number, aside)] if aside else candidates
+
     if schedule.order == "rounds_outer":
         for round in range(schedule.rounds):
-            cohort = drawn(round, trainers, size)
+            cohort = drawn(round, present(trainers), size)
             for task in range(most):
+                if aside:  # maybe from the middle of a round on
+                    cohort = drawn(round, present(trainers), size)
                 members = tuple(c for c in cohort if tasks[c] > task)
                 if members:
                     yield round, task, members
+                    number += 1
     else:
         for task in range(most):
             candidates = [c for c in trainers if tasks[c] > task]
             for visit in range(schedule.rounds):
                 round = task * schedule.rounds + visit
                 everybody = schedule.is_asynchronous  # who trains depends on who is done
-                cohort = drawn(round, candidates, len(candidates) if everybody else size)
+                most_drawn = len(candidates) if everybody else size
+                cohort = drawn(round, present(candidates), most_drawn)
                 if cohort:
                     yield round, task, cohort
+                    number += 1
+
+
+def takes_part(client: ClientId, interaction: int, aside: Mapping[int, int]) -> bool:
+    """Tell whether a client takes part in an interaction, and was not set aside before it.
+
+    Args:
+        client: who.
+        interaction: which.
+        aside: the first interaction without each client that was set aside.
+    """
+    return not isinstance(client, int) or interaction < aside.get(client, interaction + 1)
 
 
 def scorers(experiment: Experiment, known: Collection[int], cohort: Iterable[int]) -> list[int]:

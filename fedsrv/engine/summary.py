@@ -67,16 +67,20 @@ def summarise(
     }
 
 
-def left_out(missing: Iterable[ClientId], started_over: Iterable[int]) -> dict[str, list[Any]]:
+def left_out(
+    missing: Iterable[ClientId], started_over: Iterable[int], aside: Iterable[int]
+) -> dict[str, list[Any]]:
     """Return the entries of a summary that name clients, where there are any.
 
     Args:
         missing: clients that were not there at the end.
         started_over: clients that lost their private state and began anew.
+        aside: clients that were set aside.
     """
     found: dict[str, list[Any]] = {
         "clients_missing": sorted(map(str, missing)),
         "clients_started_over": sorted(started_over),
+        "clients_set_aside": sorted(aside),
     }
     return {key: clients for key, clients in found.items() if clients}
 

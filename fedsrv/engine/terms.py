@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.numerics.metric_tables import UPLOADS
 from fedmodels.tensors.announced import Announced, check_examples
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.training.class_masks import rules_of
@@ -27,7 +28,9 @@ from fedsrv.engine.schedule import Step
 MOST_REMEMBERED = 1000
 """Clients of which the last announcement stays in memory."""
 GLOBAL_TEST = "global-test"
-OWN_KEYS = frozenset({"loss", "seconds", "num_examples", "peak_rss_bytes", "views"})
+OWN_KEYS = frozenset(
+    {"loss", "seconds", "num_examples", "peak_rss_bytes", "views", *(one.name for one in UPLOADS)}
+)
 """Names that a client's row of a record uses itself; a method's own numbers have others."""
 MOST_SECONDS = 1e8
 MOST_LOSS = 3.5e38

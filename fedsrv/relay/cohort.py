@@ -154,7 +154,8 @@ class RelayCohort(RemoteCohort):
         deadline_s = run.facts.experiment.server.deadline_s
         wait_s = float("inf") if deadline_s is None else SUMS_BY * deadline_s
         now = self._clock()
-        return Group(sample, clients, folding, now + self.LEASE_S, now + wait_s)
+        until = now + self.LEASE_S, now + wait_s
+        return Group(sample, clients, folding, run.method.count, *until)
 
     def due_in(self, most: float) -> float:
         """Return how long the relay may wait until it looks at its group again, in seconds."""

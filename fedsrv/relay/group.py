@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
+from fedmodels.tensors.differences import cosines
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer
 from fedsrv.engine.folding import Folding
@@ -20,6 +21,8 @@ class Group:
     """One of its orders: they differ in the client only."""
     clients: tuple[int, ...]
     folding: Folding
+    count: Callable[[Bundle], float]
+    """Gives what an upload counts in the mean."""
     strangers_until: float
     """Time on the monotonic clock at which it goes on without clients that never joined here."""
     until: float
@@ -75,6 +78,13 @@ class Group:
     def strangers(self, joined: Container[ClientId]) -> set[ClientId]:
         """Return the clients that are missing and never joined here."""
         return {client for client in self.missing() if client not in joined}
+
+    def cosines(self) -> dict[int, float]:
+        """Return the cosine between each client's difference and their mean; before the sums."""
+        held = {c: r for c, r in self.results.items() if isinstance(c, int)}
+        drawn = {c: r.measured.sketch for c, r in held.items() if r.measured is not None}
+        sketches = {client: sketch for client, sketch in drawn.items() if sketch is not None}
+        return cosines(sketches, {c: self.count(held[c].upload) for c in sketches}, {})
 
     def sums(self) -> Weights | None:
         """Return the weighted sums of all results, and drop their weights; None: nothing counts."""

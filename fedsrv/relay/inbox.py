@@ -8,6 +8,7 @@ from typing import Any
 
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.tensors.differences import STATISTICS, WEIGHTS, Measured
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer
 from fedsrv.relay.cohort import RelayCohort
@@ -37,9 +38,12 @@ class RelayInbox(Inbox):
         if isinstance(outcome, str):
             return self._refuse(client, trip, push, outcome)
         group = self.clients.group_for(client, trip)
+        assert group is None or outcome.measured is not None, "a group trains"
         upload = outcome.upload if group is None else replace(outcome.upload, weights={})
         try:
-            known = self._tell(client, push.header, upload, is_summed=group is not None)
+            known = self._tell(
+                client, push.header, upload, measured=outcome.measured if group else None
+            )
         except PayloadError as error:
             self.clients.told(client, trip, group, f"its upload was refused: {error}")
             raise
@@ -67,10 +71,17 @@ class RelayInbox(Inbox):
         header: rpc.PushHeader,
         upload: Bundle,
         *,
-        is_summed: bool = False,
+        measured: Measured | None = None,
         failure: str = "",
     ) -> bool:
         """Tell the coordinator above of a result; return whether it had it before.
+
+        Args:
+            client: whose result.
+            header: what it began with.
+            upload: what goes up.
+            measured: how far the weights lie that stay here for a sum; None if nothing stays.
+            failure: why there is no upload.
 
         Raises:
             Exception: what its answer means for the client's call.
@@ -78,8 +89,11 @@ class RelayInbox(Inbox):
         told = rpc.PushHeader(
             client_id=header.client_id, token=header.token, kind=header.kind,
             interaction=header.interaction, trip=header.trip, report=header.report,
-            failure=failure, summed=is_summed,
+            failure=failure, summed=measured is not None,
         )  # fmt: skip
+        if measured is not None:
+            told.distance.weights = measured.norms.get(WEIGHTS, 0.0)
+            told.distance.statistics = measured.norms.get(STATISTICS, 0.0)
         try:
             return self.uplink.push(told, upload).repeated_upload
         except CallFailed as error:

@@ -176,13 +176,13 @@ class Relaying:
 
     def _send(self, group: Group) -> None:
         """Send a sum until the coordinator above has it, or nobody wants it any more."""
-        order, sums = group.order, group.sums()
+        order, cosines, sums = group.order, group.cosines(), group.sums()
         clients = sorted(c for c in group.results if isinstance(c, int))
         if not clients:
             return
         header = rpc.PushHeader(kind=order.kind, interaction=order.interaction, trip=order.trip)
         for client, token in self.cohort.tokens(clients).items():
-            header.members.add(client_id=str(client), token=token)
+            header.members.add(client_id=str(client), token=token, cosine=cosines.get(client))
         wait_s = PAUSE_S
         while self._ended is None and self.cohort.group is group:
             try:

@@ -16,7 +16,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,24 @@ class Store:
         self._ledger.forget_undone(number)
         self._files.drop(n for n in undone if n >= number)
 
+    def take_back(self, interaction: int) -> None:
+        """Undo every commit after an interaction for good: a replay is not compared with them."""
+        self.roll_back(interaction)
+        with writing(self.path):
+            self._ledger.forget_undone(interaction + 1)
+            self._files.drop(n for n in self._files.kept if n > interaction)
+
+    def aside(self) -> dict[int, int]:
+        """Return the first interaction without each client that was set aside."""
+        return self._numbers("aside", self._ledger.fact("aside", list) or [])
+
+    def set_aside(self, clients: Iterable[int]) -> None:
+        """Let clients take no part from the next interaction on, or from an earlier one."""
+        found, following = self.aside(), self.committed + 1
+        found |= {c: min(following, found.get(c, following)) for c in clients}
+        with writing(self.path):
+            self._ledger.set_facts(aside=json.dumps(sorted(found.items())))
+
     def start_over(self, client: int) -> None:
         """Remember that a client goes on from its initial private state."""
         with writing(self.path):
@@ -312,6 +330,10 @@ class Store:
             found = list(numbers.items())
             with writing(self.path):
                 self._ledger.set_facts(**{name: json.dumps(found)})
+        return self._numbers(name, found)
+
+    def _numbers(self, name: str, found: list[Any]) -> dict[int, int]:
+        """Read the numbers of clients that a fact holds."""
         try:
             return {int(client): int(number) for client, number in found}
         except (TypeError, ValueError):

@@ -16,7 +16,13 @@ from fedsrv.engine.cohort import Answer
 from fedsrv.transport.gate import Gate
 from fedsrv.transport.open_trip import OpenTrip
 from fedsrv.transport.open_trips import GroupSum
-from fedsrv.transport.relayed import check_sum, sum_spec
+from fedsrv.transport.relayed import (
+    check_moved,
+    check_sum,
+    cosines_of,
+    measured_by_relay,
+    sum_spec,
+)
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import NotReady, Superseded
 
@@ -139,8 +145,13 @@ class Inbox:
         trip.trip.check_upload(client, upload)
         if header.summed:
             trip.check_promise(client, upload)
-        num_bytes = sent.num_bytes()
-        return Answer(upload, header.report, num_bytes, 0, push.wire, is_promise=header.summed)
+        measured = trip.trip.measured(client, upload)
+        if header.summed and measured is not None:
+            measured = measured_by_relay(measured, header, trip.trip.given)
+        return Answer(
+            upload, header.report, sent.num_bytes(), 0, push.wire,
+            is_promise=header.summed, measured=measured,
+        )  # fmt: skip
 
     def _refuse(self, client: ClientId, trip: OpenTrip, push: Push, reason: str) -> None:
         """Note that a client failed for this trip, as its upload is refused."""
@@ -178,13 +189,16 @@ class Inbox:
             group = trip.members(clients)
             total = trip.total_of(group)
             sent = push.received(sum_spec(trip.trip.spec, total), self.cohort.spool.allocate)
-            check_sum(trip.trip.spec, sent.weights, total)
+            mean = check_sum(trip.trip.spec, sent.weights, total)
+            promised = [trip.promised[client].measured for client in group]
+            check_moved(trip.trip.given, mean, [one for one in promised if one is not None])
         except PayloadError as error:
-            line = printable(f"the sum of its relay was refused: {error}")
+            relay = trip.relays.get(clients[0], "")
+            line = printable(f"the sum of its relay {relay} was refused: {error}")
             for client in clients:
                 self.cohort.end_result(client, trip, line)
             raise
-        if not self.cohort.end_sum(
-            trip, GroupSum(group, sent.weights, sent.num_bytes(), push.wire)
-        ):
+        told = cosines_of(push.header)
+        found = GroupSum(group, sent.weights, sent.num_bytes(), push.wire, told)
+        if not self.cohort.end_sum(trip, found):
             raise Superseded(f"interaction {push.header.interaction + 1} closed without this sum")

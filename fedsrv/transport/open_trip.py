@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
-from fedmodels.errors import ClientFailed, PayloadError, RunFailed
+from fedmodels.errors import ClientFailed, PayloadError, TooFewClients
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import Encoded, encode
@@ -182,7 +182,7 @@ class OpenTrip:
         """Return the answers, once the trip is closed.
 
         Raises:
-            RunFailed: too few clients answered; names those that failed.
+            TooFewClients: too few clients answered; names those that failed.
         """
         found = Answers(by_id(self.results), by_id(self.failed), self.wire_down)
         check_enough(found, self.has_enough(), self.trip.sample.round)
@@ -240,10 +240,10 @@ def check_enough(found: Answers, enough: bool, round: int) -> None:
     """Check that a trip brought enough results.
 
     Raises:
-        RunFailed: names the first client that failed, and counts the others.
+        TooFewClients: names the first client that failed, and counts the others.
     """
     if enough:
         return
     client, reason = next(iter(found.failed.items()))
     others = f" ({len(found.failed) - 1} more failed)" if len(found.failed) > 1 else ""
-    raise RunFailed(str(ClientFailed(client, round, "upload", reason)) + others)
+    raise TooFewClients(str(ClientFailed(client, round, "upload", reason)) + others)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fedmodels.tensors.bundle import ClientId, Weights
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -23,6 +23,8 @@ class GroupSum:
     """In float64, by name; none where nothing counts."""
     num_bytes: int
     wire_up: int
+    cosines: Mapping[str, float] = field(default_factory=dict)
+    """Between each client's difference and their mean, by client id, as the relay says."""
 
 
 class OpenTrips:
@@ -124,9 +126,12 @@ class OpenTrips:
         late = trip not in self._all() or any(map(trip.answered, found.clients))
         if late or not trip.promised.keys() >= {*found.clients}:
             return {}
-        whole: dict[ClientId, Answer] = {
-            c: replace(trip.promised.pop(c), is_promise=False) for c in found.clients
-        }
+        whole: dict[ClientId, Answer] = {}
+        for client in found.clients:
+            whole[client] = answer = replace(trip.promised.pop(client), is_promise=False)
+            if answer.measured is not None:
+                cosine = found.cosines.get(str(client))
+                answer.measured = replace(answer.measured, cosine=cosine)
         left = trip.group_left(found.clients[0])
         trip.overdue.leave_out([c for c in left if c in trip.promised], now)
         first = whole[found.clients[0]]

@@ -8,19 +8,25 @@ not depend on who comes first, and neither do the bits of the mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
 
+from fedmodels.errors import PayloadError
 from fedmodels.tensors.announced import check_numbers
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.differences import STATISTICS, Given, Measured
+from fedmodels.tensors.differences import WEIGHTS as PARAMETERS
 from fedmodels.tensors.weighted_mean import mean_of_sums
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Trip
 
 WEIGHTS, ONLY_SCORED = "weights/", "weights/eval/"
+ROUNDING = 1e-4
+"""Part of a norm by which rounding to float32 may change it."""
 
 
 def groups_of(trip: Trip, relays: Mapping[ClientId, str]) -> dict[int, tuple[int, ...]]:
@@ -83,11 +89,57 @@ def sum_spec(spec: BundleSpec, total: float) -> BundleSpec:
     return BundleSpec(found)
 
 
-def check_sum(spec: BundleSpec, sums: Weights, total: float) -> None:
-    """Check that the mean behind a sum is within the bounds of an upload's weights.
+def check_sum(spec: BundleSpec, sums: Weights, total: float) -> Weights:
+    """Return the mean behind a sum, once it is within the bounds of an upload's weights.
 
     Raises:
         PayloadError: names the first number that is too large.
     """
-    if sums:
-        check_numbers(Bundle(mean_of_sums([sums], total, dtypes_of_weights(spec))))
+    if not sums:
+        return {}
+    mean = mean_of_sums([sums], total, dtypes_of_weights(spec))
+    check_numbers(Bundle(mean))
+    return mean
+
+
+def check_moved(given: Given, mean: Weights, members: Collection[Measured]) -> None:
+    """Check that a mean lies no farther from what was given than all uploads in it.
+
+    Raises:
+        PayloadError: it does, so it is not the mean of these uploads.
+    """
+    norms = [one.norms.get(PARAMETERS) for one in members]
+    known = [norm for norm in norms if norm is not None]
+    if not mean or len(known) < len(norms):  # a relay of an earlier version measures nothing
+        return
+    moved = given.measured(Bundle(mean)).norms.get(PARAMETERS, 0.0)
+    if not moved <= ROUNDING * (max(known) + given.sizes.get(PARAMETERS, 0.0)) + max(known):
+        raise PayloadError(
+            f"it moves the weights by {moved:.3g}, and each upload in it by {max(known):.3g} at "
+            "most, as the relay says itself"
+        )
+
+
+def measured_by_relay(one: Measured, header: rpc.PushHeader, given: Given) -> Measured:
+    """Return what is kept of an upload whose weights stay with its relay, which has measured them.
+
+    Raises:
+        PayloadError: what the relay says is no norm.
+    """
+    told = header.distance
+    if not header.HasField("distance"):
+        return replace(one, norm=None, sketch=None)
+    norms = {PARAMETERS: told.weights, STATISTICS: told.statistics}
+    if not all(0.0 <= norm < math.inf for norm in norms.values()):
+        raise PayloadError("its relay has measured its weights, and says what is no norm")
+    held = {part: norm for part, norm in norms.items() if part in given.sizes}
+    return Measured({**one.norms, **held}, given.sizes, told.weights)
+
+
+def cosines_of(header: rpc.PushHeader) -> dict[str, float]:
+    """Return what a relay says of the directions of the uploads in its sum, by client id."""
+    return {
+        member.client_id: member.cosine
+        for member in header.members
+        if member.HasField("cosine") and -1.0 <= member.cosine <= 1.0
+    }

@@ -7,7 +7,7 @@ clients; the service's threads bring their calls. This module knows nothing of g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from fedmodels.errors import FedtideError, RunFailed
@@ -53,6 +53,7 @@ class RemoteCohort(JoinedClients):
         min_clients: int | None = None,
         admission: Admission,
         expects_evaluator: bool = False,
+        aside: Collection[int] = (),
         together: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,7 +62,8 @@ class RemoteCohort(JoinedClients):
         self._most_ahead = max(self.MOST_AHEAD, 2 * together)
         self._min_clients = min_clients or num_clients
         evaluators = [EVALUATOR] if expects_evaluator else []
-        self._expected: list[ClientId] = [*range(num_clients), *evaluators]
+        numbered = (client for client in range(num_clients) if client not in aside)
+        self._expected: list[ClientId] = [*numbered, *evaluators]
         self._trips = OpenTrips()
         self._over: RunOver | RunHasFailed | None = None
         who = self._presence

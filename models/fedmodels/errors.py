@@ -11,6 +11,7 @@ FedtideError                     one clear line for the user; ``exit_code`` says
 ├── ClientFailed                 one client failed; names it, the round and the work
 ├── TrainingFailed               a client's training diverged
 ├── RunFailed                    the run cannot go on                                     (exit 1)
+│   └── TooFewClients            too many clients failed in an interaction
 ├── RunStopped                   the run was asked to stop, and can be resumed            (exit 143)
 │   └── Interrupted              by Ctrl-C                                                (exit 130)
 └── LinkError                    the server refused, or cannot be reached any more        (exit 1)
@@ -75,6 +76,10 @@ class TrainingFailed(FedtideError):
 
 class RunFailed(FedtideError):
     """The run cannot go on."""
+
+
+class TooFewClients(RunFailed):
+    """Too many clients failed in an interaction for the run to go on."""
 
 
 class RunStopped(FedtideError):

@@ -17,6 +17,7 @@ from fedmodels.numerics.metric_tables import (
     METRICS,
     REPORTED,
     SCORES,
+    UPLOADS,
     VIEWS,
     Metric,
 )
@@ -90,7 +91,7 @@ def is_known(name: str) -> bool:
 
 def is_written_by_runs(name: str) -> bool:
     """Tell whether a run writes a metric of this name itself, so that no method may."""
-    scores = {metric.name for metric in SCORES} | {"loss", "prototype_drift"}
+    scores = {metric.name for metric in (*SCORES, *UPLOADS)} | {"loss", "prototype_drift"}
     return _family(name) in scores or _ACCURACY.fullmatch(name) is not None
 
 

@@ -222,7 +222,31 @@ def _number(name: str, title: str, meaning: str, source: str = "–", range: str
     return Metric(name, title, meaning, source, better=0, unit="", range=range)
 
 
+UPLOADS = (
+    _number(
+        "difference_norm", "how far an upload lies from what was given",
+        "norm of the difference of a client's parameters, or of its prototypes where it sends no "
+        "weights: what it sent minus what it got",
+    ),
+    _number("given_norm", "size of what was given", "norm of the parameters that a client got"),
+    _number(
+        "difference_cosine", "direction of an upload",
+        "cosine between a client's difference and the mean of those that count, weighted as in the "
+        "mean; beyond 4096 numbers within about 0.02. With relays: of those that share one, or "
+        "have none",
+        range="−1 … 1",
+    ),
+    _number(
+        "statistics_norm", "how far running statistics moved",
+        "norm of the difference of a client's statistics of batch normalisation",
+    ),
+    _number("prototype_norm", "size of prototypes", "norm of the longest one a client sent"),
+    _number("generator_norm", "size of generators", "norm of the largest one a client sent"),
+)  # fmt: skip
+"""What the coordinator measures of each client's upload."""
+
 REPORTED = (
+    *UPLOADS,
     Metric("loss", "training loss", "mean over the cohort's examples", "–", -1, "", "≥ 0"),
     _number(
         "prototype_drift", "how far class prototypes moved",

@@ -235,7 +235,7 @@ class Report(_message.Message):
     def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure", "summed", "members")
+    __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure", "summed", "members", "distance")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +246,7 @@ class PushHeader(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SUMMED_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
     kind: OrderKind
@@ -256,15 +257,26 @@ class PushHeader(_message.Message):
     failure: str
     summed: bool
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ..., summed: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    distance: Distance
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ..., summed: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., distance: _Optional[_Union[Distance, _Mapping]] = ...) -> None: ...
+
+class Distance(_message.Message):
+    __slots__ = ("weights", "statistics")
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    weights: float
+    statistics: float
+    def __init__(self, weights: _Optional[float] = ..., statistics: _Optional[float] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("client_id", "token")
+    __slots__ = ("client_id", "token", "cosine")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COSINE_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
+    cosine: float
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., cosine: _Optional[float] = ...) -> None: ...
 
 class PushRequest(_message.Message):
     __slots__ = ("header", "frame")

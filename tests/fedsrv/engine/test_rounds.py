@@ -14,6 +14,7 @@ from fedcli.data.store.commands import run_partition
 from fedcli.runtime import workers
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.methods.fedavg import FedAvg
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem
 from fedmodels.training.run import RunFacts
@@ -264,12 +265,12 @@ def test_the_loss_of_a_record_is_that_of_an_example() -> None:
     step, nan = Step(5, 2, 1, (0, 1, 2, 3), True, False), float("nan")
     found = Answers({0: answer(1, 10), 1: answer(4, 5, own=nan), 2: answer(nan, 3)}, {3: "gone"})
     found.by_client[EVALUATOR] = answer(9, 99)
-    record = record_of(step, found, {"mine": 0.5, "none": nan}, {})
+    record = record_of(step, found, {"mine": 0.5, "none": nan}, {}, FedAvg().count)
     assert record["metrics"] == {"loss": 2, "mine": 0.5}
     assert (record["cohort"], record["failed"]) == ([0, 1, 2], {"3": "gone"})
     assert (record["bytes"]["down"], record["bytes"]["up"]) == (18, 21)
     assert [row.get("loss") for row in record["clients"].values()] == [1, 4, None]
     assert "own" not in record["clients"]["1"]
-    none = record_of(step, Answers({2: answer(nan, 3)}, {}), {}, {})
+    none = record_of(step, Answers({2: answer(nan, 3)}, {}), {}, {}, FedAvg().count)
     assert none["metrics"] == {}
     assert "failed" not in none

@@ -1,5 +1,6 @@
 """A relay between clients and a coordinator that is played: what it tells, keeps and sums."""
 
+import math
 from types import SimpleNamespace
 
 import grpc
@@ -148,6 +149,20 @@ def test_all_but_the_weights_goes_up_at_once_and_then_one_sum(world):
     assert (header.kind, header.interaction) == (rpc.ORDER_KIND_TRAIN, 2)
     assert upload.weights["w"].dtype == torch.float64
     assert upload.weights["w"].tolist() == [2 * 1.0 + 6 * 0.5, 2 * -2.0 + 6 * 8.0]
+
+
+def test_the_coordinator_is_told_how_far_weights_lie_and_in_which_direction(world):
+    """From what the clients were given, which is nothing here; the sum is (5, 44)."""
+    for client in (3, 4, 5):
+        world.push(client)
+    told = {h.client_id: h.distance.weights for h, _ in world.above.told}
+    assert told == pytest.approx({"3": 5**0.5, "4": 64.25**0.5, "5": 0.0})
+    header, _ = world.send()
+    cosines = {int(m.client_id): m.cosine for m in header.members if m.HasField("cosine")}
+    size = math.hypot(5, 44)
+    assert cosines == pytest.approx(
+        {3: (5 - 88) / size / 5**0.5, 4: (2.5 + 352) / size / 64.25**0.5}
+    )
 
 
 @pytest.mark.parametrize(

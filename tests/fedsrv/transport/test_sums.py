@@ -1,5 +1,6 @@
 """What a relay brings: all but the weights of each client, and one sum; lies about either."""
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -65,7 +66,8 @@ class World:
 
     def open(self, **more):
         orders = {c: order(c) for c in range(3)}
-        self.trip = Trip(orders, Bundle(), spec=SPEC, count=count, check_upload=check, **more)
+        given = Bundle({"w": torch.zeros(3)})
+        self.trip = Trip(orders, given, spec=SPEC, count=count, check_upload=check, **more)
         self.done = self.engine.submit(self.cohort.exchange, self.trip)
         while self.cohort._trips.current is None:
             pass
@@ -83,9 +85,12 @@ class World:
         head = rpc.PushRequest(header=header).SerializeToString()
         return self.service.push(iter([head, *encoded.chunks()]), Context())
 
-    def promise(self, client, examples=None):
+    def promise(self, client, examples=None, distance=None):
         scalars = {"num_examples": COUNTS[client] if examples is None else examples}
-        return self.push(self.header(client, summed=True), Bundle(scalars=scalars))
+        header = self.header(client, summed=True)
+        if distance is not None:
+            header.distance.weights = distance
+        return self.push(header, Bundle(scalars=scalars))
 
     def whole(self, client):
         weights = {"w": torch.tensor(WEIGHTS[client])}
@@ -268,7 +273,7 @@ def test_a_sum_that_cannot_be_one_fails_its_clients(world, weights, line):
         world.sums(0, 1, weights=weights)
     assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
     assert world.failures().keys() == {"0", "1"}
-    assert all("the sum of its relay was refused" in why for why in world.failures().values())
+    assert all("the sum of its relay 0-1 was refused" in why for why in world.failures().values())
     world.whole(2)
     assert list(world.done.result(10).by_client) == [2]
 
@@ -494,6 +499,47 @@ def test_a_relay_has_two_sums_under_way_at_most(world):
         for call in calls:
             call.cancel()
     assert ended == [True, False, False]
+
+
+# --- what a relay measures ------------------------------------------------------------------------
+
+DISTANCES = {c: math.dist(WEIGHTS[c], [0.0] * 3) for c in WEIGHTS}
+"""From what everybody was given: zeros."""
+
+
+def test_distances_and_cosines_come_with_the_sum(world):
+    world.open()
+    for client in (0, 1):
+        world.promise(client, distance=DISTANCES[client])
+    header = world.sum_header(0, 1)
+    header.members[0].cosine, header.members[1].cosine = 0.25, 7.0
+    total = sum(COUNTS[c] * torch.tensor(WEIGHTS[c]).double() for c in (0, 1))
+    world.push(header, Bundle({"w": total}))
+    world.whole(2)
+    held = world.done.result(10).measured()
+    assert {c: one.norm for c, one in held.items()} == pytest.approx(DISTANCES)
+    assert (held[0].cosine, held[1].cosine) == (0.25, None), "7 is no cosine"
+
+
+@pytest.mark.parametrize("distance", [-1.0, math.nan, math.inf])
+def test_what_is_no_norm_fails_its_client(world, distance):
+    world.open(needed=2)
+    with pytest.raises(Refused, match="says what is no norm"):
+        world.promise(0, distance=distance)
+    assert list(world.failures()) == ["0"]
+
+
+def test_a_sum_that_moves_farther_than_each_of_its_uploads_fails_its_clients(world):
+    """The relay could scale the sum, where the server sees no single upload."""
+    world.open(needed=1)
+    for client in (0, 1):
+        world.promise(client, distance=DISTANCES[client])
+    total = sum(COUNTS[c] * torch.tensor(WEIGHTS[c]).double() for c in (0, 1))
+    with pytest.raises(Refused, match=r"moves the weights by 55.4, and each upload in it by 8.02"):
+        world.sums(0, 1, weights={"w": 10 * total})
+    assert all("sum of its relay 0-1 was refused" in why for why in world.failures().values())
+    world.whole(2)
+    assert list(world.done.result(10).by_client) == [2]
 
 
 # --- a relay that keeps weights back --------------------------------------------------------------

@@ -1,0 +1,171 @@
+"""How far each upload lies from its cohort: what records say of it, and who is left out for it.
+
+Each upload is measured as it comes (:mod:`fedmodels.tensors.differences`). One that lies far out of
+its cohort is left out and named, as if its client had failed: it would spoil the state for
+everybody. The bounds are relative to the other uploads, and wide (docs/decisions/085 has what
+honest uploads are like). An upload within the bounds may still spoil the run. Where clients fail
+right after such a commit, the record tells whose upload was odd.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedmodels.errors import ClientFailed, TooFewClients
+from fedmodels.tensors.differences import GENERATORS, STATISTICS, WEIGHTS, Measured, cosines
+from fedsrv.state.record import ClientRow, Record
+
+Norms = Mapping[str, float]
+"""The norms of an upload by part, as in :class:`Measured`."""
+FEWEST = 3
+"""Uploads with which an odd one shows; of two nobody knows which is the odd one."""
+ODD = {WEIGHTS: 10.0}
+ODD_OTHERWISE = 100.0
+"""Times the median of the cohort beyond which a part of an upload is odd."""
+FAR, SUSPECT = 5.0, 1.0
+"""Times the norm of what the client was given that weights have moved as well, before an upload is
+left out, and before clients that fail are put down to it: a small move does no harm, however still
+the others stand."""
+NORM, GIVEN, COSINE = "difference_norm", "given_norm", "difference_cosine"
+ROWS = {STATISTICS: "statistics_norm", GENERATORS: "generator_norm"}
+PROTOTYPES, PROTOTYPE_NORM = "prototypes/", "prototype_norm"
+
+
+@dataclass(frozen=True)
+class Oddity:
+    """In what an upload is odd."""
+
+    part: str
+    ratio: float
+    """Its norm over the median of its cohort."""
+    of: int
+    """The uploads that were compared."""
+
+    @property
+    def beyond(self) -> float:
+        """Return the ratio over its bound; above 1 it is odd."""
+        return self.ratio / ODD.get(self.part, ODD_OTHERWISE)
+
+    def __str__(self) -> str:
+        """Return it as the end of a sentence about an upload."""
+        what = self.part.partition("/")[0]
+        how = "are" if self.part.startswith(PROTOTYPES) or self.part == GENERATORS else "moved"
+        size = "as large" if how == "are" else "as far"
+        return f"its {what} {how} {self.ratio:.3g} times {size} as the median of {self.of} uploads"
+
+
+def oddities(
+    cohort: Mapping[int, Measured], far: float, company: Sequence[Norms] = ()
+) -> dict[int, Oddity]:
+    """Return in what uploads are odd, by client: the part that lies farthest beyond its bound.
+
+    Args:
+        cohort: the uploads.
+        far: times the norm of what a client was given that a part has moved as well.
+        company: norms of other uploads that they are compared with.
+    """
+    found: dict[int, Oddity] = {}
+    every = [*(one.norms for one in cohort.values()), *company]
+    for part in sorted({part for one in cohort.values() for part in one.norms}):
+        sizes = sorted(norms[part] for norms in every if norms.get(part, 0.0) > 0)
+        median = sizes[(len(sizes) - 1) // 2] if sizes else math.inf
+        for client, one in cohort.items():
+            norm = one.norms.get(part, 0.0)
+            here = Oddity(part, norm / median, len(sizes))
+            is_odd = here.beyond > 1 and norm > far * one.given.get(part, 0.0)
+            if is_odd and (client not in found or here.beyond > found[client].beyond):
+                found[client] = here
+    return found
+
+
+def far_out(cohort: Mapping[int, Measured], company: Sequence[Norms] = ()) -> dict[int, str]:
+    """Return the clients whose uploads lie too far out of their cohort, and why.
+
+    Args:
+        cohort: the uploads of an interaction.
+        company: norms of earlier uploads, where an interaction takes a few at a time.
+    """
+    return {
+        client: f"its upload is far out of its cohort: {oddity}"
+        for client, oddity in oddities(cohort, FAR, company).items()
+        if oddity.of >= FEWEST
+    }
+
+
+def check_left(
+    odd: Mapping[int, str], left: Sequence[object], min_clients: int | None, round: int
+) -> None:
+    """Check that enough uploads are left without the odd ones.
+
+    Raises:
+        TooFewClients: fewer than ``min_clients`` are, where the config gives it; says how to go on.
+    """
+    if odd and len(left) < (min_clients or 1):
+        client, why = next(iter(odd.items()))
+        failed = ClientFailed(client, round, "upload", why)
+        raise TooFewClients(f"{failed}; --resume --without {client} goes on without this client")
+
+
+def rows(
+    counting: Mapping[int, Measured], counts: Mapping[int, float], aside: Mapping[int, Measured]
+) -> dict[str, ClientRow]:
+    """Return what the record says of each upload, by client.
+
+    Args:
+        counting: the uploads that count.
+        counts: what each of them counts in the mean.
+        aside: the uploads that were left out.
+    """
+    drawn = {c: m.sketch for c, m in counting.items() if m.sketch is not None}
+    others = {c: m.sketch for c, m in aside.items() if m.sketch is not None}
+    found = cosines(drawn, counts, others)
+    return {
+        str(client): _row(one, found.get(client, one.cosine))
+        for client, one in sorted({**counting, **aside}.items())
+    }
+
+
+def _row(one: Measured, cosine: float | None) -> ClientRow:
+    row: dict[str, Any] = {ROWS[part]: norm for part, norm in one.norms.items() if part in ROWS}
+    longest = [norm for part, norm in one.norms.items() if part.startswith(PROTOTYPES)]
+    facts = {NORM: one.norm, COSINE: cosine, PROTOTYPE_NORM: max(longest, default=None)}
+    facts[GIVEN] = one.given.get(WEIGHTS)
+    row |= {name: value for name, value in facts.items() if value is not None}
+    return {name: value for name, value in row.items() if math.isfinite(value)}
+
+
+def measured_in(row: ClientRow) -> Measured:
+    """Return what a record tells of an upload; prototypes of all levels are one part."""
+    names = {WEIGHTS: NORM} if GIVEN in row else {}  # else the difference is of prototypes
+    names |= {PROTOTYPES: PROTOTYPE_NORM, **ROWS}
+    norms = {part: float(row[name]) for part, name in names.items() if name in row}
+    return Measured(norms, {WEIGHTS: float(row[GIVEN])} if GIVEN in row else {})
+
+
+def suspects(record: Record) -> dict[int, Oddity]:
+    """Return the clients whose uploads count in a record and were odd, and in what."""
+    rows = record["clients"]
+    cohort = {client: measured_in(rows.get(str(client), {})) for client in record["cohort"]}
+    return oddities(cohort, SUSPECT)
+
+
+def first_odd(records: Iterable[Record]) -> tuple[int, int, Oddity] | None:
+    """Return the first of the latest commits with an odd upload of one client, who, and in what.
+
+    Args:
+        records: of the commits that the run may take back, the latest first.
+    """
+    found: tuple[int, int, Oddity] | None = None
+    for record in records:
+        odd = suspects(record)
+        if found is None and odd:
+            client = max(odd, key=lambda c: odd[c].beyond)
+        elif found is not None and found[1] in odd:
+            client = found[1]
+        else:
+            break
+        found = record["interaction"], client, odd[client]
+    return found

@@ -1,0 +1,269 @@
+"""Uploads far out of their cohort: bounds by hand, and runs of which one client scales or flips."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+import fedtide
+from fedcli.runtime.worker import Worker
+from fedmodels.errors import TooFewClients
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.differences import Measured
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.odd_uploads import far_out, first_odd
+from fedtide.inprocess import run_in_process
+from tests.conftest import records_of, tiny_experiment
+from tests.fedmodels.methods.test_conformance import experiment_for
+from tests.fuzz.poisons import (
+    huge_generators,
+    huge_prototypes,
+    poisoned,
+    scaled,
+    wild_statistics,
+)
+from tests.liars import Stage
+
+# --- the bounds, by hand --------------------------------------------------------------------------
+
+
+def weights(*norms, given=1.0):
+    return {c: Measured({"weights": n}, {"weights": given}) for c, n in enumerate(norms)}
+
+
+@pytest.mark.parametrize(
+    ("norms", "odd"),
+    [
+        ((1.0, 1.0, 11.0), [2]),
+        ((1.0, 1.0, 10.0), []),  # ten times the median: no more
+        ((0.1, 0.1, 4.9), []),  # 49 times as far, and less than five times what was given
+        ((0.1, 0.1, 5.1), [2]),
+        ((1.0, 20.0), []),  # of two nobody knows which one is odd
+        ((1.0, 20.0, 20.0, 1.0), [1, 2]),
+        ((20.0, 20.0, 1.0), []),
+        ((0.0, 0.0, 20.0), []),  # two that trained nothing are no cohort
+        ((0.0, 1.0, 1.0, 20.0), [3]),
+    ],
+)
+def test_weights_far_out_of_their_cohort(norms, odd):
+    assert [*far_out(weights(*norms))] == odd
+
+
+def test_what_has_no_measure_but_its_size_may_be_a_hundred_times_as_large():
+    def prototypes(*sizes):
+        return {c: Measured({"prototypes/class": size}) for c, size in enumerate(sizes)}
+
+    assert far_out(prototypes(1.0, 2.0, 200.0)) == {}
+    (line,) = far_out(prototypes(1.0, 2.0, 201.0)).values()
+    assert line == (
+        "its upload is far out of its cohort: its prototypes are 100 times as large as the median "
+        "of 3 uploads"
+    )
+
+
+def test_the_part_that_lies_farthest_out_is_named():
+    cohort = {c: Measured({"weights": 1.0, "statistics": 1.0}) for c in range(2)}
+    cohort[2] = Measured({"weights": 20.0, "statistics": 1e6})
+    assert "its statistics moved 1e+06 times as far" in far_out(cohort)[2]
+
+
+def test_earlier_uploads_are_company():
+    """An asynchronous round may take one upload at a time."""
+    alone = {4: weights(20.0)[0]}
+    assert far_out(alone) == {}
+    assert [*far_out(alone, [{"weights": 1.0}, {"weights": 1.5}])] == [4]
+
+
+def record(interaction, **norms):
+    rows = {c: {"difference_norm": n, "given_norm": 1.0} for c, n in norms.items()}
+    cohort = [*map(int, norms)]
+    return {"interaction": interaction, "cohort": cohort, "clients": rows}
+
+
+def of(interaction, *norms):
+    return record(interaction, **{str(c): n for c, n in enumerate(norms)})
+
+
+def test_whose_upload_was_odd_is_in_the_records():
+    """Two uploads suffice there, as clients failed after them."""
+    calm, odd = of(3, 1.0, 1.0), of(4, 1.0, 20.0)
+    assert first_odd([]) is None
+    assert first_odd([calm, odd]) is None, "the latest commit was not odd"
+    assert first_odd([odd, calm])[:2] == (4, 1)
+    assert first_odd([of(5, 1.0, 30.0), odd, calm])[:2] == (4, 1), "the same client twice"
+    assert first_odd([of(5, 30.0, 1.0), odd])[:2] == (5, 0)
+    assert str(first_odd([odd])[2]) == (
+        "its weights moved 20 times as far as the median of 2 uploads"
+    )
+    assert first_odd([of(4, 0.01, 0.9)]) is None, "90 times as far, and less than what was given"
+
+
+# --- runs with one liar -------------------------------------------------------------------------
+
+
+def fails(client, order, answer):
+    """Say of each order to train that it cannot be done."""
+    if order.kind == rpc.ORDER_KIND_TRAIN:
+        return Bundle(), rpc.Report(), "no"
+    return answer
+
+
+NORMED = {"net": {"name": "resnet20"}}
+FOLDED = {"server": {"upload_memory_mb": 0}}
+CASES = {
+    "weights-x-1e6": ("fedavg", scaled(1e6), {}, "weights moved"),
+    "weights-x-10": ("fedavg", scaled(10.0), {}, "weights moved"),
+    "weights-x-minus-10": ("fedavg", scaled(-10.0), {}, "weights moved"),
+    "folded": ("fedper", scaled(10.0), FOLDED, "weights moved"),
+    "read-one-by-one": ("pfedgraph", scaled(10.0), {}, "weights moved"),
+    "statistics": ("fedavg", wild_statistics, NORMED, "statistics moved"),
+    "prototypes": ("fedproto", huge_prototypes, {}, "prototypes are"),
+    "prototypes-beside-weights": ("gldp", huge_prototypes, {}, "prototypes are"),
+    "generators": ("pfedgrp", huge_generators, {}, "generators are"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_upload_far_out_is_left_out_and_named(case, digits, tmp_path):
+    """The run has the bits of one in which that client cannot train."""
+    method, change, tables, what = CASES[case]
+    tables = {"schedule": {"rounds": 1}, **tables}
+    experiment = experiment_for((method, {}), **tables)
+    summary = Stage(experiment, digits, tmp_path / "run", poisoned(change)).run()
+    tables["server"] = {**tables.get("server", {}), "min_clients": 2}
+    tolerant = experiment_for((method, {}), **tables)
+    without = Stage(tolerant, digits, tmp_path / "without", fails).run()
+    assert summary["state_sha256"] == without["state_sha256"]
+    assert summary["metrics"] == without["metrics"]
+    for record in records_of(tmp_path / "run"):
+        assert record["cohort"] == [0, 1]
+        assert record["failed"].keys() == {"2"}
+        assert record["failed"]["2"].startswith("its upload is far out of its cohort: its ")
+        assert what in record["failed"]["2"]
+        row = record["clients"]["2"]
+        assert row["difference_norm"] > 0
+        assert -1 <= row["difference_cosine"] <= 1
+        assert "loss" not in row
+
+
+def test_what_an_upload_is_like_is_in_records_and_frames(digits, tmp_path):
+    """Client 2 turns its difference around: nobody is left out, and the cosines tell."""
+    moves, counts = {}, {}
+
+    def turned(client, order, answer):
+        upload, *rest = answer
+        if order.kind != rpc.ORDER_KIND_TRAIN or order.interaction:
+            return upload, *rest
+        given = stage.cohort._trips.current.trip.common.weights
+        if client == 2:
+            turned = {k: 2 * given[k] - t for k, t in upload.weights.items()}
+            upload = replace(upload, weights=turned)
+        moves[client] = torch.cat([(upload.weights[k] - given[k]).flatten() for k in given])
+        counts[client] = upload.scalars["num_examples"]
+        return upload, *rest
+
+    experiment = tiny_experiment(schedule={"rounds": 1})
+    stage = Stage(experiment, digits, tmp_path / "run", turned, liars=range(3))
+    stage.run()
+    first = records_of(tmp_path / "run")[0]
+    assert first["cohort"] == [0, 1, 2]
+    mean = sum(counts[c] * moves[c] for c in moves)
+    for client, move in moves.items():
+        row, cosine = first["clients"][str(client)], cosine_similarity(move, mean, dim=0)
+        assert row["difference_norm"] == pytest.approx(float(move.norm()), rel=1e-5)
+        assert row["difference_cosine"] == pytest.approx(float(cosine), abs=0.05)
+    frame = fedtide.open(tmp_path / "run").clients()
+    assert {"difference_norm", "difference_cosine"} <= {*frame}
+
+
+def test_an_honest_run_tells_the_same_in_every_layout(digits, tmp_path):
+    """Norms and cosines are of the same bits whole, added up as they come, and in one process."""
+
+    def told(out):
+        return [
+            {c: {k: v for k, v in row.items() if k.startswith("difference")}
+             for c, row in record["clients"].items()}
+            for record in records_of(out)
+        ]  # fmt: skip
+
+    experiment = tiny_experiment(schedule={"rounds": 1})
+    folded = tiny_experiment(schedule={"rounds": 1}, **FOLDED)
+    run_in_process(experiment, digits, tmp_path / "alone")
+    Stage(experiment, digits, tmp_path / "whole", fails, liars=()).run()
+    Stage(folded, digits, tmp_path / "folded", fails, liars=()).run()
+    expected = told(tmp_path / "alone")
+    assert all(len(row) == 2 for record in expected for row in record.values())
+    assert told(tmp_path / "whole") == told(tmp_path / "folded") == expected
+
+
+def test_below_min_clients_the_run_names_the_odd_one_and_how_to_go_on(digits, tmp_path):
+    strict = tiny_experiment(schedule={"rounds": 1}, server={"min_clients": 3})
+    stage = Stage(strict, digits, tmp_path / "run", poisoned(scaled(1e6)))
+    with pytest.raises(TooFewClients, match=r"client 2 failed in round 1 .*--without 2 goes on"):
+        stage.run()
+
+
+# --- asynchronous rounds --------------------------------------------------------------------------
+
+
+def asynchronous(buffer, **more):
+    schedule = {"order": "asynchronous", "rounds": 3, "buffer": buffer, **more}
+    return tiny_experiment(schedule=schedule)
+
+
+@pytest.fixture
+def late_liar(monkeypatch):
+    """Client 2 lies as soon as two uploads have been counted."""
+    honest = Worker.execute
+
+    def lies(worker, order, payload):
+        done = honest(worker, order, payload)
+        if (worker.client, order.kind) == (2, rpc.ORDER_KIND_TRAIN) and order.interaction > 1:
+            return replace(done, upload=scaled(1e6)(done.upload))
+        return done
+
+    monkeypatch.setattr(Worker, "execute", lies)
+
+
+@pytest.mark.parametrize("buffer", [1, 2, 3])
+def test_an_asynchronous_round_compares_with_the_uploads_before_it(
+    buffer, digits, tmp_path, late_liar
+):
+    summary = run_in_process(asynchronous(buffer), digits, tmp_path / "run")
+    records = records_of(tmp_path / "run")
+    assert len(records) == 6
+    odd = [r for r in records if "2" in r.get("failed", {})]
+    assert odd
+    assert all("far out of its cohort" in r["failed"]["2"] for r in odd)
+    assert all(2 not in r["cohort"] for r in odd)
+    assert summary["metrics"]["loss"] < 10
+    assert all(dict(r["arrivals"])[2] < 2 for r in records if 2 in r["cohort"])
+
+
+class Killed(BaseException):
+    """The process dies at this point."""
+
+
+def test_a_killed_asynchronous_run_leaves_out_the_same_uploads(digits, tmp_path, late_liar):
+    """What earlier uploads were like is read from the records."""
+
+    def run(out, dies_at=-1, **options):
+        def before(order):
+            if (order.kind, order.interaction) == (rpc.ORDER_KIND_TRAIN, dies_at):
+                raise Killed
+
+        return run_in_process(asynchronous(2), digits, out, before=before, **options)
+
+    def told(out):
+        return [[r["cohort"], r.get("failed"), r["arrivals"]] for r in records_of(out)]
+
+    expected = run(tmp_path / "whole")
+    assert any(failed for _, failed, _ in told(tmp_path / "whole")[3:])
+    with pytest.raises(Killed):
+        run(tmp_path / "run", dies_at=3)
+    again = run(tmp_path / "run", resume=True)
+    assert again["state_sha256"] == expected["state_sha256"]
+    assert told(tmp_path / "run") == told(tmp_path / "whole")
