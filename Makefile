@@ -106,6 +106,7 @@ soak: $(STAMP)  ## kill runs of every method KILLS=300 times, and compare (SEED=
 fuzz: $(STAMP)  ## fuzz for a while: every lie of a client, then INPUTS=100000 for each target
 	$(PYTHON) -m pip install --quiet --editable '.[dev,fuzz]'
 	FEDTIDE_LIES=all $(PYTEST) --timeout 1200 tests/integration/test_liar.py
+	FEDTIDE_LIES=all $(PYTEST) --timeout 300 tests/fuzz/test_poisons.py tests/fuzz/test_lying_relay.py
 	for target in $(TARGETS); do $(PYTHON) -m tests.fuzz $$target --runs $(INPUTS) || exit 1; done
 
 golden: $(STAMP)  ## write the golden traces anew; review the diff

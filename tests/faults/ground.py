@@ -21,7 +21,7 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.buffered_rounds import check_asynchronous
-from tests.faults.plans import Draw, Plan
+from tests.faults.plans import Draw, Fault, Plan, Reached
 from tests.faults.playing import PATIENCE_S, Played, Player
 from tests.faults.processes import Nursery, Site
 from tests.fedmodels.methods.test_conformance import experiment_for
@@ -46,6 +46,8 @@ class Setting:
     relayed: bool = False
     together: bool = False
     """Whether the clients of a process train together, and bring their results together."""
+    lenient: bool = False
+    """Whether two clients suffice, once others are late or dead."""
 
     def __str__(self) -> str:
         """Return it in a few words."""
@@ -54,6 +56,7 @@ class Setting:
             "asynchronous" * self.asynchronous,
             "relayed" * self.relayed,
             "together" * self.together,
+            "lenient" * self.lenient,
         )
         return " ".join(filter(None, (self.method, *kinds)))
 
@@ -82,9 +85,21 @@ class Ground:
         census = self.undisturbed(setting).census()
         return Draw(census, setting.launched).plan(seed, faults)
 
+    def without(self, setting: Setting, seed: int) -> Plan:
+        """Return a plan that kills the first client for good, after an upload that a seed draws."""
+        first = next(iter(CLIENTS))
+        reached = self.undisturbed(setting).census()
+        pushes = reached.count(Reached(first, "push.after"))
+        nth = random.Random(seed).randint(1, max(1, pushes // 2))
+        return Plan((Fault(first, "push.after", nth, (first,)),), seed=seed, gone=(first,))
+
     def play(self, setting: Setting, plan: Plan) -> Played:
-        """Play a plan; what is asynchronous follows the arrivals of the undisturbed run."""
-        follows = self.undisturbed(setting).site.out if setting.asynchronous else None
+        """Play a plan; what is asynchronous follows the arrivals of the undisturbed run.
+
+        Where somebody is gone for good nothing is followed: who arrives is up to the others.
+        """
+        follows = setting.asynchronous and not plan.gone
+        follows = self.undisturbed(setting).site.out if follows else None
         return self._play(setting, plan, experiment(setting, follows))
 
     def _play(self, setting: Setting, plan: Plan, made: Experiment) -> Played:
@@ -126,10 +141,13 @@ def experiment(setting: Setting, follows: Path | None = None) -> Experiment:
     tables = experiment_for((setting.method, {})).to_dict()
     tables["evaluate"]["pictures"] = 0
     tables["server"]["upload_memory_mb"] = 0  # uploads are added up as they come, and spooled
+    if setting.lenient:
+        tables["server"] |= {"min_clients": 2, "deadline_s": 5.0}
     if setting.together:
         tables["training"]["together"] = 2
     if setting.asynchronous:
-        tables["schedule"] |= {"order": "asynchronous", "rounds": 3, "buffer": 1}
+        buffer = 2 if setting.lenient else 1
+        tables["schedule"] |= {"order": "asynchronous", "rounds": 3, "buffer": buffer}
     if follows is not None:
         tables["schedule"]["arrivals"] = str(follows)
     return experiment_of(tables)

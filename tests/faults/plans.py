@@ -47,6 +47,8 @@ class Plan:
     broken: str = ""
     """What is taken back in every process: a name of ``fault_breaks``."""
     seed: int = 0
+    gone: tuple[str, ...] = ()
+    """The roles whose processes are not started again once they were killed."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the processes read."""

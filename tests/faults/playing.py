@@ -90,7 +90,7 @@ class Player:
 
     def _take_end(self, role: str, status: int) -> None:
         """Start a process again that was killed; note one that failed."""
-        if status == 0:
+        if status == 0 or role in self.played.plan.gone:
             self._done[role] = time.monotonic()
         elif status > 0:
             line = log_ends(self.family.logs / f"{role}.log")

@@ -26,12 +26,13 @@ from tests.conftest import tiny_experiment, write_server_data
 from tests.faults.ground import Ground, Setting, may_be_asynchronous
 from tests.faults.playing import Played
 from tests.faults.processes import Nursery
-from tests.faults.verdict import troubles
+from tests.faults.verdict import outcome, troubles, troubles_of_the_living
 
 LAUNCHED_EVERY = 4
 """Every so many passes over the methods are the launcher's; in the others all start by hand."""
-ORDERS = ("synchronous", "asynchronous", "relayed")
-"""Of rounds; relayed ones are synchronous, and all clients but the evaluator join a relay."""
+ORDERS = ("synchronous", "asynchronous", "relayed", "lenient")
+"""Of rounds; relayed ones are synchronous, and all clients but the evaluator join a relay. In
+lenient ones, asynchronous where a method's rounds may be, a client is killed for good."""
 
 
 @dataclass
@@ -87,21 +88,25 @@ def settings(
         orders: of rounds; they take turns where a method's rounds may be asynchronous.
         seed: the number to begin with.
     """
-    willing = {name for name in methods if "asynchronous" in orders and may_be_asynchronous(name)}
+    mixed = {"asynchronous", "lenient"} & {*orders}
+    willing = {name for name in methods if mixed and may_be_asynchronous(name)}
     if {*orders} == {"asynchronous"}:
         methods = [name for name in methods if name in willing]
     for number in itertools.count(seed):
         turn, place = divmod(number, len(methods))
         order = orders[turn % len(orders)]
-        asynchronous = order == "asynchronous" and methods[place] in willing
+        lenient = order == "lenient"
+        asynchronous = order in ("asynchronous", "lenient") and methods[place] in willing
         relayed = order == "relayed"
-        launched = not relayed and turn % LAUNCHED_EVERY == LAUNCHED_EVERY - 1
+        by_turn = turn % LAUNCHED_EVERY == LAUNCHED_EVERY - 1
+        launched = by_turn and not relayed and not lenient
         together = (
             turn // len(orders) % 2 == 1
             and not asynchronous
+            and not lenient
             and make(methods[place]).trains_together
         )
-        yield number, Setting(methods[place], launched, asynchronous, relayed, together)
+        yield number, Setting(methods[place], launched, asynchronous, relayed, together, lenient)
 
 
 def soak(ground: Ground, runs: Iterator[tuple[int, Setting]], kills: int, minutes: float) -> Tally:
@@ -110,8 +115,12 @@ def soak(ground: Ground, runs: Iterator[tuple[int, Setting]], kills: int, minute
     while tally.killed < kills and time.monotonic() < until:
         number, setting = next(runs)
         undisturbed = ground.undisturbed(setting)
-        played = ground.play(setting, ground.drawn(setting, number))
-        found = troubles(played, undisturbed, to_the_bit=not setting.together)
+        if setting.lenient:
+            played = ground.play(setting, ground.without(setting, number))
+            found = troubles_of_the_living(played, len(outcome(undisturbed.site)["records"]))
+        else:
+            played = ground.play(setting, ground.drawn(setting, number))
+            found = troubles(played, undisturbed, to_the_bit=not setting.together)
         tally.add(played, undisturbed, found)
         told = [
             f"{len(played.struck)} faults, {played.killed} kills, {played.seconds:.1f} s",

@@ -59,6 +59,20 @@ def _far_apart(one: Any, other: Any) -> bool:
     return bool(one != other)
 
 
+def troubles_of_the_living(played: Played, interactions: int) -> list[str]:
+    """Return what went wrong in a run from which clients were gone for good; the others end it."""
+    found = [*played.troubles, *_promises(played), *_tracebacks(played)]
+    if played.troubles:
+        return found
+    came_to = outcome(played.site)
+    gone = [played.site.clients[role] for role in played.plan.gone]
+    if came_to["clients_missing"] != gone:
+        found.append(f"missing are {came_to['clients_missing']}, gone is {gone}")
+    if len(came_to["records"]) != interactions:
+        found.append(f"{len(came_to['records'])} interactions instead of {interactions}")
+    return found
+
+
 def outcome(site: Site) -> dict[str, Any]:
     """Return everything of a run's directories that a crash must not change."""
     out = site.out

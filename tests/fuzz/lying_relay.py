@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedmodels.tensors.bundle import Weights
 from fedsrv.coordinator import Listen
 from fedsrv.event_lines import EventPrinter
 from fedsrv.events import EventLog
@@ -31,6 +32,25 @@ def drops(*clients: int) -> Lie:
 def brings_nothing(group: Group) -> None:
     """Bring no sum at all."""
     group.results.clear()
+
+
+def scales(factor: float) -> Lie:
+    """Multiply the sum, and say of each upload what is true."""
+
+    def lie(group: Group) -> None:
+        sums = group.sums
+
+        def scaled() -> Weights | None:
+            found = sums()
+            return found and {name: factor * tensor for name, tensor in found.items()}
+
+        group.sums = scaled  # type: ignore[method-assign]
+
+    return lie
+
+
+def tells_the_truth(group: Group) -> None:
+    """Bring the sum as it is."""
 
 
 class LyingRelay:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedcli.runtime.worker import Result, Worker
+from fedmodels.tensors.bundle import Bundle
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.transport import overdue_sums
 from tests.fuzz.live import Live, complaints_with_traceback
-from tests.fuzz.lying_relay import Lie, LyingRelay, brings_nothing, drops
+from tests.fuzz.lying_relay import Lie, LyingRelay, brings_nothing, drops, scales, tells_the_truth
 from tests.fuzz.test_liar import Living, living, records_of
 
 __all__ = ["living"]
@@ -37,8 +41,9 @@ def behind(living: Living, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 LIES = {
-    "left-out": (drops(1), {"1": "its relay 0-1 left it out of its sum"}),
-    "no-sum": (brings_nothing, dict.fromkeys("01", "its relay 0-1 brought no sum")),
+    "left-out": (drops(1), "1", "its relay 0-1 left it out of its sum"),
+    "no-sum": (brings_nothing, "01", "its relay 0-1 brought no sum"),
+    "scaled": (scales(1e3), "01", "the sum of its relay 0-1 was refused: it moves the weights by"),
 }
 
 
@@ -46,13 +51,15 @@ LIES = {
 def test_the_relay_is_named_and_the_run_ends(
     lie: str, behind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change, failed = LIES[lie]
+    change, failed, why = LIES[lie]
     live = behind(change)
     assert live.summary()["state_sha256"]
     records = records_of(live)
     assert len(records) == 2
-    assert all(record["failed"] == failed for record in records)
-    assert all(record["cohort"] == sorted({0, 1, 2} - {*map(int, failed)}) for record in records)
+    for record in records:
+        assert "".join(record["failed"]) == failed
+        assert all(line.startswith(why) for line in record["failed"].values())
+        assert record["cohort"] == [c for c in range(3) if str(c) not in failed]
     assert complaints_with_traceback(caplog.records) == []
 
 
@@ -63,3 +70,31 @@ def test_a_deadline_ends_the_wait_for_a_relay_as_for_a_client(
     live = behind(drops(1), server={"min_clients": 2, "deadline_s": 0.5})
     assert live.summary()["state_sha256"]
     assert all(record["cohort"] == [0, 2] for record in records_of(live))
+
+
+def test_a_liar_behind_an_honest_relay_is_left_out_of_its_sum(
+    behind: Any, living: Living, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum holds its weights already: the others bring their uploads once more."""
+    execute = Worker.execute
+
+    def lies(worker: Worker, order: rpc.Order, payload: Bundle) -> Result | None:
+        done = execute(worker, order, payload)
+        if done is None or worker.client != 1 or order.kind != rpc.ORDER_KIND_TRAIN:
+            return done
+        weights = {k: (1e6 * t).clamp(-1e6, 1e6) for k, t in done.upload.weights.items()}
+        return replace(done, upload=replace(done.upload, weights=weights))
+
+    monkeypatch.setattr(Worker, "execute", lies)
+    flat = living(**TOLERANT)
+    flat.join(0, 1, 2)
+    expected = flat.summary()
+    live = behind(tells_the_truth)
+    assert live.summary()["metrics"] == expected["metrics"]
+    for record, other in zip(records_of(live), records_of(flat), strict=True):
+        assert record["cohort"] == other["cohort"] == [0, 2]
+        assert record["failed"] == other["failed"]
+        assert record["failed"]["1"].startswith("its upload is far out of its cohort: its weights")
+        for client in "012":
+            row, plain = record["clients"][client], other["clients"][client]
+            assert row["difference_norm"] == plain["difference_norm"]
