@@ -95,6 +95,12 @@ class Run:
 
         return experiment_of(self.record.config, str(self.path / "config.toml"))
 
+    def _repr_html_(self) -> str:
+        """Return the run as a notebook shows it: a table of its numbers, and charts."""
+        from fedsrv.report.page import cell
+
+        return cell(self.record)
+
     def metrics(self) -> Any:
         """Return one row for each interaction: its number, round, task and metrics.
 

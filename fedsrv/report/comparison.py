@@ -43,7 +43,7 @@ MOST_METRICS = 4
 """Metrics of a headline; with bytes up and seconds that makes six numbers."""
 HEADLINE_COSTS = ("bytes.up", "seconds.wall")
 TEST = (
-    f"bold: better than every other column in a paired t-test over seeds, "
+    f"bold: better than every other in a paired t-test over seeds, "
     f"p < {1 - CONFIDENCE:.2g}, at least {MIN_SEEDS} seeds"
 )
 MERGED = "± is the population standard deviation over runs"

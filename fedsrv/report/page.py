@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,21 @@ from urllib.parse import quote
 import jinja2
 import tomli_w
 
-from fedmodels.charts import CSS, Chart, svg
+from fedmodels.charts import CSS, Chart, document, svg
 from fedsrv.report import panels
-from fedsrv.report.comparison import comparison
-from fedsrv.report.run_record import SeedGroup
+from fedsrv.report.comparison import comparison, one_column
+from fedsrv.report.run_record import RunRecord, SeedGroup, group_runs
 from fedsrv.report.story import story
+from fedsrv.report.table import Table
 
 MOST_CHARTS = 6
 """Charts that are not folded away."""
+
+MOST_COLUMNS = 6
+"""Groups that are columns of the first table; more are its rows."""
+
+MOST_LETTERS = 16
+"""Of a fact about a machine; so much of a commit tells it from others."""
 
 MOST_NAMED = 4
 """Groups that a heading calls by name."""
@@ -61,22 +69,49 @@ class Section:
     intro: str
     grids: Sequence[tuple[str, Panels]]
     """Charts of each group with its label; no label where there is nothing to tell apart."""
+    tables: Sequence[Table] = ()
 
 
-def page(groups: Sequence[SeedGroup]) -> str:
-    """Return the whole page about groups of runs."""
+def page(groups: Sequence[SeedGroup], further: Sequence[Section] = ()) -> str:
+    """Return the whole page about groups of runs.
+
+    Args:
+        groups: what the page is about.
+        further: what else its summary holds, such as the tables of a sweep.
+    """
+    headline = comparison(groups)
+    labels = [group.label for group in groups]
+    machines = [_facts(group.runs[0].environment()) for group in groups]
     return template(Path(__file__).with_name("page.html.j2")).render(
         heading=_heading(groups),
         sentences=story(groups),
-        headline=comparison(groups),
+        headline=headline.turned() if len(groups) > MOST_COLUMNS else headline,
         everything=comparison(groups, everything=True),
         charts=panels.telling(panels.leading(groups))[:MOST_CHARTS],
+        further=further,
         sections=[section for section in _sections(groups) if section.grids],
-        settings=[
-            (group.label, tomli_w.dumps(dict(group.runs[0].config)), group.runs[0].environment())
-            for group in groups
-        ],
+        machines={} if len({*machines}) == 1 else dict(zip(labels, machines, strict=True)),
+        machine=machines[0],
+        configs={group.label: tomli_w.dumps(dict(group.runs[0].config)) for group in groups},
     )
+
+
+def cell(run: RunRecord) -> str:
+    """Return a run as a notebook shows it: its numbers, and the charts as one image."""
+    groups = group_runs([run])
+    charts = panels.telling(panels.leading(groups))[:MOST_CHARTS]
+    data = base64.b64encode(document(charts).encode()).decode() if charts else ""
+    return template(Path(__file__).with_name("cell.html.j2")).render(
+        title=f"{run.title()}: {run.extent}",
+        table=one_column(run, everything=False),
+        drawing=f"data:image/svg+xml;base64,{data}" if data else "",
+    )
+
+
+def _facts(machine: Mapping[str, str | int]) -> str:
+    """Return what a run says of its machine as one line."""
+    facts = (f"{key} {str(value)[:MOST_LETTERS]}" for key, value in machine.items())
+    return ", ".join(facts) or "no env.json says on which machine it ran"
 
 
 def template(path: Path) -> jinja2.Template:

@@ -106,6 +106,12 @@ class RunRecord:
             return ""
         return printable(f"{some} of {everybody} clients")
 
+    @property
+    def extent(self) -> str:
+        """Return how many rounds are committed, and whether the run is finished."""
+        rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
+        return rounds if self.is_finished else f"{rounds}, not finished"
+
     def title(self) -> str:
         """Return one line that says what this run is."""
         data = self.summary.get("data") or short_name(str(self.setting("data.name") or ""))

@@ -14,6 +14,8 @@ from fedsrv.report.panels import listed
 from fedsrv.report.quantities import view_name
 from fedsrv.report.run_record import RunRecord, SeedGroup, rare_classes
 
+MOST_SAID = 4
+"""Groups that a sentence calls by name."""
 ALIKE = 1.25
 """Weights whose largest is no more than so many times the smallest say nothing of who helped."""
 
@@ -34,7 +36,7 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
         return
     what = metric(name)
     texts = {k: f"{100 * v:.1f} %" if what.unit else f"{v:.4g}" for k, v in values.items()}
-    yield f"{_capital(what.title)}: {_each(texts)}."
+    yield f"{_capital(what.title)}: {_each(texts, values)}."
     if len(values) < 2 or not what.better:
         return
     first = best_group(groups, name)
@@ -55,24 +57,26 @@ def _on_rare_classes(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
             for label, value in rare.items()
             if label in every
         }
-        yield f"On the rare classes{listed(classes)}: {_each(texts)}."
+        yield f"On the rare classes{listed(classes)}: {_each(texts, rare)}."
 
 
 def _on_old_tasks(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     view = q.comparable_view([run for group in groups for run in group.runs])
     when = view_name(view)
-    ends = {}
+    ends = dict[str, float]()
     for group in groups:
         found = group.merge(partial(q.final_task_accuracy, view=view))
         if earlier := [spread.mean for task, spread in found.items() if task < max(found)]:
-            ends[group.label] = f"{100 * fmean(earlier):.1f} %"
+            ends[group.label] = fmean(earlier)
     if ends:
-        yield f"On earlier tasks, models at the end ({when}): {_each(ends)}."
+        texts = {label: f"{100 * value:.1f} %" for label, value in ends.items()}
+        yield f"On earlier tasks, models at the end ({when}): {_each(texts, ends)}."
     lost = {g.label: g.merge(partial(q.lost_by_task, view=view)).values() for g in groups}
-    means = {label: fmean(s.mean for s in found) for label, found in lost.items() if found}
-    if means:
-        texts = {label: _change(-value) for label, value in means.items()}
-        yield f"From the best accuracy on each earlier task to the end ({when}): {_each(texts)}."
+    gains = {label: -fmean(s.mean for s in found) for label, found in lost.items() if found}
+    if gains:
+        texts = {label: _change(value) for label, value in gains.items()}
+        said = _each(texts, gains)
+        yield f"From the best accuracy on each earlier task to the end ({when}): {said}."
 
 
 def _who_helped(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
@@ -99,15 +103,16 @@ def _who_helped(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
 
 
 def _at_what_cost(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
-    texts = {}
+    texts, sizes = dict[str, str](), dict[str, float]()
     for group in groups:
         moved = group.merge(partial(RunRecord.totals, part="bytes"))
         spent = group.merge(partial(RunRecord.totals, part="seconds"))
         if "up" in moved and "wall" in spent:
             sent, took = moved["up"].mean, spent["wall"].mean
             texts[group.label] = f"{bytes_text(sent)} in {took:.1f} s"
+            sizes[group.label] = sent
     if texts:
-        yield f"Clients sent: {_each(texts)}."
+        yield f"Clients sent: {_each(texts, sizes)}."
 
 
 def _of(groups: Sequence[SeedGroup], name: str) -> dict[str, float]:
@@ -115,10 +120,15 @@ def _of(groups: Sequence[SeedGroup], name: str) -> dict[str, float]:
     return {label: spread.mean for label, spread in merged.items() if spread is not None}
 
 
-def _each(texts: Mapping[str, str]) -> str:
-    """Return the text of each group; one alone needs no name."""
+def _each(texts: Mapping[str, str], values: Mapping[str, float]) -> str:
+    """Return the text of each group, of many the least and the largest; one alone has no name."""
     if len(texts) == 1:
         return next(iter(texts.values()))
+    if len(texts) > MOST_SAID and len({*texts.values()}) == 1:
+        return f"{next(iter(texts.values()))} each"
+    if len(texts) > MOST_SAID:
+        low, high = (pick(texts, key=values.__getitem__) for pick in (min, max))
+        return f"from {low} {texts[low]} to {high} {texts[high]}"
     return ", ".join(f"{label} {text}" for label, text in texts.items())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +16,9 @@ from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.run_record import RunRecord, group_runs, read_run
 from fedsrv.report.story import story
 from fedsrv.state.cross_check import differences
+
+if TYPE_CHECKING:
+    from fedsrv.report.page import Section
 
 
 def report_command(runs: list[Path], html: Path | None, everything: bool = False) -> None:
@@ -90,9 +94,7 @@ def final_table(run: RunRecord | Path, everything: bool = False) -> Table:
     """
     run = read_run(run) if isinstance(run, Path) else run
     seed = "" if run.seed is None else f", seed {run.seed}"
-    state = "" if run.is_finished else ", not finished"
-    title = f"{run.title()}{seed}: {run.rounds} rounds{state}"
-    return one_column(run, everything).rich(title)
+    return one_column(run, everything).rich(f"{run.title()}{seed}: {run.extent}")
 
 
 def compare(runs: Sequence[RunRecord], everything: bool = False) -> Table:
@@ -121,11 +123,12 @@ def write_page(run: RunRecord) -> Path:
     return page
 
 
-def write_html(runs: Sequence[RunRecord], path: Path) -> None:
+def write_html(runs: Sequence[RunRecord], path: Path, further: Sequence[Section] = ()) -> None:
     """Write one self-contained page about these runs, whole or not at all.
 
     Args:
         runs: what the page is about.
+        further: what else the page shows.
         path: a file, or what takes a stream, such as ``/dev/stdout``.
 
     Raises:
@@ -133,7 +136,7 @@ def write_html(runs: Sequence[RunRecord], path: Path) -> None:
     """
     from fedsrv.report.page import page  # imports jinja: only when a page is wanted
 
-    text = page(group_runs(runs))
+    text = page(group_runs(runs), further)
     if path.is_char_device() or path.is_fifo():
         path.write_text(text, encoding="utf-8")
     else:

@@ -20,7 +20,7 @@ from fedsrv.sweep.places import place_of
 from fedsrv.sweep.plan import PlannedRun, Sweep, plan
 from fedsrv.sweep.progress import SweepProgress
 from fedsrv.sweep.record import outcome_of, to_json
-from fedsrv.sweep.tables import draw, page, write_csv
+from fedsrv.sweep.tables import draw, page, section_of, write_csv
 
 
 def run_sweep(
@@ -84,14 +84,16 @@ def run_sweep(
     failed += damaged
     ended = [run for run in runs if run not in failed]
     html = out / "report.html"
+    further = []
     with _writing_tables(out):
         if sweep.columns:
             outcome = outcome_of(sweep, runs, len(seeds), damaged)
             _tabulate(outcome, out, say)
+            further = [section_of(outcome)]
         elif ended:
             report_command([run.directory for run in ended], None)
         if ended:
-            write_html([read_run(run.directory) for run in ended], html)
+            write_html([read_run(run.directory) for run in ended], html, further)
             say(f"report: {html}")
     if failed:
         names = ", ".join(run.directory.name for run in failed)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedmodels.charts import Chart, Spread, document
 from fedmodels.files import replacing, write_atomically
@@ -14,20 +16,38 @@ from fedsrv.report.frame import known, spread_of
 from fedsrv.sweep.outcome import Outcome, unit_of
 from fedsrv.sweep.plan import Cell
 
+if TYPE_CHECKING:
+    from fedsrv.report.page import Section
+
+
+BOLD = "Bold: better than every other row of its setting; no interval has zero."
+DIFFERENCES = (
+    "Differences to {} over the same seeds: mean [95 % interval by Student's t]. A star marks an "
+    "interval without zero, uncorrected for many rows."
+)
+
 
 def page(outcome: Outcome) -> str:
     """Return all tables in Markdown: scores, ladders, differences, curves."""
     parts = [outcome.table().markdown()]
     if outcome.winners:
-        parts.append("Bold: better than every other row of its setting; no interval has zero.\n")
+        parts.append(f"{BOLD}\n")
     parts += [ladder.markdown() for ladder in outcome.ladders()]
     if (differences := outcome.difference_table()).rows:
-        parts.append(
-            f"Differences to {outcome.against} over the same seeds: mean [95 % interval by "
-            "Student's t]. A star marks an interval without zero, uncorrected for many rows.\n"
-        )
-        parts.append(differences.markdown())
+        parts += [f"{DIFFERENCES.format(outcome.against)}\n", differences.markdown()]
     return "\n".join([*parts, *(table.markdown() for table in outcome.curve_tables())])
+
+
+def section_of(outcome: Outcome) -> Section:
+    """Return the same tables, and the charts, for the page of the sweep."""
+    from fedsrv.report.page import Section  # imports jinja: only when a page is wanted
+
+    scores = replace(outcome.table(), captions=[BOLD] if outcome.winners else [])
+    differences = outcome.difference_table()
+    told = replace(differences, captions=[DIFFERENCES.format(outcome.against)])
+    tables = [scores, *outcome.ladders(), *([told] if told.rows else [])]
+    intro = "Means over seeds, with the standard deviation of metrics."
+    return Section("The sweep's columns", intro, [("", [*charts_of(outcome)])], tables)
 
 
 def write_csv(outcome: Outcome, out: Path) -> None:

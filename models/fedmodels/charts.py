@@ -133,8 +133,12 @@ def svg(chart: Chart) -> str:
 
 def document(charts: Sequence[Chart], across: int = 3) -> str:
     """Return charts side by side, with their captions and one legend, as an SVG file."""
-    labels = list(dict.fromkeys(label for chart in charts for label in chart.values))
-    charts = [replace(c, values={n: c.values.get(n, {}) for n in labels}) for c in charts]
+    lines = [chart for chart in charts if chart.kind != "cells"]
+    labels = list(dict.fromkeys(label for chart in lines for label in chart.values))
+    charts = [
+        replace(c, values={n: c.values.get(n, {}) for n in labels}) if c in lines else c
+        for c in charts
+    ]
     across = min(across, len(charts))
     parts, top = [], 0.0
     for first in range(0, len(charts), across):
@@ -146,7 +150,7 @@ def document(charts: Sequence[Chart], across: int = 3) -> str:
             parts.append(f'<g transform="translate(0 16)">{marks}</g></g>')
         top += max(height for _, height in row) + 26
     width = across * (WIDTH + 10)
-    named, height = _legend(dict(enumerate(labels)), top, width) if labels != [""] else ("", 0)
+    named, height = _legend(dict(enumerate(labels)), top, width) if len(labels) > 1 else ("", 0)
     name = ", ".join(chart.caption for chart in charts)
     return file_of("".join(parts) + named, width, top + height, name)
 

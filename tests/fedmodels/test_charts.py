@@ -146,6 +146,14 @@ def test_a_file_has_colours_of_its_own_and_is_the_same_each_time() -> None:
     assert whole.count(">one</text>") == 4
 
 
+def test_a_file_may_hold_lines_and_cells() -> None:
+    lines = Chart("lines", "lines", {"only": of(1.0, 2.0)}, "round", "loss")
+    whole = document([lines, cells([1.0, 2.0])])
+    assert whole.count("h1v1h-1z") == 2
+    assert "only, round 1: 1" in whole
+    assert ">only</text>" not in whole, "one line needs no legend"
+
+
 def test_the_table_of_a_chart_has_its_names() -> None:
     chart = Chart("c", "bars", {"a": {1: Spread(0.5, 0.1, 3)}}, "class", "accuracy", "", {1: "cat"})
     assert chart.table()[1] == ("a", "cat", 0.5, 0.1, 3)

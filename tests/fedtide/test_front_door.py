@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import doctest
 import json
+import re
 import select
 import signal
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -342,3 +345,14 @@ def test_wrong_types_get_a_line() -> None:
     for rounds in (1.5, 0, True):
         with pytest.raises(ConfigError, match="give a whole number of rounds"):
             fedtide.runs.Run(Path("nowhere")).extend(rounds)  # type: ignore[arg-type]
+
+
+def test_a_notebook_shows_a_run_as_a_table_and_charts(done: fedtide.Run) -> None:
+    shown = done._repr_html_()
+    assert "fedper on digits" in shown
+    assert "(a_loc) %</th>" in shown
+    (address,) = re.findall(r'src="data:image/svg\+xml;base64,(.*?)"', shown)
+    drawn = ElementTree.fromstring(base64.b64decode(address))
+    texts = {"".join(node.itertext()) for node in drawn.iter()}
+    assert any(text.startswith("How good: ") for text in texts)
+    assert "<script" not in shown

@@ -15,10 +15,12 @@ import tomli_w
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import parse_experiment
 from fedsrv.report.frame import RunNumbers, winner
+from fedsrv.report.run_record import read_run
+from fedsrv.report.tables import write_html
 from fedsrv.sweep.outcome import Outcome
 from fedsrv.sweep.plan import Cell, Sweep, plan
 from fedsrv.sweep.record import read_record, to_json
-from fedsrv.sweep.tables import charts_of, draw, page
+from fedsrv.sweep.tables import charts_of, draw, page, section_of
 from tests.conftest import TABLES
 
 LENGTHS = {"1 × rounds": 1, "2 × rounds": 2}
@@ -190,3 +192,17 @@ def test_settings_and_lengths_have_a_line_for_each_setting() -> None:
         "s: A": pytest.approx([0.5, 0.6]), "t: A": pytest.approx([0.7, 0.8]),
     }  # fmt: skip
     assert list(curve.values) == ["s: A", "t: A"]
+
+
+def test_the_page_of_a_sweep_has_its_tables_and_charts(tmp_path: Path) -> None:
+    section = section_of(outcome())
+    assert [table.corner for table in section.tables] == ["", "A_loc", ""]
+    assert [chart.caption for _, charts in section.grids for chart in charts] == ["A_loc", "IAA"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rounds.jsonl").write_text("{}\n")
+    write_html([read_run(tmp_path / "run")], tmp_path / "page.html", [section])
+    text = (tmp_path / "page.html").read_text()
+    assert text.index("The sweep&#39;s columns") < text.index("<h2>Settings</h2>")
+    assert "<td class=best>75.00 ± 4.08</td>" in text
+    assert "+9.97 [+9.82, +10.11] *" in text
+    assert ">×2</text>" in text

@@ -83,7 +83,9 @@ class Launches:
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     found = Launches()
     monkeypatch.setattr(execution, "subprocess", SimpleNamespace(run=found, STDOUT=-2))
-    monkeypatch.setattr("fedsrv.sweep.sweeping.write_html", lambda runs, path: path.write_text(""))
+    monkeypatch.setattr(
+        "fedsrv.sweep.sweeping.write_html", lambda runs, path, further: path.write_text("")
+    )
     return found
 
 
