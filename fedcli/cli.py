@@ -21,6 +21,7 @@ from fedmodels.log_lines import LogLevel, set_up_logging
 if TYPE_CHECKING:
     import torch
 
+    from fedcli.runtime.link import Link
     from fedmodels.tensors.bundle import ClientId
 
 
@@ -49,7 +50,13 @@ ClientIds = Annotated[
     str, typer.Option(help="An id, a range such as 0-24 or 0-24:2, or evaluator.")
 ]
 Server = Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")]
-DataRoot = Annotated[Path, typer.Option(help="Partition root; DIR/<id> is opened, nothing else.")]
+DataRoot = Annotated[
+    Path,
+    typer.Option(
+        help="A client's own recordings or photos, cut as the run wants them; or a partition root, "
+        "of which DIR/<id> is opened and nothing else."
+    ),
+]
 StateDir = Annotated[
     Path, typer.Option(help="Where private states and the session are kept, by id.")
 ]
@@ -152,6 +159,7 @@ def join(
         raise ConfigError(f"--state-dir {state_dir} is a file, not a directory; give another one")
     link = Link(server, credentials, give_up_after)
     where = _device(device)
+    data = _brought(link, clients, data, state_dir / "own-data")
     own = {"code": code or (), "weights": weights or ()}
     host = Host(clients, link, data, state_dir, where, start_over=start_over, **own)
     try:
@@ -166,6 +174,31 @@ def join(
         raise ConfigError(str(error)) from None
     except OSError as error:  # a disk that is full now may have room later
         raise ArchiveError(why_file_is_no_good(error) or str(error)) from None
+
+
+def _brought(link: Link, clients: list[ClientId], data: Path, cache: Path) -> Path:
+    """Return where clients' directories are; files as a site has them are cut first.
+
+    Raises:
+        ConfigError: files of one's own are of several clients; or they cannot be cut.
+    """
+    from fedcli.data.store.site import cut, is_cut
+
+    if is_cut(data) or clients == ["evaluator"]:
+        return data
+    (client, *others) = clients
+    if others or not isinstance(client, int):
+        raise ConfigError(
+            f"--data {data} holds files of one client: name it with --client-id, or give clients' "
+            "directories as fedcli partition makes them"
+        )
+    from fedpb.tables import values_of
+
+    wanted = link.prepare(client)
+    try:
+        return cut(data, values_of(wanted.data), wanted.seed, client, cache)
+    except DataError as error:  # as with a wrong option, the same command again is in vain
+        raise ConfigError(str(error)) from None
 
 
 def clients_of(text: str) -> list[ClientId]:

@@ -30,6 +30,7 @@ from fedcli.runtime.answers import (
 from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
+from fedpb import PROTOCOL
 from fedpb.channels import channel_options, why_unreachable
 from fedpb.codec import frames_of, merged, messages
 from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES, packed
@@ -76,6 +77,7 @@ class Link:
             if credentials
             else grpc.insecure_channel(address, options)
         )
+        self._prepare = self._unary("Prepare", rpc.PrepareRequest, rpc.PrepareResponse)
         self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
         self._join_several = self._unary(
             "JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinSeveralResponse
@@ -182,6 +184,22 @@ class Link:
         return why_unreachable(details, self.address, over_tls=self._over_tls)
 
     # --- calls ------------------------------------------------------------------------------------
+
+    def prepare(self, client: ClientId) -> rpc.PrepareResponse:
+        """Ask how the run wants a client's own files cut.
+
+        Raises:
+            ConfigError: the run says nothing of it, by the server's line.
+            LinkError: the server refused, with its line.
+        """
+        request = rpc.PrepareRequest(client_id=str(client), protocol=PROTOCOL)
+        try:
+            reply: rpc.PrepareResponse = self._patiently(
+                f"client {client}", lambda: self._prepare(request)
+            )
+        except UploadRefused as error:
+            raise ConfigError(str(error)) from None
+        return reply
 
     def join(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest) -> rpc.JoinResponse:
         """Join the run as one client, or as several.

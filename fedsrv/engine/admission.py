@@ -7,14 +7,20 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
+from unicodedata import normalize
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
+from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId, Problem
 from fedsrv.engine.client_profile import Profile
 
 Names = tuple[str, ...]
+_HELP = (
+    "; where a client may lack some of the classes, list every class in [data] classes of the "
+    "coordinator's config"
+)
 MOST_TASKS = 10_000
 """Of a client, where no scenario says how many it has."""
 
@@ -57,7 +63,9 @@ class Admission:
         """Class names of each admitted client that states them."""
         self._votes, self._voices = Counter[Problem](), Counter[Names]()
         """How many admitted clients state each problem, and each tuple of class names."""
-        self._names: Names = ()
+        self._names: Names = _listed_in(experiment)
+        self._lists_names = bool(self._names)
+        """Whether the config itself says how the classes are called."""
         self._origin: Mapping[str, Any] | None = None
         """The partition of the client that was checked last; it is the config's."""
         for client, text in known.items():
@@ -97,10 +105,18 @@ class Admission:
                     "description; a run keeps the data that it began with, so begin a new run "
                     "(its [net] weights may be this run's exported model)"
                 )
+            strange = [name for name in profile.class_names if name not in self._names]
+            if self._lists_names and strange:
+                raise PayloadError(
+                    f"client {client} has the class {printable(strange[0], 60)!r}, which the run "
+                    f"does not know: it has {_listed(self._names)}; add it to [data] classes of "
+                    "the coordinator's config, or leave it out of the client's data"
+                )
             if self._problem is not None and profile.problem != self._problem:
+                others = profile.class_names not in ((), self._names)
                 raise PayloadError(
                     f"client {client} has {_described(profile.problem)}; the run has "
-                    f"{_described(self._problem)}"
+                    f"{_described(self._problem)}{_HELP if others and self._names else ''}"
                 )
             if self._names and profile.class_names not in ((), self._names):
                 raise PayloadError(
@@ -230,6 +246,15 @@ class Admission:
         if client in self._called:
             self._voices[self._called[client]] += vote
             self._voices += Counter()
+
+
+def _listed_in(experiment: Experiment | None) -> Names:
+    """Return the names of the classes that a config lists; none where it lists none."""
+    data = None if experiment is None else experiment.data
+    if data is None:
+        return ()
+    names = data.classes or (data.columns.classes if data.columns else None) or ()
+    return tuple(normalize("NFC", name) for name in names)
 
 
 def _described(problem: Problem) -> str:

@@ -73,6 +73,14 @@ class RelayService(Service):
         return super()._client(text, context)
 
     @coded
+    def prepare(
+        self, request: rpc.PrepareRequest, context: grpc.ServicerContext
+    ) -> rpc.PrepareResponse:
+        """Pass on that a client asks how its files are to be cut."""
+        self._client(request.client_id, context)
+        return _answer(lambda: self.uplink.prepare(request))
+
+    @coded
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
         """Pass on that a client joins."""
         client = self._client(request.client_id, context)

@@ -68,6 +68,7 @@ class Uplink:
         self.address, self.zstd = address, False
         self._over_tls = credentials is not None
         self._channel = caller_channel(address, credentials)
+        self._prepare = self._unary("Prepare", rpc.PrepareRequest, rpc.PrepareResponse)
         self._join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse)
         self._join_several = self._unary(
             "JoinSeveral", rpc.JoinSeveralRequest, rpc.JoinSeveralResponse
@@ -87,6 +88,11 @@ class Uplink:
         )
 
     # All of these raise CallFailed with the coordinator's code and line.
+
+    def prepare(self, request: rpc.PrepareRequest) -> rpc.PrepareResponse:
+        """Pass on a client's Prepare."""
+        reply: rpc.PrepareResponse = self._prepare(request, timeout=JOIN_S)
+        return reply
 
     def join(self, request: rpc.JoinRequest) -> rpc.JoinResponse:
         """Pass on a client's Join."""

@@ -47,6 +47,7 @@ def _handlers(service: Service) -> tuple[grpc.GenericRpcHandler, ...]:
     current = grpc.method_handlers_generic_handler(
         SERVICE,
         {
+            "Prepare": unary(service.prepare, rpc.PrepareRequest, rpc.PrepareResponse),
             "Join": join,
             "JoinSeveral": several,
             "Beat": unary(service.beat, rpc.BeatRequest, rpc.BeatResponse),

@@ -111,6 +111,8 @@ class Service:
         requires_identity: bool = False,
     ) -> None:
         self.run_id, self.experiment = run_id, table_of(experiment)
+        self._data: Mapping[str, Any] | None = experiment.get("data")
+        self._seed = int(experiment.get("seed", 0))
         self.cohort, self.events = cohort, events
         self.requires_identity = requires_identity
         self.complaints = Complaints(log)
@@ -151,6 +153,21 @@ class Service:
         return client, self.cohort.session(client, token)
 
     # --- calls ------------------------------------------------------------------------------------
+
+    @coded
+    def prepare(
+        self, request: rpc.PrepareRequest, context: grpc.ServicerContext
+    ) -> rpc.PrepareResponse:
+        """Tell a client how the run wants its own files cut."""
+        client = self._client(request.client_id, context)
+        self._check_protocol(request.protocol)
+        data = self._data
+        if data is None:
+            raise PayloadError(
+                f"client {client} brings files of its own, and the run's config has no [data] that "
+                "says how to cut them: bring a directory with client.json (docs/data.md)"
+            )
+        return rpc.PrepareResponse(data=table_of(data), seed=self._seed)
 
     @coded
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
@@ -196,10 +213,14 @@ class Service:
             self.cohort.join(client, description, one.token, one.versions, start_over, relay)
         return rpc.JoinSeveralResponse(joined=self._welcome(b""))
 
+    def _check_protocol(self, spoken: int) -> None:
+        """Check that a client speaks the protocol of this server."""
+        if spoken != PROTOCOL:
+            raise WrongRun(f"this server speaks protocol {PROTOCOL}, the client {spoken}")
+
     def _check_run(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest, whose: str) -> None:
         """Check that whoever joins speaks this protocol and is of this run."""
-        if request.protocol != PROTOCOL:
-            raise WrongRun(f"this server speaks protocol {PROTOCOL}, the client {request.protocol}")
+        self._check_protocol(request.protocol)
         if request.run_id and request.run_id != self.run_id:
             raise WrongRun(
                 f"{whose} to run {request.run_id[:8]}, this is run {self.run_id[:8]}; give it "

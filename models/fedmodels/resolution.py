@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.faults import fault_of
 from fedmodels.config.presets import config_meant
@@ -154,6 +155,18 @@ def received_experiment(
 
     experiment = experiment_of(without_places(tables), source, code)
     return with_own_weights(experiment, weights)
+
+
+def received_data(tables: Mapping[str, Any], source: str) -> Data:
+    """Check the table ``[data]`` that a server sent; it names no place on this machine.
+
+    Raises:
+        ConfigError: it is malformed.
+    """
+    try:
+        return Data.model_validate(without_places(tables, Data))
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_one_line(error, tables)}") from None
 
 
 def _check_declared(method: Method) -> None:

@@ -28,7 +28,8 @@ _EVALUATOR = {
     ("JoinSeveral", "fedpb.v1.Joining.client_id = 'evaluator'"),
 }
 REQUESTS: dict[str, type[Message]] = {
-    "Join": rpc.JoinRequest, "JoinSeveral": rpc.JoinSeveralRequest, "Pull": rpc.PullRequest,
+    "Prepare": rpc.PrepareRequest, "Join": rpc.JoinRequest,
+    "JoinSeveral": rpc.JoinSeveralRequest, "Pull": rpc.PullRequest,
     "Push": rpc.PushRequest, "PushSeveral": rpc.PushSeveralRequest, "Beat": rpc.BeatRequest,
     "Leave": rpc.LeaveRequest, "Watch": rpc.WatchRequest,
 }  # fmt: skip
@@ -68,6 +69,7 @@ class Liar:
         tasks = list(shared.tasks)
         shared.ClearField("tasks")
         requests = {
+            "Prepare": rpc.PrepareRequest(client_id=self.client, protocol=PROTOCOL),
             "Join": rpc.JoinRequest(
                 **who, description=description_of(self.description), protocol=PROTOCOL
             ),

@@ -70,7 +70,10 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
             f"{stated[-1][:SHOWN]}: labels would not stand for the same; give both the same"
         )
     highest = max(int(examples.y.max(initial=-1)) for examples in (train, test))
-    names = named_classes([str(c) for c in stated[0]], highest, name)
+    given = [str(c) for c in stated[0]]
+    if source.data.classes is not None and given not in ([], [*source.data.classes]):
+        raise ConfigError(f"[data] classes differs from those of {name}: {', '.join(given)}")
+    names = named_classes(given or source.data.classes or (), highest, name)
     if (train.groups is None) != (test.groups is None):
         raise DataError(f"{name}: only one of the two sets has groups; give them to both")
     variant = f"{len(train.y)} train and {len(test.y)} test examples"

@@ -52,11 +52,10 @@ def table(source: Source) -> Dataset:
 
 
 def columns_of(data: Data) -> Columns:
-    """Return what the columns are; ``[data] test_share`` goes before that of the columns."""
-    columns = data.columns or Columns()
-    if data.test_share is None:
-        return columns
-    return columns.model_copy(update={"test_share": data.test_share})
+    """Return what the columns are; keys of ``[data]`` go before those of the columns."""
+    columns, keys = data.columns or Columns(), ("test_share", "classes")
+    given = {key: getattr(data, key) for key in keys if getattr(data, key) is not None}
+    return columns.model_copy(update=given)
 
 
 def made(rows: Rows, columns: Columns, name: str, where: str, variant: str) -> Dataset:

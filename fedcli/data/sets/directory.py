@@ -54,7 +54,8 @@ def directory(source: Source) -> Dataset:
     for key in about:
         if key not in KEYS:
             raise DataError(f"{root / ABOUT}: unknown key {key!r}.{suggestion(key, KEYS)}")
-    names = _class_names(root, about)
+    names = [normalize("NFC", name) for name in source.data.classes or ()]
+    names = names or _class_names(root, about)
     if _holds_arrays(root):
         train, test = _arrays_of(root, source.data)
         return _made(root, train, test, names, about)

@@ -178,7 +178,7 @@ def load(data: Data) -> Dataset:
     if data.columns is not None and data.name not in ("table", "huggingface"):
         raise ConfigError(f"[data.columns] belongs to table and huggingface, not to {data.name}")
     if data.name in DATASETS and data.name not in OWN:
-        _check_unset(data, ("test_share", *OF_IMAGES), "data of one's own")
+        _check_unset(data, ("test_share", "classes", *OF_IMAGES), "data of one's own")
     if data.name == "table":
         _check_unset(data, OF_IMAGES, "images")
     source, known = source_of(data), DATASETS.get(data.name)

@@ -18,7 +18,7 @@ __all__ = ["Columns", "Data"]
 
 OF_IMAGES = ("channels", "resize", "crop", "ground", "frames")
 """The keys of ``[data]`` that say how images are read."""
-_ADDED = ("test_share", *OF_IMAGES)
+_ADDED = ("test_share", "classes", *OF_IMAGES)
 
 
 class Data(StrictTable):
@@ -46,6 +46,9 @@ class Data(StrictTable):
     """HHAR, RealWorld: leave out a window that ends exactly where its recording does."""
     columns: Columns | None = None
     """What the columns of a ``table`` or of a ``huggingface`` data set are."""
+    classes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
+    """Names of the classes in label order; those that occur, sorted, unless given. Where sites
+    bring their own files, each may lack some of them."""
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of each class, its last examples, that is for testing where the data have no test part
     of their own; 0.2 unless given."""
@@ -87,6 +90,19 @@ class Data(StrictTable):
     def _check_server(self) -> Data:
         if self.server_unlabelled is not None and self.server_examples is None:
             raise ConfigError("[data] server_unlabelled needs server_examples")
+        return self
+
+    @model_validator(mode="after")
+    def _check_classes(self) -> Data:
+        classes, of_columns = self.classes, self.columns and self.columns.classes
+        if classes is not None and of_columns not in (None, classes):
+            raise ConfigError("[data] classes and [data.columns] classes differ: give one")
+        if len({*(classes or ())}) < len(classes or ()):
+            raise ConfigError("[data] classes names a class twice")
+        if classes is not None and self.num_classes not in (None, len(classes)):
+            raise ConfigError(
+                f"[data] num_classes = {self.num_classes}, and classes names {len(classes)}"
+            )
         return self
 
     @model_validator(mode="after")

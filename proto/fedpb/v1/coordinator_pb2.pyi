@@ -21,6 +21,22 @@ ORDER_KIND_TRAIN: OrderKind
 ORDER_KIND_EVALUATE: OrderKind
 ORDER_KIND_FINISH: OrderKind
 
+class PrepareRequest(_message.Message):
+    __slots__ = ("client_id", "protocol")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    protocol: int
+    def __init__(self, client_id: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
+
+class PrepareResponse(_message.Message):
+    __slots__ = ("data", "seed")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    data: _table_pb2.Table
+    seed: int
+    def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+
 class JoinRequest(_message.Message):
     __slots__ = ("client_id", "run_id", "token", "versions", "protocol", "start_over", "description", "relay")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]

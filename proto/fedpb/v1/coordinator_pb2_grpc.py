@@ -35,6 +35,11 @@ class CoordinatorServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Prepare = channel.unary_unary(
+                '/fedpb.v1.CoordinatorService/Prepare',
+                request_serializer=fedpb_dot_v1_dot_coordinator__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=fedpb_dot_v1_dot_coordinator__pb2.PrepareResponse.FromString,
+                _registered_method=True)
         self.Join = channel.unary_unary(
                 '/fedpb.v1.CoordinatorService/Join',
                 request_serializer=fedpb_dot_v1_dot_coordinator__pb2.JoinRequest.SerializeToString,
@@ -80,6 +85,13 @@ class CoordinatorServiceStub:
 class CoordinatorServiceServicer:
     """One run's coordinator.
     """
+
+    def Prepare(self, request, context):
+        """Tells a client that brings its own files how the run wants them cut; no part in the run yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
         """Takes part in the run as one client; answers with the session and the resolved experiment.
@@ -140,6 +152,11 @@ class CoordinatorServiceServicer:
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.PrepareRequest.FromString,
+                    response_serializer=fedpb_dot_v1_dot_coordinator__pb2.PrepareResponse.SerializeToString,
+            ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
                     request_deserializer=fedpb_dot_v1_dot_coordinator__pb2.JoinRequest.FromString,
@@ -191,6 +208,33 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 class CoordinatorService:
     """One run's coordinator.
     """
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedpb.v1.CoordinatorService/Prepare',
+            fedpb_dot_v1_dot_coordinator__pb2.PrepareRequest.SerializeToString,
+            fedpb_dot_v1_dot_coordinator__pb2.PrepareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Join(request,

@@ -1,0 +1,148 @@
+"""A site's own files, cut as the run wants them: its client's directory, made once and kept.
+
+The run says windows, columns, sizes and classes by its table ``[data]``, and never a place. Classes
+go by name: a site may lack some, or have them in another order. What is cut stays at the site, in
+its state directory; files that change, or another ``[data]``, are cut anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+
+from fedcli.data.arrays import IntArray
+from fedcli.data.folders import files_below
+from fedcli.data.own.table_files import SUFFIXES
+from fedcli.data.pictures import ENDS
+from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.registry import OWN, load
+from fedcli.data.store.client_data import PARTS
+from fedcli.data.store.commands import thinned
+from fedcli.data.store.partition_store import STORE
+from fedcli.data.store.partition_writer import (
+    TABLE,
+    description_of,
+    why_not_written,
+    write_client,
+    written_whole,
+)
+from fedmodels.config.data import Data
+from fedmodels.data_description import ClientFile, TaskCounts
+from fedmodels.errors import ConfigError, DataError
+from fedmodels.printable import printable
+from fedmodels.resolution import received_data
+
+FORMAT = 1
+READ = (*SUFFIXES, *ENDS, ".npy", ".arrow")
+"""How the names of files end that a site may bring."""
+MOST_LETTERS = 60
+log = logging.getLogger(__name__)
+
+
+def is_cut(data: Path) -> bool:
+    """Tell whether a path holds clients' directories or a store, and no files as a site has them.
+
+    A path that is not there or holds neither counts as such: whoever opens it says so.
+    """
+    if not data.is_dir():
+        return not data.exists()
+    known = (data / "client.json", data / TABLE, data / STORE, data / "global-test")
+    if any(path.exists() for path in known) or any(data.glob("*/client.json")):
+        return True
+    return not any(path.suffix.lower() in READ for path in files_below(data))
+
+
+def cut(files: Path, tables: Mapping[str, Any], seed: int, client: int, cache: Path) -> Path:
+    """Return the directory above a client's data, made of its own files unless it was before.
+
+    Args:
+        files: a recording, or a directory of recordings or photos.
+        tables: the run's ``[data]``, as the server sent it.
+        seed: the run's.
+        client: whose files.
+        cache: where what is cut is kept.
+
+    Raises:
+        ConfigError: the run's data are of no kind that a site brings along.
+        DataError: files cannot be read, or the cache cannot be written.
+    """
+    data = received_data(tables, "the server's [data]")
+    if data.name not in OWN:
+        raise ConfigError(
+            f"--data {files} holds no client's directory, and the run's data are "
+            f"{printable(data.name, MOST_LETTERS)}: bring a directory that fedcli partition made"
+        )
+    data = data.model_copy(update={"root": str(files)})
+    root = cache / _stamp(files, data, seed, client)
+    if (root / str(client) / "client.json").is_file():
+        log.info("client %s: %s was cut before", client, files)
+        return root
+    dataset = thinned(_by_names(_loaded(data), _classes_of(data)), data, seed)
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(mode=0o700, exist_ok=True)  # for nobody else
+        with written_whole(root) as place:
+            _write(place / str(client), dataset)
+    except OSError as error:
+        if not (root / str(client) / "client.json").is_file():  # another process may have cut it
+            raise DataError(why_not_written(root, error)) from None
+    counts = f"{len(dataset.train_y)} examples to train on, {len(dataset.test_y)} to test on"
+    log.info("client %s: %s is cut as the run wants it: %s", client, files, counts)
+    return root
+
+
+def _loaded(data: Data) -> Dataset:
+    """Load a site's files; classes are those that occur."""
+    columns = data.columns and data.columns.model_copy(update={"classes": None})
+    return load(data.model_copy(update={"classes": None, "columns": columns}))
+
+
+def _classes_of(data: Data) -> tuple[str, ...]:
+    """Return the classes of the run in label order; none where its config lists none."""
+    return data.classes or (data.columns.classes if data.columns else None) or ()
+
+
+def _by_names(dataset: Dataset, classes: Sequence[str]) -> Dataset:
+    """Return a data set whose labels are the places of its classes among those of the run.
+
+    A class that the run does not know comes after these; the coordinator refuses it by its name.
+    """
+    if not classes:
+        return dataset
+    names = [normalize("NFC", name) for name in classes]
+    names += [name for name in dataset.class_names if name not in names]
+    places: IntArray = np.array([names.index(name) for name in dataset.class_names], dtype=np.int64)
+    return replace(
+        dataset, train_y=places[dataset.train_y], test_y=places[dataset.test_y],
+        num_classes=len(names), class_names=tuple(names),
+    )  # fmt: skip
+
+
+def _stamp(files: Path, data: Data, seed: int, client: int) -> str:
+    """Return the digest of all that a cut follows from."""
+    found = files_below(files) if files.is_dir() else [files]
+    stats = [(path, path.stat()) for path in found]
+    held = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+    facts = [FORMAT, data.identity(), seed, client, held]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _write(place: Path, dataset: Dataset) -> None:
+    """Write the directory of the site's client: one task with everything."""
+    held = {"train": (dataset.train_x, dataset.train_y), "test": (dataset.test_x, dataset.test_y)}
+    counts = {
+        part: tuple(np.bincount(y, minlength=dataset.num_classes).tolist())
+        for part, (_, y) in held.items()
+    }
+    described = description_of(dataset, (dataset.mean, dataset.std))
+    file = ClientFile(**described, tasks=(TaskCounts(**counts),))
+    place.mkdir()
+    write_client(place, file, [(0, part, held[part]) for part in PARTS])
