@@ -22,7 +22,7 @@ HEADING = "of the paper's steps, examples"
 ENOUGH = 0.1
 """Part of the paper's steps that all runs of a line need, for it to refute without more words."""
 STUDY = re.compile(r"\[`([\w-]+)`\]")
-REFUTED = re.compile(r"\b([Rr]efuted)(?! at this length)\b")
+REFUTED = re.compile(r"\b([Rr]efuted)(?!\s+at\s+this\s+length)\b")
 
 
 @cache

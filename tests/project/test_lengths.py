@@ -7,9 +7,10 @@ import pytest
 from benchmarks.papers import lengths
 from benchmarks.papers.table import tables_of
 from benchmarks.papers.views import in_the_papers_view
-from benchmarks.records import RECORDS
+from benchmarks.records import PAGES, RECORDS
 from fedsrv.sweep.plan import Cell
 from fedsrv.sweep.record import read_record
+from tests.project.test_intervals import shown_on
 
 HEADS = f"| claim | verdict | {lengths.HEADING} | study |\n|---|---|---|---|"
 
@@ -44,6 +45,15 @@ def test_below_a_tenth_nothing_is_refuted_but_at_this_length(study, said) -> Non
     page = lengths.rendered(f"{HEADS}\n{line('[refuted](x), or so', study)}")
     assert f"[{said}](x)" in page
     assert lengths.rendered(page) == page
+
+
+def test_pages_of_short_studies_refute_nothing_but_at_this_length() -> None:
+    """The claims say it at their top: two of their studies are as long as a paper's."""
+    papers = lengths.papers_cells()
+    for page in sorted({file.name for file in PAGES.glob("*.md")} - {"claims.md"}):
+        studies = shown_on(page) & papers.keys()
+        if any(lengths.shares(study)[0][0] < lengths.ENOUGH for study in studies):
+            assert not lengths.REFUTED.search((PAGES / page).read_text()), page
 
 
 def test_the_papers_view_has_fedavg_just_trained_and_others_as_received() -> None:
