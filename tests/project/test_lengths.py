@@ -64,6 +64,12 @@ def test_the_papers_view_has_fedavg_just_trained_and_others_as_received() -> Non
         assert found[cell] == outcome.values[heading][cell]
 
 
+def test_results_open_with_a_table_that_is_read_in_two_minutes() -> None:
+    lines = [line for line in lengths.PAGE.read_text().split("\n\n")[3].split("\n") if line]
+    assert lines[0].startswith("| method | what to expect |")
+    assert len(lines[2:]) <= 12
+
+
 def test_the_page_of_results_is_rendered() -> None:
     """After a change: ``python -m benchmarks.records``."""
     text = lengths.PAGE.read_text()
