@@ -349,7 +349,7 @@ def predict(
     elif run is not None or client is not None:
         raise ConfigError("--model FILE says which model: leave out --run and --client")
     trained = TrainedModel.load(model)
-    if caveat := trained.facts.caveat():
+    for caveat in trained.caveats():
         typer.echo(f"note: {caveat}", err=True)
     found = predictions(trained, model, inputs)
     out = out or (Path("predictions.csv") if are_many(inputs) and not as_json else None)

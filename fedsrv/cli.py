@@ -362,7 +362,7 @@ def export(
     model = global_model(run) if client is None else personal_model(run, client)
     write(model, to, place)
     typer.echo(f"written to {place}")
-    if caveat := model.facts.caveat():
+    for caveat in model.caveats():
         typer.echo(f"note: {caveat}", err=True)
 
 

@@ -89,7 +89,7 @@ def _program(model: TrainedModel) -> torch.export.ExportedProgram:
     """Return the graph of a model, for any number of raw inputs: float32, float64 if it is wide."""
     kind = torch.float64 if model.facts.is_wide else torch.float32
     x = torch.zeros(2, *model.facts.input_shape, dtype=kind)
-    batch = torch.export.Dim("batch", min=1)
+    batch = torch.export.Dim("batch", min=1 if model.net.takes_one else 2)
     try:
         return torch.export.export(model.eval(), (x,), dynamic_shapes={"x": {0: batch}})
     except (RuntimeError, ValueError, torch._dynamo.exc.TorchDynamoException) as error:

@@ -23,12 +23,19 @@ def tell(
 
 def tell_trained(order: rpc.Order, report: rpc.Report, num_bytes: int) -> None:
     """Log the figures of a local training, and the size of its upload."""
+    left_out = (
+        f"; {report.skipped_examples} left out: a batch of one example cannot be normalised"
+        if report.skipped_examples
+        else ""
+    )
     tell(
         "trained", order.client_id,
         f", round {order.round + 1}, task {order.task}: loss {report.loss:.4g} on "
-        f"{report.num_examples} examples in {report.seconds:.1f} s, {num_bytes} bytes go back",
+        f"{report.num_examples - report.skipped_examples} examples in {report.seconds:.1f} s, "
+        f"{num_bytes} bytes go back{left_out}",
         order, task=order.task, loss=report.loss, num_examples=report.num_examples,
-        seconds=report.seconds, bytes=num_bytes, metrics=dict(report.extra),
+        skipped_examples=report.skipped_examples, seconds=report.seconds, bytes=num_bytes,
+        metrics=dict(report.extra),
     )  # fmt: skip
 
 

@@ -239,6 +239,7 @@ class Worker:
             loss=done.loss if done.num_examples else 0.0,
             seconds=seconds,
             num_examples=done.num_examples,
+            skipped_examples=half.ctx.skipped,
             extra=half.ctx.metrics,
             peak_rss_bytes=self._peak_rss_bytes(),
         )

@@ -117,9 +117,17 @@ def untrained(profiles: Mapping[int, Profile]) -> str:
     found = [client for client, profile in profiles.items() if not profile.train.any()]
     if not found:
         return ""
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    whose = f"client{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:MOST_NAMED]))}{more}"
-    return f"no training example at {whose}: if that is not meant, look with fedcli check DIR"
+    return (
+        f"no training example at {clients_text(found)}: if that is not meant, look with fedcli "
+        "check DIR"
+    )
+
+
+def clients_text(clients: Sequence[object]) -> str:
+    """Return clients for a line: the first of them, and how many more there are."""
+    more = f" and {len(clients) - MOST_NAMED} more" if len(clients) > MOST_NAMED else ""
+    named = ", ".join(map(str, clients[:MOST_NAMED]))
+    return f"client{'s' if len(clients) > 1 else ''} {named}{more}"
 
 
 def common_limits(profiles: Iterable[Profile]) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ from fedsrv.engine.common_commit import back_before_the_odd, go_to_common_commit
 from fedsrv.engine.odd_uploads import check_left, far_out
 from fedsrv.engine.reduction import reduced
 from fedsrv.engine.roster import Roster
-from fedsrv.engine.rows import add_wire, commit_facts, put_scores, record_of
+from fedsrv.engine.rows import add_wire, commit_facts, left_out_of, put_scores, record_of
 from fedsrv.engine.schedule import (
     Step,
     ends_task,
@@ -83,6 +83,8 @@ class Engine:
         self._lost: StateLost | None = None
         """The loss for which the engine goes back to an earlier commit."""
         self._committing: Future[None] | None = None
+        self._told = set[str]()
+        """Kinds of notes on skipped examples that were told."""
 
     def run(self) -> dict[str, Any]:
         """Run to the end and return the summary.
@@ -294,6 +296,10 @@ class Engine:
         self.store.commit(record, state, counts)
         self._advance_watermark(record, syncer)
         self.events.tell("commit", **commit_facts(record), of=len(self.steps))
+        for kind, line in left_out_of(record).items():
+            if kind not in self._told:  # it is the same in most rounds
+                self._told.add(kind)
+                self.events.tell("note", line=line)
 
     def _settle(self) -> None:
         """Wait until the last interaction is committed; raise the error of its commit."""
@@ -436,6 +442,9 @@ class Engine:
 
     # --- the end ----------------------------------------------------------------------------------
 
+    def _macs(self) -> int:
+        return multiply_adds(self.run_facts.make_net(), self.run_facts.problem.input_shape)
+
     def _finish(self) -> dict[str, Any]:
         """Let every client store its final model and report its digest; return the summary."""
         everyone: list[ClientId] = [c for c in self.profiles if c not in self.aside]
@@ -449,9 +458,12 @@ class Engine:
         digests = [r.report.state_sha256 for c, r in results.by_client.items() if c != EVALUATOR]
         digest = state_digest(self.state.named(), digests)
         records = [record for record, _ in self.store.records()]
-        macs = multiply_adds(self.run_facts.make_net(), self.run_facts.problem.input_shape)
         names = [profile.dataset for profile in self.profiles.values()]
-        summary = summarise(records, self.experiment, self.method.local_view, digest, macs, names)
+        summary = summarise(
+            records, self.experiment, self.method.local_view, digest, self._macs, names
+        )
+        for figure, why in summary.get("figures_missing", {}).items():
+            self.events.tell("note", line=f"the summary goes without {figure}: {why}")
         asked = {*everyone, *range(self.experiment.schedule.clients)} - self.aside.keys()
         missing = asked - results.by_client.keys()
         summary |= left_out(missing, self.history.started_over, self.aside)

@@ -9,7 +9,7 @@ from typing import Any
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import Metrics
 from fedsrv.engine import odd_uploads
-from fedsrv.engine.client_profile import Profile
+from fedsrv.engine.client_profile import Profile, clients_text
 from fedsrv.engine.cohort import Answer, Answers
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over, client_rows, own_test, round_metrics
@@ -34,9 +34,13 @@ def record_of(
     """
     clients = {c: r for c, r in results.by_client.items() if isinstance(c, int)}
     reports = {c: r.report for c, r in clients.items()}
-    trained = [r for r in reports.values() if r.num_examples and math.isfinite(r.loss)]
-    examples = sum(r.num_examples for r in trained)
-    loss = sum(r.loss * r.num_examples for r in trained)
+    trained = [
+        (r.num_examples - r.skipped_examples, r.loss)
+        for r in reports.values()
+        if r.num_examples > r.skipped_examples and math.isfinite(r.loss)
+    ]
+    examples = sum(n for n, _ in trained)
+    loss = sum(n * mean for n, mean in trained)
     record: Record = {
         "round": step.round,
         "interaction": step.interaction,
@@ -51,6 +55,7 @@ def record_of(
                     "loss": r.loss,
                     "seconds": r.seconds,
                     "num_examples": r.num_examples,
+                    **({"skipped_examples": r.skipped_examples} if r.skipped_examples else {}),
                     "peak_rss_bytes": r.peak_rss_bytes,
                     **dict(r.extra),
                 }
@@ -70,6 +75,29 @@ def record_of(
     if series:
         record["series"] = series
     return record
+
+
+def left_out_of(record: Record) -> dict[str, str]:
+    """Return lines on the training examples that a record's clients left out, by what they are.
+
+    ``some`` are of a last batch of one; ``all`` are of clients that took no step.
+    """
+    rows = {c: r for c, r in record["clients"].items() if r.get("skipped_examples")}
+    idle = [c for c, r in rows.items() if r["skipped_examples"] == r["num_examples"]]
+    some = {c: r["skipped_examples"] for c, r in rows.items() if c not in idle}
+    why = "the net normalises over the batch, and a batch of one example cannot be normalised"
+    found = {}
+    if some:
+        found["some"] = (
+            f"round {record['round'] + 1} left {sum(some.values())} training examples out, at "
+            f"{clients_text([*some])}: {why}; in other epochs they are others"
+        )
+    if idle:
+        found["all"] = (
+            f"round {record['round'] + 1} trained nothing at {clients_text(idle)}: {why}; give "
+            "them more examples, or take a net without batch normalisation"
+        )
+    return found
 
 
 def put_scores(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,11 @@ from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.metrics import average_forgetting_measure, best_round, forgetting
 from fedmodels.own_code import short_name
 from fedmodels.tensors.bundle import ClientId
+from fedmodels.training.fault import line_of
 from fedsrv.engine.schedule import Step, is_scored
 from fedsrv.state.record import ClientRow, Record
+
+log = logging.getLogger(__name__)
 
 _OF_CLIENTS = ("personalization", "personalization_std", "generalization", "generalization_std")
 _OF_SERVER = ("global_f1", "a_glo_balanced")
@@ -28,21 +33,35 @@ def summarise(
     experiment: Experiment,
     local_view: str,
     state_sha256: str,
-    macs_per_example: int,
+    count_macs: Callable[[], int],
     datasets: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the content of ``summary.json``.
+
+    The run has finished, so no figure of the report may fail it: ``figures_missing`` says which
+    ones could not be computed, and why.
 
     Args:
         records: of all interactions, in order.
         experiment: of the run.
         local_view: the view in which clients' own models are scored.
         state_sha256: the digest of the final state.
-        macs_per_example: multiply-adds of one forward pass.
+        count_macs: counts the multiply-adds of one forward pass.
         datasets: what each client calls its data.
     """
     rows = [row for record in records for row in record["clients"].values()]
-    trained = sum(row.get("num_examples", 0) for row in rows) * experiment.training.local_epochs
+    skipped = sum(row.get("skipped_examples", 0) for row in rows)
+    trained = sum(row.get("num_examples", 0) for row in rows) - skipped
+    missing: dict[str, str] = {}
+    compute: dict[str, int] = {}
+    metrics: dict[str, float] = {}
+    with _figure("compute", missing):
+        macs, epochs = count_macs(), experiment.training.local_epochs  # backward counts twice
+        compute = {"macs_per_example": macs, "training_macs": 3 * macs * epochs * trained}
+    with _figure("metrics", missing):
+        metrics = run_metrics(records, experiment, local_view)
+    with _figure("afm", missing):
+        metrics |= afm_of(records, experiment)
     return {
         "format": 2,
         "method": experiment.method.name,
@@ -50,7 +69,7 @@ def summarise(
         "scenario": experiment.scenario.kind if experiment.scenario else "",
         "seed": experiment.seed,
         "rounds": 1 + max((r["round"] for r in records), default=-1),
-        "metrics": run_metrics(records, experiment, local_view),
+        "metrics": metrics,
         "bytes": {
             key: sum(r["bytes"][key] for r in records)
             for key in ("down", "up", "wire_down", "wire_up")
@@ -59,12 +78,23 @@ def summarise(
             key: sum(r["seconds"][key] for r in records) for key in ("train", "server", "wall")
         },
         "compute": {
-            "macs_per_example": macs_per_example,
-            "training_macs": 3 * macs_per_example * trained,  # backward counts twice
+            **compute,
             "peak_client_rss_bytes": max((row.get("peak_rss_bytes", 0) for row in rows), default=0),
         },
         "state_sha256": state_sha256,
+        **({"skipped_examples": skipped} if skipped else {}),
+        **({"figures_missing": missing} if missing else {}),
     }
+
+
+@contextmanager
+def _figure(name: str, missing: dict[str, str]) -> Iterator[None]:
+    """A block that computes a figure of the report, and says where it cannot."""
+    try:
+        yield
+    except Exception as error:  # a net of somebody else, or a file that has gone
+        log.debug("the summary goes without %s", name, exc_info=error)
+        missing[name] = line_of(error)
 
 
 def left_out(
@@ -98,9 +128,8 @@ def run_metrics(
     """Return a run's metrics: means over the last scored rounds, unless a metric says otherwise.
 
     ``best_…`` are values of the round that is best by ``evaluate.select_by`` (FedAli). AA is the
-    mean of the IAA series, and AFM compares it with the reference run (pFedGRP). Forgetting comes
-    from the last scored round of each task. :mod:`fedmodels.numerics.metric_names` says what each
-    metric is.
+    mean of the IAA series (pFedGRP). Forgetting comes from the last scored round of each task.
+    :mod:`fedmodels.numerics.metric_names` says what each metric is.
     """
     scored = [r["metrics"] for r in records if "a_glo" in r["metrics"] or "a_loc" in r["metrics"]]
     scored = scored or [r["metrics"] for r in records if r["metrics"]]
@@ -114,8 +143,6 @@ def run_metrics(
     if iaa:
         rounds = 1 + max(record["round"] for record in records)
         out["aa" if len(iaa) == rounds else "aa_scored"] = float(np.mean(iaa))
-        if experiment.evaluate.reference:
-            out["afm"] = _afm(records, Path(experiment.evaluate.reference))
     whole = _ends_of_tasks_are_scored(records)
     views = {"forgetting" if whole else "forgetting_scored": local_view}
     if whole:
@@ -226,15 +253,18 @@ def _task_series(row: ClientRow, view: str) -> list[float | None]:
     return list(row.get("views", {}).get(view, {}).get("tasks") or [])
 
 
-def _afm(records: Sequence[Record], reference: Path) -> float:
-    """Return AFM against a reference run.
+def afm_of(records: Sequence[Record], experiment: Experiment) -> dict[str, float]:
+    """Return AFM against the reference run, where there is one and this run has a series of IAA.
 
     Raises:
-        DataError: the reference scored other rounds.
+        DataError: the reference scored other rounds, or has gone.
     """
-    run, other = _iaa_by_interaction(records), iaa_series(reference)
-    _check_same_rounds(run, other, reference)
-    return average_forgetting_measure(list(run.values()), list(other.values()))
+    run, named = _iaa_by_interaction(records), experiment.evaluate.reference
+    if not named or not run:
+        return {}
+    other = iaa_series(Path(named))
+    _check_same_rounds(run, other, Path(named))
+    return {"afm": average_forgetting_measure(list(run.values()), list(other.values()))}
 
 
 def check_reference(experiment: Experiment, steps: Sequence[Step]) -> None:

@@ -29,7 +29,8 @@ MOST_REMEMBERED = 1000
 """Clients of which the last announcement stays in memory."""
 GLOBAL_TEST = "global-test"
 OWN_KEYS = frozenset(
-    {"loss", "seconds", "num_examples", "peak_rss_bytes", "views", *(one.name for one in UPLOADS)}
+    ["loss", "seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views"]
+    + [one.name for one in UPLOADS]
 )
 """Names that a client's row of a record uses itself; a method's own numbers have others."""
 MOST_SECONDS = 1e8
@@ -106,6 +107,8 @@ class Terms:
             history, replay = self.method.keeps_history, self.method.replays
             most = announced.most_examples(history=history, replay=replay)
         check_examples(report.num_examples, most, "the report's number of examples")
+        if not 0 <= report.skipped_examples <= report.num_examples:
+            raise PayloadError("the report leaves out more examples than it has")
         if not 0 <= report.seconds <= MOST_SECONDS or not 0 <= report.peak_rss_bytes <= MOST_BYTES:
             raise PayloadError("the report holds impossible seconds or bytes")
         for name, value in (("loss", report.loss), *report.extra.items()):

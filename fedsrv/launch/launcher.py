@@ -140,7 +140,11 @@ def launch(
 def show_end(out: Path, display: Lines) -> None:
     """Show the table of a run that has finished, and write its page."""
     record = read_run(out)
-    display.end(record)
+    try:
+        display.end(record)
+    except Exception as error:  # the run has finished all the same
+        log.exception("the table of %s", out)
+        display.say(f"the table cannot be shown: {type(error).__name__}", logging.WARNING)
     display.say("drawing the report")
     try:
         display.say_page(write_page(record))

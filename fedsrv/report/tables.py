@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from fedsrv.state.cross_check import differences
 
 if TYPE_CHECKING:
     from fedsrv.report.page import Section
+
+log = logging.getLogger(__name__)
 
 
 def report_command(runs: list[Path], html: Path | None, everything: bool = False) -> None:
@@ -115,9 +118,13 @@ def write_page(run: RunRecord) -> Path:
     page = run.path / "report.html"
     try:
         write_html([run], page)
-    except OSError as error:
+    except Exception as error:  # whatever it is, the run has finished
+        if not isinstance(error, OSError):
+            log.exception("the page of %s", run.path)
+        first = str(error).partition("\n")[0]
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {first}"
         raise PageNotWritten(
-            f"the run has finished, but its page {page} cannot be written: {error.strerror}; "
+            f"the run has finished, but its page {page} cannot be written: {why}; "
             f"when that is mended: fedsrv report {run.path} --html {page}"
         ) from None
     return page

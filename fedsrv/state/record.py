@@ -10,9 +10,10 @@ from typing import Any, NotRequired, TypedDict
 
 ClientRow = dict[str, Any]
 """What a client reported: ``loss``, ``seconds``, ``num_examples``, ``peak_rss_bytes``, the method's
-own numbers, and ``views`` once the client is scored. What the coordinator measured of its upload,
-also of one that does not count: ``difference_norm`` and ``difference_cosine``, and the norms of
-other parts (:mod:`fedsrv.engine.odd_uploads`)."""
+own numbers, ``skipped_examples`` where the last epoch left out some, and ``views`` once the client
+is scored. What the coordinator measured of its upload, also of one that does not count:
+``difference_norm`` and ``difference_cosine``, and the norms of other parts
+(:mod:`fedsrv.engine.odd_uploads`)."""
 
 
 class Traffic(TypedDict):

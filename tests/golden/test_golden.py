@@ -21,7 +21,7 @@ from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 
 HERE = Path(__file__).parent
 REWRITE = os.environ.get("FEDTIDE_REWRITE_GOLDEN") == "1"
-OWN_KEYS = {"seconds", "num_examples", "peak_rss_bytes", "views"}
+OWN_KEYS = {"seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views"}
 """What a client's row has beside metrics."""
 SHOWN = ("loss", "a_glo", "a_loc", "a_sel")
 

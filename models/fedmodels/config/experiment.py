@@ -144,7 +144,8 @@ class Training(StrictTable):
     local_epochs: PositiveCount = 1
     """Passes over the data of a task in one interaction."""
     batch_size: PositiveCount = 32
-    """Examples of a training step."""
+    """Examples of a training step; 2 or more for nets with batch normalisation, which leave a batch
+    of one out."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """The optimiser; its state lives for one phase of local training."""
     lr: Annotated[float, Field(gt=0)] = 0.01

@@ -175,6 +175,7 @@ class FedCIL(Accompanied):
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
+        run.make_net().check_batches(replay_batch=self.replay_batch, md_batch=self.md_batch)
         return replace(super().init_server(run), own=Bundle(weights=_extra(*self._fresh(run))))
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:
@@ -364,7 +365,9 @@ def _endless(ctx: ClientContext, n: int) -> Iterator[Tensor]:
     """Yield the index tensors of shuffled passes, one after another; none if there is no batch."""
     order, training = ctx.generator("order"), ctx.run.experiment.training
     while found := list(batches(n, ctx.net, training, order)):
+        ctx.skipped = n - sum(map(len, found))
         yield from found
+    ctx.skipped = n
 
 
 def _cached(held: Bundle | None, upload: Bundle, ctx: ServerContext) -> Bundle:

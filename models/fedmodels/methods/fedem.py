@@ -173,7 +173,7 @@ def losses_of(ctx: ClientContext, learners: list[Weights], x: Tensor, y: Tensor)
     size = ctx.run.experiment.evaluate.batch_size
     ctx.net.eval()
     columns = [
-        torch.cat([_logits(ctx, learner, part) for part in torch.split(x, size)])
+        torch.cat([_logits(ctx, learner, part) for part in ctx.net.split(x, size)])
         for learner in learners
     ]
     return torch.stack([cross_entropy(c, y, reduction="none") for c in columns], 1)

@@ -119,6 +119,9 @@ class FEDIC(FedAvg):
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
+        run.make_net().check_batches(
+            labelled_batch=self.labelled_batch, unlabelled_batch=self.unlabelled_batch
+        )
         calibrator = uncalibrated(run.problem.num_classes, run.width)
         return replace(super().init_server(run), own=Bundle(weights=calibrator))
 
@@ -154,7 +157,8 @@ class FEDIC(FedAvg):
         """Fine-tune the net on the labels; return its logits (n, K) and (m, K)."""
         net.train()
         optimizer = self._adam(list(net.parameters()), self.weight_decay)
-        for index in drawn(len(held.y), self.labelled_batch, self.fine_tuning_steps, draw):
+        steps = trainable(net, len(held.y), self.fine_tuning_steps)
+        for index in drawn(len(held.y), self.labelled_batch, steps, draw):
             step(optimizer, cross_entropy(net(held.x[index]), held.y[index]))
         return answers(net, held.x)[0], answers(net, held.unlabelled)[0]
 
@@ -182,8 +186,8 @@ class FEDIC(FedAvg):
         net.train()
         optimizer = self._adam(list(net.parameters()), self.weight_decay)
         steps = self.distillation_steps
-        soft = drawn(len(teacher), self.unlabelled_batch, steps, draw)
-        hard = drawn(len(held.y), self.labelled_batch, steps, draw)
+        soft = drawn(len(teacher), self.unlabelled_batch, trainable(net, len(teacher), steps), draw)
+        hard = drawn(len(held.y), self.labelled_batch, trainable(net, len(held.y), steps), draw)
         for index in hard:
             loss = (1 - self.ld) * cross_entropy(net(held.x[index]), held.y[index])
             unseen = next(soft, None)
@@ -208,6 +212,11 @@ def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
+def trainable(net: SplitNet, n: int, steps: int) -> int:
+    """Return how many steps a net can train on n examples: none on one that it cannot normalise."""
+    return 0 if n == 1 and net.normalises_batches else steps
+
+
 def drawn(n: int, size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield the positions of one batch for each step, without repetition inside of a batch."""
     for _ in range(steps if n else 0):
@@ -218,7 +227,7 @@ def drawn(n: int, size: int, steps: int, generator: torch.Generator) -> Iterator
 def answers(net: SplitNet, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits (n, K) and embeddings (n, d); puts the net into evaluation mode."""
     net.eval()
-    features = [net.features(part) for part in torch.split(x, BATCH) if len(part)]
+    features = [net.features(part) for part in net.split(x, BATCH) if len(part)]
     z = torch.cat(features) if features else torch.zeros(0, net.width)
     return net.head(z), z
 

@@ -60,7 +60,7 @@ from fedmodels.tensors.bundle import Bundle, GeneratorState
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.roles import tensors_of
 from fedmodels.training.augmentation import augmented
-from fedmodels.training.contexts import ClientContext, Metrics, ServerContext
+from fedmodels.training.contexts import ClientContext, Metrics, ServerContext, ServerState
 from fedmodels.training.method import Batch, Output
 from fedmodels.training.run import RunFacts
 
@@ -174,6 +174,12 @@ class TARGET(Remembering):
         return 0 if self.preset == "paper" else 20
 
     # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: RunFacts) -> ServerState:
+        run.make_net().check_batches(
+            synthesis_batch=self.synthesis_batch, num_images=self.num_images
+        )
+        return super().init_server(run)
 
     def remember(
         self, ctx: ServerContext, before: Bundle, old: SplitNet, known: Tensor

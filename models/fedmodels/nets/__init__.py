@@ -12,12 +12,16 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 import torch
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets.split import SplitNet, load_weights, spec_of, weights_of
 from fedmodels.own_code import is_own, loaded, own
+
+if TYPE_CHECKING:
+    from fedmodels.nets.own_net import Batches
 
 __all__ = [
     "SplitNet",
@@ -84,21 +88,24 @@ def make_net(
         ) from error
     if name in _BUILDERS:
         return built
-    from fedmodels.nets.own_net import as_split_net, check_repeats
+    from fedmodels.nets.own_net import Batches, as_split_net, check_repeats
 
     net = as_split_net(built, name, num_classes, shape)
-    if build not in _REPEAT:
+    made_as = (build, shape, repr(sorted(options.items())))
+    if made_as not in _TRIED:
         after = torch.get_rng_state()
         torch.set_rng_state(before)
         again = build(num_classes=num_classes, input_shape=shape, **options)
         torch.set_rng_state(after)
         check_repeats(net, as_split_net(again, name, num_classes, shape), name)
-        _REPEAT.add(build)
+        _TRIED[made_as] = Batches.of(net, shape, name)
+    _TRIED[made_as].tell(net)
     return net
 
 
-_REPEAT: set[Callable[..., SplitNet]] = set()
-"""What builds nets of one's own that were seen to begin alike under one seed."""
+_TRIED: dict[tuple[Callable[..., SplitNet], tuple[int, ...], str], Batches] = {}
+"""Nets of one's own that were seen to begin alike under one seed, by builder, inputs and options;
+and what batches they take."""
 
 
 def check_net(name: str, options: Iterable[str]) -> Callable[..., SplitNet]:

@@ -11,6 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmodels.nets.split import SplitNet
 
+EXAMPLES = 2
+"""Size of the batch that is counted: some nets cannot be called with one example."""
+
 
 @torch.no_grad()
 def multiply_adds(net: SplitNet, input_shape: tuple[int, ...]) -> int:
@@ -25,9 +28,9 @@ def multiply_adds(net: SplitNet, input_shape: tuple[int, ...]) -> int:
     training = net.training
     net.eval()
     with _Operations(flop_registry) as operations:
-        net(torch.zeros(1, *input_shape))
+        net(torch.zeros(EXAMPLES, *input_shape))
     net.train(training)
-    return int(operations.flops) // 2
+    return int(operations.flops) // 2 // EXAMPLES
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -21,5 +21,5 @@ def embeddings(net: SplitNet, x: Tensor) -> Tensor:
 @torch.no_grad()
 def embedded(net: SplitNet, x: Tensor) -> Tensor:
     """Return the embeddings (n, d) of a data set in the mode the net is in; n may be 0."""
-    parts = [net.features(part) for part in torch.split(x, BATCH)] if len(x) else []
+    parts = [net.features(part) for part in net.split(x, BATCH)] if len(x) else []
     return torch.cat(parts) if parts else torch.zeros(0, net.width, device=x.device)

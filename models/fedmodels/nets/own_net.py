@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import warnings
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import DTYPES, tensor_bytes
 
 BATCH = 2
@@ -88,6 +92,57 @@ def check_repeats(one: SplitNet, other: SplitNet, name: str) -> None:
                 f"draws random numbers outside of torch: {key} differs when it is built again "
                 "under one seed, and would in every process; draw by torch, such as torch.randn",
             )
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What batches a net takes."""
+
+    takes_one: bool
+    mixes_examples: bool
+    normalises_batches: bool
+
+    @classmethod
+    def of(cls, net: SplitNet, input_shape: tuple[int, ...], name: str) -> Self:
+        """Try a net with two examples and with one, in training and in evaluation mode.
+
+        Raises:
+            ConfigError: training mode fails on two examples, or the head on one embedding.
+        """
+        x = torch.ones(BATCH, *input_shape)
+        x[1] *= 0.5
+        trial = copy.deepcopy(net)
+        with seeded(0), torch.no_grad():
+            _tried(trial.train(), x, name, "training mode")
+            trains_one = not _needs_two(trial, x)
+            z = trial.eval().base(x)
+            takes_one = not _needs_two(trial.base, x)
+            if _needs_two(trial.head, z):
+                raise _wrong(
+                    name,
+                    "has a head that normalises over the batch and keeps no statistics: it could "
+                    "predict no single example; keep them (track_running_stats=True)",
+                )
+        norms = [part for part in net.parts if isinstance(part, _BatchNorm)]
+        mixes = net.mixes_examples or any(part.running_mean is None for part in norms)
+        return cls(takes_one, mixes or not takes_one, net.normalises_batches or not trains_one)
+
+    def tell(self, net: SplitNet) -> None:
+        """Let a net know what batches it takes."""
+        net.takes_one, net.mixes_examples = self.takes_one, self.mixes_examples
+        net.normalises_batches = self.normalises_batches
+
+
+def _needs_two(part: nn.Module, x: Tensor) -> bool:
+    """Tell whether a part gives numbers for two examples (2, …), and none for one of them."""
+    if not bool(part(x).isfinite().all()):
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a deviation of one number
+            return not bool(part(x[:1]).isfinite().all())
+    except (RuntimeError, ValueError):  # torch's, of layers that normalise over the batch
+        return True
 
 
 def _split(net: nn.Module, width: int, x: Tensor, name: str) -> SplitNet:

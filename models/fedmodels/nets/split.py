@@ -17,7 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from fedmodels.errors import PayloadError, suggestion
+from fedmodels.errors import ConfigError, PayloadError, suggestion
 from fedmodels.nets.precision import in_bfloat16
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
@@ -32,6 +32,8 @@ class SplitNet(nn.Module):
         head: maps (B, d) to logits (B, K).
         width: d, the number of coordinates of an embedding.
         mixes_examples: whether an embedding depends on its batch even in evaluation mode.
+        takes_one: whether evaluation mode can embed one example. Where a layer normalises over the
+            batch and keeps no statistics, it cannot; one example is then embedded beside a copy.
         mixed_precision: whether the base computes in bfloat16, as autocast has it; weights,
             embeddings and the head are float32 all the same.
         may_be_grouped: whether several such nets can run as one (:mod:`fedmodels.nets.grouped`).
@@ -44,11 +46,13 @@ class SplitNet(nn.Module):
         width: int,
         *,
         mixes_examples: bool = False,
+        takes_one: bool = True,
         may_be_grouped: bool = False,
     ) -> None:
         super().__init__()
         self.may_be_grouped = may_be_grouped
-        self.mixes_examples, self.mixed_precision = mixes_examples, False
+        self.mixes_examples, self.takes_one = mixes_examples, takes_one
+        self.mixed_precision = False
         self.base, self.head, self.width = base, head, width
         self._slots: list[tuple[str, dict[str, Tensor], str]] = []
         self._parameter_slots: list[tuple[str, dict[str, Tensor], str]] = []
@@ -102,8 +106,21 @@ class SplitNet(nn.Module):
 
     @cached_property
     def normalises_batches(self) -> bool:
-        """Whether a layer normalises over the batch, which needs two examples."""
+        """Whether a layer normalises over the batch in training, which needs two examples."""
         return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.parts)
+
+    def check_batches(self, **sizes: int) -> None:
+        """Check that the net can train on batches of the sizes that a config gives, by key.
+
+        Raises:
+            ConfigError: batches are of one example, and the net normalises over the batch.
+        """
+        for key, size in sizes.items():
+            if size == 1 and self.normalises_batches:
+                raise ConfigError(
+                    f"{key} = 1: the net normalises over the batch, which needs two examples: make "
+                    f"{key} larger, or take a net without batch normalisation"
+                )
 
     def _found(self) -> list[tuple[str, dict[str, Tensor], str]]:
         """Return (key, where it is kept, its name there) of each tensor."""
@@ -154,8 +171,22 @@ class SplitNet(nn.Module):
 
     def embedded(self, x: Tensor) -> Tensor:
         """Return what ``features`` does, of a batch in the memory format it has: torch.vmap's."""
+        if not (self.takes_one or self.base.training) and len(x) == 1:
+            return self.embedded(torch.cat([x, x]))[:1]
         z: Tensor = in_bfloat16(self.base, x) if self.mixed_precision else self.base(x)
         return z
+
+    def split(self, x: Tensor, size: int) -> Sequence[Tensor]:
+        """Return inputs or labels (n, …) in batches that the net takes in the mode it is in.
+
+        A batch has ``size`` examples, and the last one the rest. Where the net cannot take one
+        example, no batch has a single one: the last joins the batch before it.
+        """
+        takes_one = not self.normalises_batches if self.training else self.takes_one
+        batches = torch.split(x, size if takes_one else max(size, 2))
+        if not takes_one and len(batches) > 1 and len(batches[-1]) == 1:
+            return [*batches[:-2], torch.cat(batches[-2:])]
+        return batches
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (B, K) of a batch (B, *input_shape)."""

@@ -177,6 +177,15 @@ class TrainedModel(nn.Module):
         """Return the name of each class, or its number where it has none."""
         return list(self.facts.class_names) or [str(k) for k in range(self.facts.num_classes)]
 
+    def caveats(self) -> list[str]:
+        """Return lines on what answers of this net may be misread for."""
+        beside = (
+            "the net's answer to an input depends on the inputs that are given with it, as in its "
+            "scores"
+        )
+        found = (self.facts.caveat(), beside if self.net.mixes_examples else "")
+        return [line for line in found if line]
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (B, K) of raw inputs (B, *input_shape) of any dtype.
 
@@ -220,7 +229,12 @@ class TrainedModel(nn.Module):
         self.eval()
         if not len(inputs):
             return torch.zeros(0, self.facts.num_classes)
-        return torch.cat([self(part) for part in torch.split(inputs, BATCH)]).cpu()
+        if len(inputs) == 1 and not self.net.takes_one:
+            raise DataError(
+                "one input alone means nothing to this net, which normalises over the batch and "
+                "keeps no statistics; give several at once, as one .npy file"
+            )
+        return torch.cat([self(part) for part in self.net.split(inputs, BATCH)]).cpu()
 
     def save(self, path: Path) -> None:
         """Write weights and description as one safetensors file."""

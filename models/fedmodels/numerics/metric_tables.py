@@ -247,7 +247,10 @@ UPLOADS = (
 
 REPORTED = (
     *UPLOADS,
-    Metric("loss", "training loss", "mean over the cohort's examples", "–", -1, "", "≥ 0"),
+    Metric(
+        "loss", "training loss", "mean over the examples that the cohort trained on",
+        "–", -1, "", "≥ 0",
+    ),
     _number(
         "prototype_drift", "how far class prototypes moved",
         "mean over classes of ‖p' − p‖ / ‖p‖: prototypes p before and p' after an interaction",

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.algebra import replay_volumes
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.techniques.generators import Family, Painter, public
@@ -43,7 +44,7 @@ ALL = "all"
 class Judge:
     """A classifier that returns logits (n, K), in evaluation mode and without gradient."""
 
-    def __init__(self, net: nn.Module, batch_size: int = 256) -> None:
+    def __init__(self, net: SplitNet, batch_size: int = 256) -> None:
         self.net, self.batch_size = net, batch_size
         self.device = next(net.parameters()).device
 
@@ -53,7 +54,7 @@ class Judge:
         mode = self.net.training
         self.net.eval()
         try:
-            return torch.cat([self.net(part) for part in torch.split(x, self.batch_size)])
+            return torch.cat([self.net(part) for part in self.net.split(x, self.batch_size)])
         finally:
             self.net.train(mode)
 

@@ -98,9 +98,9 @@ class Mixer:
     def loss(self, w: Tensor, examples: Examples, batch_size: int = 256) -> float:
         """Return L(w) on all examples."""
         self.mix(w)
-        x, y = examples
-        parts = zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True)
-        return sum(float(cross_entropy(self.net(a), b, reduction="sum")) for a, b in parts) / len(y)
+        parts = zip(*(self.net.split(each, batch_size) for each in examples), strict=True)
+        total = sum(float(cross_entropy(self.net(x), y, reduction="sum")) for x, y in parts)
+        return total / len(examples[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +161,10 @@ def find_weights(
     fixed = examples if not callable(examples) else examples(0)
     n, device = len(mixer.models), mixer.models.device
     uniform = torch.full((n,), 1 / n, dtype=torch.float64)
-    if n == 1 or not len(fixed[1]):
-        loss = mixer.loss(uniform.float().to(device), fixed) if len(fixed[1]) else math.nan
+    smallest = 2 if mixer.bn == "batch" and mixer.net.normalises_batches else 1
+    enough = len(fixed[1]) >= smallest
+    if n == 1 or not enough:
+        loss = mixer.loss(uniform.float().to(device), fixed) if enough else math.nan
         return Found(uniform, loss, loss)
 
     def judged(w: Tensor) -> tuple[float, Tensor]:
@@ -178,6 +180,8 @@ def find_weights(
     for epoch in range(search.epochs):
         x, y = draw(epoch) if draw is not None else fixed
         for index in torch.split(torch.randperm(len(y), generator=order), search.batch_size):
+            if len(index) < smallest:
+                continue  # it cannot be normalised
             index = index.to(x.device)
             w = weights_from(a, search.param)
             _, slope = mixer.gradient(w.detach().float().to(device), x[index], y[index])

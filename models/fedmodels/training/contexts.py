@@ -112,6 +112,8 @@ class ClientContext(Located):
     """Called after every step with epoch, batch and loss of the batch."""
     metrics: Metrics = field(default_factory=dict)
     """The method's own numbers for the run's records; any function may add some."""
+    skipped: int = 0
+    """Training examples that the last epoch left out, as a batch of one cannot be normalised."""
     view: str = ""
     """Which of the method's views is being loaded and scored; empty while it trains."""
     secret: Callable[[], Secret] = field(default_factory=lambda: cache(Secret.fresh))

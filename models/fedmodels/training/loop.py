@@ -159,7 +159,9 @@ class Course:
             self._epoch, self._losses = self._epoch + 1, []
             if self._renewed is not None:
                 self._x, self._y = self._renewed(self._epoch)
-            for index in batches(len(self._y), net, training, self._order):
+            taken = list(batches(len(self._y), net, training, self._order))
+            self.ctx.skipped = len(self._y) - sum(map(len, taken))
+            for index in taken:
                 index = index.to(self._x.device)
                 inputs = augmented(self._x[index], training, self._augment)
                 batch = Batch(inputs, self._y[index], index)
@@ -271,7 +273,8 @@ def optimizer_of(
 def batches(n: int, net: SplitNet, training: Training, order: torch.Generator) -> Iterator[Tensor]:
     """Yield the index tensors of one shuffled epoch; the last batch is kept.
 
-    A batch of one is skipped when the net normalises over the batch, which needs two examples.
+    A batch of one is skipped when the net normalises over the batch, which needs two examples: its
+    example takes part in other epochs, or, where the client has one example, in none.
     """
     smallest = 2 if net.normalises_batches else 1
     for index in torch.split(torch.randperm(n, generator=order), training.batch_size):
@@ -309,7 +312,7 @@ def score(
     out: dict[tuple[str, str], ClassCounts] = {}
     with seeded(ctx.seed("evaluate")):
         for name, (x, y) in sets.items():
-            for xs, ys in zip(torch.split(x, size), torch.split(y, size), strict=True):
+            for xs, ys in zip(ctx.net.split(x, size), ctx.net.split(y, size), strict=True):
                 found = method.predict(ctx, payload, state, xs)
                 check_scores(method, ctx, found, len(xs))
                 found = found if seen is None else masked(found, seen)

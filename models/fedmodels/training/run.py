@@ -46,6 +46,7 @@ class RunFacts:
                 input_shape=self.problem.input_shape,
                 **table.options(),
             )
+        net.check_batches(batch_size=self.experiment.training.batch_size)
         net.mixed_precision = self.experiment.training.mixed_precision
         return net
 

@@ -190,6 +190,26 @@ def test_the_loss_is_the_mean_over_examples_whatever_the_batches():
         assert [loss_of(size, seed) for size in (11, 10, 5, 1)] == pytest.approx([by_hand] * 4)
 
 
+@pytest.mark.parametrize(("n", "batch_size", "skipped"), [(17, 8, 1), (16, 8, 0), (1, 8, 1)])
+def test_examples_left_out_of_the_last_epoch_are_counted(n, batch_size, skipped):
+    ctx = context(batch_size=batch_size, local_epochs=2)
+    ctx.stream.x, ctx.stream.y = X[:n], Y[:n]
+    before = weights_of(ctx.net)
+    result = train_locally(FedAvg(), ctx, Bundle(weights=before), Bundle())
+    assert ctx.skipped == skipped
+    assert result.num_examples == n
+    assert bool(moved(before, result.upload.weights)) == (n > skipped)
+    assert (result.loss == result.loss) == (n > skipped)  # NaN where nothing trained
+
+
+def test_a_batch_size_of_one_is_refused_with_batch_normalisation():
+    experiment = tiny_experiment(net={"name": "resnet20"}, training={"batch_size": 1})
+    with pytest.raises(ConfigError, match=r"^batch_size = 1: the net normalises over the batch"):
+        RunFacts(experiment, Problem((1, 8, 8), 10)).make_net()
+    plain = tiny_experiment(training={"batch_size": 1})
+    assert RunFacts(plain, Problem((1, 8, 8), 10)).make_net().takes_one
+
+
 # --- batches --------------------------------------------------------------------------------------
 
 
@@ -339,6 +359,22 @@ def test_scores_do_not_depend_on_the_batch_size():
         for part in ("support", "predicted", "correct"):
             one, other = (getattr(c["classifier", "task/0"], part) for c in (counts, found[0]))
             assert one.tolist() == other.tolist()
+
+
+def test_the_last_test_example_is_scored_with_the_batch_before_it():
+    """A base without running statistics, whose outputs of one example would say nothing."""
+    ctx = context()
+    base = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False))
+    with seeded(0):
+        ctx.net = SplitNet(base, nn.Linear(5, 3), 5, mixes_examples=True, takes_one=False)
+    evaluate = ctx.run.experiment.evaluate.model_copy(update={"batch_size": 20})
+    ctx.run = RunFacts(
+        ctx.run.experiment.model_copy(update={"evaluate": evaluate}), ctx.run.problem
+    )
+    counts = scores_of(FedAvg(), ctx, {"task/0": (X, Y)})["classifier", "task/0"]
+    assert counts.loss_sum == pytest.approx(
+        float(cross_entropy(ctx.net(X), Y, reduction="sum").detach()), rel=1e-5
+    )
 
 
 # --- teachers -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from fedsrv.engine.schedule import steps
 from fedsrv.engine.scores import Scores, client_rows, own_test, round_metrics
 from fedsrv.engine.summary import (
     accuracy_lost,
+    afm_of,
     check_reference,
     iaa_series,
     run_metrics,
@@ -346,7 +347,8 @@ def row(*tasks, view="after_local"):
 
 
 def run_of(records, view="after_local", **evaluate):
-    return run_metrics(records, tiny_experiment(evaluate=evaluate), view)
+    experiment = tiny_experiment(evaluate=evaluate)
+    return run_metrics(records, experiment, view) | afm_of(records, experiment)
 
 
 SERIES = [record(r, a_glo=a, a_loc=1 - a) for r, a in enumerate([0.1, 0.4, 0.2, 0.3])]
@@ -578,7 +580,7 @@ def test_summary():
     rows = {"0": {"num_examples": 10, "peak_rss_bytes": 7}, "1": {"num_examples": 5}, "2": {}}
     records = [record(r, clients=rows, a_glo=0.1 * r) for r in range(4)]
     experiment = tiny_experiment(training={"local_epochs": 2})
-    found = summarise(records, experiment, "after_local", "digest", 100)
+    found = summarise(records, experiment, "after_local", "digest", lambda: 100)
     json.dumps(found, allow_nan=False)
     assert found["metrics"] == {"a_glo": pytest.approx(0.3)}
     assert found["bytes"] == {"down": 40, "up": 80, "wire_down": 44, "wire_up": 84}
@@ -592,6 +594,25 @@ def test_summary():
     assert [found[key] for key in facts] == [
         2, "fedavg", "digits", "per_class_shards", 0, 4, "digest",
     ]  # fmt: skip
+
+
+def test_a_figure_that_cannot_be_computed_is_missing_and_fails_no_run(tmp_path):
+    """The reference has gone since the run began, and the net cannot be counted."""
+    experiment = tiny_experiment(evaluate={"reference": str(tmp_path / "gone")})
+    records = [record(r, clients={}, a_glo=0.1, iaa=0.2) for r in range(2)]
+
+    def fails():
+        raise ValueError("Expected more than 1 value per channel\nand more")
+
+    found = summarise(records, experiment, "after_local", "digest", fails)
+    assert found["metrics"] == pytest.approx({"a_glo": 0.1, "iaa": 0.2, "aa": 0.2})
+    assert found["compute"] == {"peak_client_rss_bytes": 0}
+    assert (
+        found["figures_missing"]["compute"] == "ValueError: Expected more than 1 value per channel"
+    )
+    assert "is no run directory" in found["figures_missing"]["afm"]
+    records[0]["clients"] = {"0": {"views": "damaged"}}
+    assert "metrics" in summarise(records, experiment, "x", "digest", fails)["figures_missing"]
 
 
 def test_the_global_test_set_is_what_most_scored_on():

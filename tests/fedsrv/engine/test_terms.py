@@ -64,6 +64,7 @@ def test_reports_as_they_should_be():
     terms = terms_of()
     terms.check_report(0, order(), report(counts(), empty(), num_examples=8, loss=0.5))
     terms.check_report(0, order(interaction=1), report(num_examples=4, seconds=3.5))
+    terms.check_report(0, order(), report(num_examples=8, skipped_examples=8, loss=math.nan))
     terms.check_report(0, order(), report(loss=math.nan))  # no step was made
     terms.check_report(0, order(), report(counts(loss_sum=math.inf)))  # a class was ruled out
     terms.check_report(0, FINISH, report(state_sha256=HALVES))
@@ -172,6 +173,9 @@ LIES = {
     "examples": (order(), report(num_examples=2**62), "at most 8 examples were announced"),
     "one-more": (order(), report(num_examples=9), "at most 8 examples were announced"),
     "other-task": (order(interaction=1), report(num_examples=5), "at most 4 examples"),
+    "skips": (order(), report(num_examples=8, skipped_examples=9), "leaves out more examples"),
+    "skips-less": (order(), report(num_examples=8, skipped_examples=-1), "leaves out more"),
+    "skips-in-scoring": (EVALUATE, report(skipped_examples=1), "leaves out more examples"),
     "fewer": (order(), report(num_examples=-1), "number of examples is -1"),
     "not-trained": (EVALUATE, report(num_examples=1), "at most 0 examples"),
     "loss": (order(), report(loss=1e300), "'loss' is 1e\\+300"),

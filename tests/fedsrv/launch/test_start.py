@@ -251,6 +251,22 @@ def test_a_finished_run_whose_page_cannot_be_written_is_no_failure(how, tmp_path
     assert (out / "report.html").is_file()
 
 
+def test_a_figure_that_fails_does_not_fail_a_finished_run(tmp_path, monkeypatch):
+    out, said = tmp_path / "run", io.StringIO()
+    launch_in_process(tiny_experiment(), out)
+
+    def fails(*_):
+        raise ValueError("cannot draw")
+
+    monkeypatch.setattr("fedsrv.report.tables.write_html", fails)
+    monkeypatch.setattr(Lines, "end", fails)
+    show_end(out, Lines(Console(file=said, width=1000)))
+    table, _, page = said.getvalue().splitlines()
+    assert table == "the table cannot be shown: ValueError"
+    assert page.startswith("the run has finished, but its page")
+    assert "cannot be written: ValueError: cannot draw; when that is mended: fedsrv report" in page
+
+
 def test_a_coordinator_starts_without_triton():
     """The counter of multiply-adds, which the end of a run needs, loads it: 70 MB."""
     code = "import sys, fedsrv.coordinator; sys.exit(bool({'triton', 'sklearn'} & {*sys.modules}))"
