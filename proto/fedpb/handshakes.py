@@ -39,10 +39,12 @@ def meaning_of_failure(details: str, over_tls: bool, option: str) -> str:
         return f"a server that wants TLS ends calls like this: give {option}-ca" if ended else ""
     if "WRONG_VERSION_NUMBER" in details:
         return f"a server without TLS answers like this: leave out {option}-ca"
-    if ended or "handshake" in details.lower():
+    was_open = "Stream removed" in details  # so the server had accepted the connection
+    if not was_open and (ended or "handshake" in details.lower()):
         return (
             "over TLS a server ends calls like this where it wants a certificate, or does not "
-            f"accept the one it got: check {option}-cert and {option}-key"
+            f"accept the one it got: give {option}-cert and {option}-key beside {option}-ca, "
+            "from an authority that the server knows"
         )
     return ""
 

@@ -337,8 +337,8 @@ def test_sigterm_drains_a_launched_run(launch: Any, tmp_path: Path, steer: Path)
     def client_1_waits() -> bool:
         with urllib.request.urlopen(page[1] + "state.json", timeout=10) as answer:
             state = json.load(answer)
-        assert (state["interactions"], state["finished"]) == (3, False)
-        return {client["id"]: client["phase"] for client in state["clients"]}["1"] == "waits"
+        assert (state["interactions"], state["finished"]) == (6, False)
+        return state["interaction"] == 2 and state["clients"]["1"]["phase"] == "waits"
 
     until(client_1_waits, "the page does not tell that client 1 waits")
     family = run.family()

@@ -194,5 +194,5 @@ def test_a_certificate_is_suspected_where_no_connection_comes_about_alone() -> N
     opened = "Stream removed (Socket closed)"
     assert link._explained(opened) == opened
     refused = "failed to connect to all addresses; last error: UNAVAILABLE: Socket closed"
-    assert "check --tls-cert and --tls-ca" in link._explained(refused)
+    assert "give --tls-cert and --tls-key beside --tls-ca" in link._explained(refused)
     link.close()
