@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_client_data import tiny_dataset, write
 
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream, global_test_tensors
 from fedmodels.errors import DataError
+from tests.fedcli.data.test_client_data import tiny_dataset, write
 
 
 @pytest.fixture
