@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[2, 10, 50])
     parser.add_argument("--nets", nargs="+", default=["resnet20"], choices=list(PARAMETERS))
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--hosts", type=int, help="client processes; one per client unless given")
+    parser.add_argument("--hosts", type=int, help="client processes; by default one per client")
     options = parser.parse_args()
     rows = []
     for net in options.nets:

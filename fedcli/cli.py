@@ -62,7 +62,7 @@ StateDir = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda:K.")]
 GiveUpAfter = Annotated[
-    float | None, typer.Option(min=0, help="Seconds without the server; never unless given.")
+    float | None, typer.Option(min=0, help="Seconds without the server; by default never.")
 ]
 StartOver = Annotated[
     bool,
@@ -73,7 +73,7 @@ StartOver = Annotated[
 ]
 OwnCode = Annotated[
     list[Path] | None,
-    typer.Option(help="A file of one's own, method.py, that the run's config may name."),
+    typer.Option(help="A custom method's file, method.py, that the run's config may name."),
 ]
 OwnWeights = Annotated[
     list[Path] | None,
@@ -82,17 +82,19 @@ OwnWeights = Annotated[
 Authority = Annotated[Path | None, typer.Option(help="Authority of the server.")]
 Certificate = Annotated[Path | None, typer.Option(help="This client's certificate.")]
 Key = Annotated[Path | None, typer.Option(help="Its key.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors alone.")]
 Level = Annotated[
     LogLevel,
     typer.Option(
-        parser=LogLevel.named, metavar=f"[{'|'.join(LogLevel)}]", help="What is said at least."
+        parser=LogLevel.named,
+        metavar=f"[{'|'.join(LogLevel)}]",
+        help="Lowest level of the messages to print.",
     ),
 ]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Refuse data in which something may not be meant.")
+Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings about the data as errors.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print messages as JSON, an object a line, on stdout.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
 
 
 def _print_version(given: bool) -> None:
@@ -132,7 +134,7 @@ def join(
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
-    check: Annotated[bool, typer.Option(help="Say what may not be meant in the data.")] = True,
+    check: Annotated[bool, typer.Option(help="Warn about data that look like a mistake.")] = True,
     strict: Strict = False,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
@@ -180,7 +182,7 @@ def _brought(link: Link, clients: list[ClientId], data: Path, cache: Path) -> Pa
     """Return where clients' directories are; files as a site has them are cut first.
 
     Raises:
-        ConfigError: files of one's own are of several clients; or they cannot be cut.
+        ConfigError: custom files are of several clients; or they cannot be cut.
     """
     from fedcli.data.store.site import cut, is_cut
 
@@ -279,7 +281,7 @@ def export(
     root: Annotated[Path, typer.Argument(metavar="DIR", help="A partition with a store.")],
     out: Annotated[Path, typer.Option(help="One directory per client goes here.")],
     client_id: Annotated[
-        str | None, typer.Option(help="An id or a range such as 0-24; all clients unless given.")
+        str | None, typer.Option(help="An id or a range such as 0-24; by default all clients.")
     ] = None,
 ) -> None:
     """Write clients of a store as directories, each of which can be carried to its machine."""
@@ -295,7 +297,7 @@ def pretrain(
     config: Annotated[Path, typer.Argument(help="The experiment whose net is trained.")],
     out: Annotated[Path, typer.Option(help="The file of weights, for net.weights.")],
     data: Annotated[
-        list[str] | None, typer.Option(help="Data sets to pool; that of the config unless given.")
+        list[str] | None, typer.Option(help="Data sets to pool; by default that of the config.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the pooled windows.")] = 200,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows of one step.")] = 128,
@@ -326,7 +328,9 @@ def predict(
     run: Annotated[
         Path | None, typer.Option(help="The run directory, or a client's --state-dir.")
     ] = None,
-    client: Annotated[int | None, typer.Option(min=0, help="Whose model.")] = None,
+    client: Annotated[
+        int | None, typer.Option(min=0, help="The client whose model predicts.")
+    ] = None,
     model: Annotated[
         Path | None, typer.Option(help="A model's file, as fedsrv export --to safetensors writes.")
     ] = None,
@@ -334,7 +338,7 @@ def predict(
         Path | None,
         typer.Option(help="A CSV with all probabilities; predictions.csv for what may be many."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to name.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One object for each input.")] = False,
 ) -> None:
     """Name the classes that a client's trained model sees in new files, with probabilities."""
@@ -377,7 +381,7 @@ def check_data(
         Path, typer.Argument(metavar="DIR", help="A directory with one for each client, or one's.")
     ],
     brief: Annotated[
-        bool, typer.Option("--brief", help="Say only what may not be meant, a line for each kind.")
+        bool, typer.Option("--brief", help="Print the warnings alone, a line for each kind.")
     ] = False,
     strict: Strict = False,
 ) -> None:

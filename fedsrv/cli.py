@@ -94,7 +94,7 @@ def main() -> None:
 
 @app.command()
 def init(
-    preset: Annotated[str | None, typer.Argument(help="One of the list; all unless given.")] = None,
+    preset: Annotated[str | None, typer.Argument(help="One of the list; by default all.")] = None,
     out: Annotated[Path | None, typer.Option(help="The file; PRESET.toml unless given.")] = None,
 ) -> None:
     """List the configs that come with fedtide, or copy one to begin with."""
@@ -257,20 +257,20 @@ def launch(
     out: RunDirectory = Path("run"),
     sets: Sets = None,
     hosts: Annotated[
-        int | None, typer.Option(min=1, help="Client host processes; chosen unless given.")
+        int | None, typer.Option(min=1, help="Client host processes; by default chosen.")
     ] = None,
     resume: Resume = False,
     without: Without = None,
     data: Annotated[
-        Path | None, typer.Option(help="A partition made before; made in OUT/data unless given.")
+        Path | None, typer.Option(help="An existing partition; by default one is made in OUT/data.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:K.")] = "auto",
     server_data: Annotated[
         Path | None,
-        typer.Option(help="The server's own examples; those of the partition unless given."),
+        typer.Option(help="The server's own examples; by default those of the partition."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse data in which something may not be meant.")
+        bool, typer.Option("--strict", help="Treat warnings about the data as errors.")
     ] = False,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
@@ -347,9 +347,9 @@ def export(
     run: RunDirectory,
     to: Annotated[str, typer.Option(help="safetensors, torch.export or onnx.")],
     client: Annotated[
-        int | None, typer.Option(min=0, help="Whose model; everybody's unless given.")
+        int | None, typer.Option(min=0, help="Whose model; by default everybody's.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file; in RUN unless given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; by default in RUN.")] = None,
 ) -> None:
     """Write a trained model as a file that describes itself: raw inputs in, logits out."""
     from fedsrv.export import KINDS, check_kind
@@ -368,7 +368,7 @@ def export(
 
 @app.command()
 def recover(run: Annotated[Path, typer.Argument(help="The run directory.")]) -> None:
-    """Make a new run.db of rounds.jsonl and the states, where it is damaged or gone."""
+    """Rebuild a damaged or missing run.db from rounds.jsonl and the states."""
     from fedsrv.state.recovery import recover as recover_run
 
     recover_run(run, typer.echo)

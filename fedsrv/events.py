@@ -42,10 +42,7 @@ class Event:
 
 
 class Box:
-    """What one listener has not read yet; one that does not keep up misses something.
-
-    Beats go first, as the next one says the same; then what is oldest.
-    """
+    """A bounded queue of one listener's events; when full, it drops beats, then the oldest."""
 
     MOST, MOST_WITH_BEATS = 10_000, 1000
 

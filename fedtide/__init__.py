@@ -1,4 +1,4 @@
-"""fedtide from Python: run an experiment, open its result, write a method of one's own.
+"""fedtide from Python: run an experiment, open its result, write a custom method.
 
 >>> import fedtide
 >>> "gldp" in fedtide.methods()

@@ -46,7 +46,7 @@ def run(
         backend: ``processes`` starts a coordinator and a process for each client, as ``fedsrv
             launch`` does; ``inprocess`` trains one client after the other here, without a network.
             Both end in the same bits.
-        out: the run directory, which must be new or empty; a temporary one unless given.
+        out: the run directory, which must be new or empty; by default a temporary one.
         progress: called with each line that the processes print; ``inprocess`` prints none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A head of one's own: clients share the base, and each keeps its head, smoothed over its rounds.
+"""Own heads: clients share the base, and each keeps its head, smoothed over its rounds.
 
 fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/own_head.py:OwnHead
 """  # noqa: E501

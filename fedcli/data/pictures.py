@@ -1,4 +1,4 @@
-"""Images as arrays: one reader for class folders, functions of one's own, Hugging Face, predict.
+"""Images as arrays: one reader for class folders, custom functions, Hugging Face, predict.
 
 An image is read as viewers show it: turned as its EXIF orientation says, laid on a ground where it
 is transparent, its palette and its CMYK as colours. What has no single right reading is refused.

@@ -74,7 +74,7 @@ class Host:
             states: a directory for the clients' states.
             device: where nets are trained.
             start_over: go on from the initial private state where a lost one is too far back.
-            code: files of one's own whose code may run, if the server's experiment asks for it.
+            code: custom files whose code may run, if the server's experiment asks for it.
             weights: files that may hold the initial weights, if the experiment has such a file.
         """
         self.link, self.code, self.weights, self._states = link, code, weights, states
@@ -310,7 +310,7 @@ class Host:
                     return
 
     def _is_brought_again(self, member: Membership, error: Exception) -> bool:
-        """Do what an answer to a result asks for; tell whether the result is to be brought again.
+        """Handle the server's answer to a Push; return whether to push again.
 
         Args:
             member: the session that the result came with.

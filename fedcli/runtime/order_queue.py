@@ -53,7 +53,7 @@ class OrderQueue:
         """Wait for the next order; log a line each minute while none comes.
 
         Args:
-            within_s: how long to wait; for ever unless given.
+            within_s: how long to wait; by default for ever.
 
         Returns:
             The order and its payload; None where none came in time.

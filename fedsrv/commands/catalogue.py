@@ -24,7 +24,7 @@ def metrics(
         bool, typer.Option("--markdown", help="As the tables of docs/metrics.md.")
     ] = False,
 ) -> None:
-    """Say what each metric of a report is: formula, range, direction and paper."""
+    """Explain each metric of a report: formula, range, direction and paper."""
     from rich.console import Console
 
     from fedsrv.catalogue import metrics_markdown, metrics_table

@@ -42,7 +42,7 @@ def status(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Say where a run stands: what is committed, its scores, who is there, why nothing moves."""
+    """Show where a run stands: commits, scores, clients, and what it waits for."""
     from fedmodels.log_lines import json_text
     from fedsrv.run_status import RunStatus
 
@@ -59,7 +59,7 @@ def watch(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Follow a run from outside until it ends, a line for each thing that happens.
+    """Follow a run until it ends, a line for each event.
 
     Ends with 0 if the run has finished, else with 1 and a line that says why.
     """
@@ -80,7 +80,7 @@ def watch(
 
 @monitor_app.command()
 def health(server: Coordinator, ca: Authority = None, cert: Cert = None, key: Key = None) -> None:
-    """End with 0 if a coordinator serves, as probes of containers ask."""
+    """Exit with 0 if a coordinator serves; for probes of containers."""
     from fedsrv.identity.tls import caller_credentials
     from fedsrv.monitor.health import check_health
 

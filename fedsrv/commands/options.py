@@ -16,14 +16,14 @@ Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what goes wrong.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors alone.")]
 Level = Annotated[
     LogLevel,
     typer.Option(
         "--log-level",
         parser=LogLevel.named,
         metavar=f"[{'|'.join(LogLevel)}]",
-        help="What is said at least.",
+        help="Lowest level of the messages to print.",
     ),
 ]
 MetricsPort = Annotated[
@@ -34,10 +34,12 @@ Dashboard = Annotated[
     str | None,
     typer.Option(metavar="PORT", help="A live page of the run; loopback unless HOST:PORT."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Say it as one object a line, on stdout.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print messages as JSON, an object a line, on stdout.")
+]
 On = Annotated[
     str | None,
-    typer.Option(metavar="PLACE", help="ray or ray://HEAD:PORT; this machine unless given."),
+    typer.Option(metavar="PLACE", help="ray or ray://HEAD:PORT; by default this machine."),
 ]
 HostCpus = Annotated[float, typer.Option(min=0.01, help="CPUs of a host, with --on ray.")]
 HostGpus = Annotated[

@@ -32,7 +32,7 @@ def relay(
     listen: Place = "127.0.0.1:0",
     code: Annotated[
         list[Path] | None,
-        typer.Option(help="A file of one's own, method.py, that the run's config may name."),
+        typer.Option(help="A custom method's file, method.py, that the run's config may name."),
     ] = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
@@ -47,7 +47,7 @@ def relay(
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
 ) -> None:
-    """Pass a run on to clients of one place, and the sum of their weights back."""
+    """Relay a run to the clients of one place, and send up the sum of their weights."""
     set_up(quiet, log_level, as_json)
     from fedmodels.config.places import check_address
     from fedsrv.coordinator import Listen

@@ -16,19 +16,19 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Methods, seeds, settings.")],
     out: Annotated[Path, typer.Option(help="The directory of the runs and the tables.")],
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; one here unless given.")
+        int | None, typer.Option(min=1, help="Runs at a time; by default one here.")
     ] = None,
     seeds: Annotated[
         list[int] | None, typer.Option("--seed", min=0, help="In place of the file's.")
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="A row to run; all unless given.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A row to run; by default all.")] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
     ] = None,
     on: Annotated[
         str | None,
         typer.Option(
-            metavar="PLACE", help="ray, ray://HEAD:PORT or slurm; this machine unless given."
+            metavar="PLACE", help="ray, ray://HEAD:PORT or slurm; by default this machine."
         ),
     ] = None,
     resources: Annotated[
@@ -40,7 +40,7 @@ def sweep(
         ),
     ] = None,
 ) -> None:
-    """Run methods with seeds in settings, and tabulate them; what is finished is not run again."""
+    """Run methods × seeds × settings and tabulate them; finished runs are kept."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from rich.console import Console
 

@@ -37,7 +37,7 @@ class Trip:
     check_upload: Callable[[ClientId, Bundle], None] = lambda *_: None
     """Raises PayloadError for an upload with impossible values."""
     enough: int | None = None
-    """Results that close the trip at once; all unless given."""
+    """Results that close the trip at once; by default all."""
     compression: Compression = field(default_factory=Compression)
     least: int | None = None
     """Clients whose results suffice where all others of the trip failed or are dead; as many as are

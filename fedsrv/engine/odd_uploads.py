@@ -1,7 +1,7 @@
 """How far each upload lies from its cohort: what records say of it, and who is left out for it.
 
 Each upload is measured as it comes (:mod:`fedmodels.tensors.differences`). One that lies far out of
-its cohort is left out and named, as if its client had failed: it would spoil the state for
+its cohort is left out and named, as if its client had failed: it would ruin the state for
 everybody. The bounds are relative to the other uploads, and wide (docs/decisions/085 has what
 honest uploads are like). An upload within the bounds may still spoil the run. Where clients fail
 right after such a commit, the record tells whose upload was odd.

@@ -40,7 +40,7 @@ def draw_cohort(
         round: which round.
         candidates: clients to draw from.
         size: how many; all candidates where there are no more.
-        weights: of each client; all alike unless given. Clients are drawn one after the other, with
+        weights: of each client; by default all alike. Clients are drawn one after the other, with
             chances in proportion to their weights. A client of weight 0 is never drawn.
     """
     known = sorted(c for c in candidates if weights is None or weights[c] > 0)

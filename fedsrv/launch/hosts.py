@@ -84,7 +84,7 @@ class Hosts(Protocol):
         Args:
             clients: how many there are.
             cohort: how many train in a round.
-            hosts: over how many processes; as many as fit unless given.
+            hosts: over how many processes; by default as many as fit.
             evaluator: whether there is one; it has a host of its own.
         """
         ...
@@ -125,7 +125,7 @@ class LocalHosts:
         self._server = Child("hosts", process, self._box)
 
     def divide(self, clients: int, cohort: int, hosts: int | None, evaluator: bool) -> list[str]:
-        """Give every host every n-th client; as many hosts as the machine bears unless given."""
+        """Give every host every n-th client; by default as many hosts as the machine bears."""
         self._divided = host_ranges(clients, hosts or affordable_hosts(clients, cohort))
         self._divided += [EVALUATOR] if evaluator else []
         return self._divided

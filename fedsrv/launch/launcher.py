@@ -75,15 +75,15 @@ def launch(
     Args:
         experiment: what to run.
         out: the run directory.
-        hosts: client host processes; one per client, while there is room, unless given.
+        hosts: client host processes; by default one per client, while there is room.
         resume: go on with the run in ``out``.
         data: a partition root made before.
         device: ``auto``, ``cpu`` or ``cuda:K``.
-        server_data: the server's own examples; those of the partition, if any, unless given.
+        server_data: the server's own examples; by default those of the partition, if any.
         log_level: what is said at least, here and in the logs of the processes.
         as_json: say it as one object a line.
         serve_options: more options of ``fedsrv serve``.
-        ray: the cluster on which the hosts run; this machine unless given.
+        ray: the cluster on which the hosts run; by default this machine.
         strict: refuse data in which something may not be meant.
 
     Raises:
@@ -173,7 +173,7 @@ def _hosts_of(
         experiment: what to run.
         joining: what every host is told.
         out: the run directory.
-        ray: the cluster; this machine unless given.
+        ray: the cluster; by default this machine.
         deals: whether the data are dealt out for this run.
     """
     if ray is None:

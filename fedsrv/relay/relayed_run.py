@@ -52,7 +52,7 @@ class RelayedRun:
         Args:
             table: the resolved experiment, as the coordinator above sends it.
             problem: of the clients.
-            code: files of one's own whose code may run, if the experiment asks for it.
+            code: custom files whose code may run, if the experiment asks for it.
 
         Raises:
             ConfigError: relays cannot carry this run.

@@ -72,7 +72,7 @@ def serve_relay(
         above: the coordinator.
         listen: where the clients join.
         telling: tells what happens.
-        code: files of one's own whose code may run, if the run's config names them.
+        code: custom files whose code may run, if the run's config names them.
 
     Raises:
         LinkError: the coordinator above refused, or the run failed; the clients were told.

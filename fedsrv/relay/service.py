@@ -45,7 +45,7 @@ class RelayService(Service):
             events: told what happens.
             uplink: to the coordinator above.
             requires_identity: whether clients show certificates that name them.
-            code: files of one's own whose code may run, if the run's config names them.
+            code: custom files whose code may run, if the run's config names them.
         """
         super().__init__("", {}, cohort, events, requires_identity=requires_identity)
         self.clients, self.relay_cohort, self.uplink, self.code = clients, cohort, uplink, code

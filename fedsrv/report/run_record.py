@@ -360,7 +360,7 @@ def _experiment_of(run: RunRecord) -> dict[str, str]:
     }
     found = {key: value for key, value in _leaves(stated) if key not in _NOT_COMPARED}
     for key in ("data.name", "method.name", "net.name"):
-        if key in found:  # the place of a file of one's own tells no experiments apart
+        if key in found:  # the place of a custom file tells no experiments apart
             found[key] = short_name(str(json.loads(found[key])))
     # Runs of earlier versions have readings beside the hyper-parameters.
     return {key.replace("method.reading.", "method.", 1): found[key] for key in found}

@@ -46,7 +46,7 @@ class Ledger:
             path: the file.
             strict: sync every commit.
             new: whether the run is new, so that an empty or missing file may be filled.
-            run_id: the id of a new run; random unless given.
+            run_id: the id of a new run; by default random.
 
         Raises:
             ArchiveError: the file is damaged, or has another format; says how to go on.

@@ -216,7 +216,7 @@ def refuse_other_files(path: Path) -> None:
 
 
 def require_run(path: Path) -> None:
-    """Refuse to go on with what is no run.
+    """Raise unless the path is the directory of a run.
 
     Raises:
         ConfigError: says how to go on.

@@ -1,6 +1,6 @@
 """Whether a sweep's columns and curves are there; what no run can have is told early.
 
-A name that no run writes is refused before anything is run. A method of one's own may report what
+A name that no run writes is refused before anything is run. A custom method may report what
 it likes, so that its metrics are looked up once every row has a finished run.
 """
 

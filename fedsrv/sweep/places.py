@@ -27,7 +27,7 @@ def place_of(
     """Return the place that options of ``fedsrv sweep`` name.
 
     Args:
-        on: ``ray``, ``ray://HEAD:PORT`` or ``slurm``; this machine unless given.
+        on: ``ray``, ``ray://HEAD:PORT`` or ``slurm``; by default this machine.
         jobs: runs at a time.
         given: what one run takes of a cluster, as ``KEY=VALUE``.
         out: the sweep's directory.

@@ -65,7 +65,7 @@ class Sweep(BaseModel):
         2,
     )
     against: str = ""
-    """The row that others are compared with, seed by seed; the first unless given."""
+    """The row that others are compared with, seed by seed; by default the first."""
     launch: Strings = ("--hosts=1",)
     """More options of ``fedsrv launch``."""
 
@@ -214,7 +214,7 @@ class PlannedRun:
 
 
 def _edited(config: Path, now: Experiment) -> list[str]:
-    """Return the digests of one's own code that are others than those a run was begun with."""
+    """Return the digests of custom code that differ from those a run was begun with."""
     try:
         then = tomllib.loads(config.read_text("utf-8"))
     except (OSError, ValueError):  # a damaged run is told of where it is read

@@ -49,7 +49,7 @@ def slurm_jobs(folder: Path, jobs: int | None, resources: Resources, say: Say) -
 
     Args:
         folder: for batch scripts and logs.
-        jobs: how many of an array run at a time; as many as Slurm allows unless given.
+        jobs: how many of an array run at a time; by default as many as Slurm allows.
         resources: as ``submitit.AutoExecutor.update_parameters`` takes them; a further
             ``slurm_NAME`` is an option of ``sbatch``.
         say: told what is run.

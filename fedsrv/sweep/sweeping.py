@@ -44,11 +44,11 @@ def run_sweep(
     Args:
         sweep: what to run.
         out: the directory of its runs.
-        only: rows to run; all unless given.
+        only: rows to run; by default all.
         seeds: in place of the sweep's.
         sets: set in all runs, as ``--set`` takes it.
-        jobs: runs at a time; one unless given.
-        on: the cluster that runs them, as ``--on`` takes it; this machine unless given.
+        jobs: runs at a time; by default one.
+        on: the cluster that runs them, as ``--on`` takes it; by default this machine.
         resources: what each takes of the cluster, as ``--resource`` takes it.
         say: told what is run, how far it is, what failed, and the tables.
         console: where the runs are shown live if it is a terminal.

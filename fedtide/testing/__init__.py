@@ -34,7 +34,7 @@ def check_method(
     Args:
         method: a class, a registered name, or ``file.py:Name``.
         tables: config tables that the method cannot do without, such as a net of its own.
-        checks: which of :data:`CHECKS`; all unless given.
+        checks: which of :data:`CHECKS`; by default all.
         **hyper_parameters: small ones make the suite quick.
 
     Raises:

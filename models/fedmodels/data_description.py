@@ -72,7 +72,7 @@ class ProblemFile(_File):
     class_names: Annotated[tuple[ClassName, ...], FailFast()] = ()
     """In the order of labels; empty where nobody states them."""
     partition: dict[str, Any] | None = None
-    """Config of the partition; absent for data of one's own."""
+    """Config of the partition; absent for custom data."""
     transform: dict[str, Any] | None = None
     """How files became these examples (``fedmodels.config.transforms``). It stays at the client."""
 

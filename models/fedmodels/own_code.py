@@ -1,4 +1,4 @@
-"""Methods, nets and data sets of one's own, named by file: ``my_method.py:MyMethod``.
+"""Methods, nets and data sets of users, named by file: ``my_method.py:MyMethod``.
 
 A config that names a file runs its code. The owner of a config does so knowingly; a client, to whom
 a server sends the config, runs only files that its own user named, and only if the content is the
@@ -49,7 +49,7 @@ def own_name(name: str, table: str, sha256: str | None, trusted: Sequence[Path] 
         name: ``file.py:Name``.
         table: the config's table that says so, for error lines.
         sha256: what the file must hold, if that is known.
-        trusted: the only files whose code may run; any file unless given.
+        trusted: the only files whose code may run; by default any file.
 
     Raises:
         ConfigError: the file is missing, holds something else, or is not trusted.
@@ -106,7 +106,7 @@ def loaded(point: EntryPoint) -> Any:
 
 
 _MODULE = "fedtide_own_"
-"""How the names of modules of one's own files begin."""
+"""How the names of modules of custom files begin."""
 _FOUND: dict[str, tuple[str, Any]] = {}
 """Name -> the digest of its file when it was run, and what it stood for."""
 
@@ -173,7 +173,7 @@ def _loaded(name: str, digest: str) -> Any:
 
 @contextmanager
 def exits_told() -> Iterator[None]:
-    """Make an error of it when one's own code ends the process, as if a run were over.
+    """Make an error of it when custom code ends the process, as if a run were over.
 
     Raises:
         RunFailed: names the file and the line.

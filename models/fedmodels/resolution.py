@@ -84,7 +84,7 @@ def experiment_of(
     Args:
         tables: the content of a config.
         source: its name in error lines.
-        code: the only files whose code may run; any that the config names unless given.
+        code: the only files whose code may run; by default any that the config names.
 
     Raises:
         ConfigError: names the key, what it may be and the nearest known one.
@@ -201,7 +201,7 @@ def make_method(name: str, **hyper_parameters: Any) -> Method:
 
 
 def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Experiment:
-    """Say where the files of one's own code lie on this machine, and what they hold.
+    """Say where the files of custom code lie on this machine, and what they hold.
 
     A client deals out no data, so that their file need not be there.
     """

@@ -133,7 +133,7 @@ class Receiver:
         Args:
             header: what the sender states.
             spec: what is expected.
-            allocate: gives a writable buffer of so many bytes; plain memory unless given.
+            allocate: gives a writable buffer of so many bytes; by default plain memory.
         """
         wire = header.SerializeToString(deterministic=True)
         self._plan = plan_of(header, spec)

@@ -40,7 +40,7 @@ class Disk:
 
         Args:
             directory: its files alone.
-            rng: says what survived; nothing that was not synced did, unless given.
+            rng: says what survived; by default nothing that was not synced did.
         """
         safe = self.names.get(str(directory), {})
         files = [path for path in directory.iterdir() if path.is_file() and not path.is_symlink()]

@@ -45,13 +45,13 @@ class Site:
     config: Path
     out: Path
     data: Path | None
-    """A partition; the launcher makes one unless given."""
+    """A partition; by default the launcher makes one."""
     port: int
     clients: dict[str, str] = field(default_factory=dict)
-    """``--client-id`` by role; the launcher chooses unless given."""
+    """``--client-id`` by role; by default the launcher chooses."""
     server_data: Path | None = None
     relay_port: int | None = None
-    """Where a relay of the clients listens; there is none unless given."""
+    """Where a relay of the clients listens; by default there is none."""
 
     @property
     def states(self) -> Path:

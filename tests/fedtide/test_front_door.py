@@ -1,4 +1,4 @@
-"""The distribution's Python interface: run, open, use, extend, and bring a method of one's own."""
+"""The distribution's Python interface: run, open, use, extend, and bring a custom method."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         fedtide.run(TINY, backend="inprocess", out=tmp_path / "full")
 
 
-# --- code of one's own ----------------------------------------------------------------------------
+# --- custom code ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedavgm.py:FedAvgM", "median.py:Median", "anchored.py:Anchored"])

@@ -1,4 +1,4 @@
-"""Metrics of a method of one's own: those that a run cannot keep are told of."""
+"""Metrics of a custom method: those that a run cannot keep are told of."""
 
 from __future__ import annotations
 

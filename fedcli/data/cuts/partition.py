@@ -218,7 +218,7 @@ def _natural(scenario: Natural, given: CutInput) -> Partition:
         raise ConfigError("[scenario] natural needs a data set that tells its subjects apart")
     if given.has_own_parts and scenario.split != Natural.model_fields["split"].default:
         raise ConfigError(
-            "[scenario] split is for sensor data sets that come with fedtide; data of one's own "
+            "[scenario] split is for sensor data sets that come with fedtide; custom data "
             "are split by [data.columns] test_share or split, or by their function: leave it out"
         )
     labels, clients, tests = given.pooled_labels, [], []

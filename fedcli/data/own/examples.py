@@ -89,7 +89,7 @@ def coded(
 
     Args:
         values: (n,) texts.
-        names: in their order; those that occur, numbers by size and others by letter, unless given.
+        names: in their order; by default those that occur, numbers by size and others by letter.
         what: where the values come from, for error lines.
 
     Raises:

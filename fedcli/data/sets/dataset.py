@@ -126,7 +126,7 @@ class Dataset:
 
     @property
     def identity(self) -> str:
-        """What tells data of one's own from others under the same name: all that is in them."""
+        """What tells custom data from others under the same name: all that is in them."""
         if not self.has_own_parts:
             return self.variant
         sha = hashlib.sha256()

@@ -119,17 +119,17 @@ DATASETS: dict[str, Known] = {
         f"{_HAR}:hhar_realworld", "both, 9 activities", (), f"{_BY_HAND}those of both"
     ),
     "directory": Known(
-        f"{_OWN}:directory", "one's own arrays or class folders", (), "set [data] root"
+        f"{_OWN}:directory", "arrays or class folders of your own", (), "set [data] root"
     ),
     "table": Known(
         "fedcli.data.own.tables:table",
-        "one's own CSV or parquet files, by windows or by rows",
+        "CSV or parquet files of your own, by windows or by rows",
         (),
         "set [data] root and [data.columns]",
     ),
     "huggingface": Known(
         "fedcli.data.own.huggingface:huggingface",
-        "one's own data set of Hugging Face, as save_to_disk wrote it",
+        "a data set of Hugging Face, as save_to_disk wrote it",
         (),
         "set [data] root and [data.columns]",
     ),
@@ -178,7 +178,7 @@ def load(data: Data) -> Dataset:
     if data.columns is not None and data.name not in ("table", "huggingface"):
         raise ConfigError(f"[data.columns] belongs to table and huggingface, not to {data.name}")
     if data.name in DATASETS and data.name not in OWN:
-        _check_unset(data, ("test_share", "classes", *OF_IMAGES), "data of one's own")
+        _check_unset(data, ("test_share", "classes", *OF_IMAGES), "custom data")
     if data.name == "table":
         _check_unset(data, OF_IMAGES, "images")
     source, known = source_of(data), DATASETS.get(data.name)

@@ -66,7 +66,7 @@ def run_partition(
         gather: put all training data into client 0's directory (Centralized on pooled data).
         layout: how clients' data lie in ``out``; unless given, a store where clients are many, and
             directories where they are few.
-        strict: refuse data of one's own in which something may not be meant.
+        strict: refuse custom data in which something may not be meant.
 
     Returns:
         The path of the root.

@@ -20,7 +20,7 @@ def export_partition(root: Path, out: Path, clients: Sequence[ClientId] | None =
     Args:
         root: a partition with a store.
         out: where directories go; must be absent or empty.
-        clients: whose data to write; everybody's unless given.
+        clients: whose data to write; by default everybody's.
 
     Returns:
         How many clients were written.

@@ -15,6 +15,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 MOST = 2**31 - 1
 """No count is larger: torch takes none beyond it."""
 Count = Annotated[int, Field(ge=0, le=MOST)]
-"""How many; 0 is none."""
+"""A count; 0 is allowed."""
 PositiveCount = Annotated[int, Field(ge=1, le=MOST)]
-"""How many, where none cannot be meant."""
+"""A count of at least one."""

@@ -20,39 +20,39 @@ ADDED = (
 
 
 class Columns(StrictTable):
-    """``[data.columns]``: what the columns of a table of one's own are."""
+    """``[data.columns]``: what the columns of a custom table are."""
 
     label: str = "label"
     """Column that names the class of a row."""
     features: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
-    """Columns that a net sees, in this order; all others that hold numbers unless given."""
+    """Columns that a net sees, in this order; by default all others that hold numbers."""
     classes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
-    """Names of the classes in label order; those that occur, sorted, unless given."""
+    """Names of the classes in label order; by default those that occur, sorted."""
     client: str | None = None
     """Column that names the natural client of a row, such as a person or a device."""
     split: str | None = None
-    """Column that says ``train`` or ``test``; ``test_share`` decides unless given."""
+    """Column that says ``train`` or ``test``; by default ``test_share`` decides."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Part of each client's examples of each class, the last ones, that are for testing; the key of
     the same name in ``[data]`` goes before it."""
     group: str | None = None
     """Column whose values stay whole: all rows of one are for training, or all for testing."""
     window: PositiveCount | None = None
-    """Rows of a window; each row is an example unless given."""
+    """Rows of a window; by default each row is an example."""
     hop: PositiveCount | None = None
-    """Rows from the start of a window to that of the next; ``window`` unless given."""
+    """Rows from the start of a window to that of the next; by default ``window``."""
     session: str | None = None
     """Column that names the recording of a row; no window crosses from one to the next."""
     time: str | None = None
     """Column of times, by which the rows of a recording are put in order: numbers, or texts such as
     ``2026-05-31T12:00:00.5`` or ``12:00:00.5``."""
     time_unit: Literal["s", "ms", "us", "ns"] | None = None
-    """Unit of times that are numbers; seconds unless given."""
+    """Unit of times that are numbers; by default seconds."""
     gap: Positive | None = None
     """Seconds between two rows beyond which no window goes on; ten times the usual step of a
     recording unless given."""
     rate: Positive | None = None
-    """Rows per second that recordings are resampled to; as they are unless given."""
+    """Rows per second that recordings are resampled to; by default as they are."""
     missing: Literal["error", "drop", "interpolate", "mean"] | None = None
     """What an empty cell means: an ``error`` unless given. ``drop`` leaves out its row, and no
     window goes over that place; ``interpolate`` puts it between its neighbours in the recording;
@@ -61,9 +61,9 @@ class Columns(StrictTable):
     """What stands between the columns of a CSV: a comma, semicolon, tab or bar is found unless
     given."""
     decimal: Literal[".", ","] | None = None
-    """Decimal sign of a CSV; found unless given."""
+    """Decimal sign of a CSV; by default found."""
     encoding: str | None = None
-    """Encoding of a CSV, such as ``cp1252``; found unless given."""
+    """Encoding of a CSV, such as ``cp1252``; by default found."""
 
     def identity(self) -> dict[str, Any]:
         """Return what examples follow from."""

@@ -35,7 +35,7 @@ class Data(StrictTable):
     server_examples: PositiveCount | None = None
     """Set apart this many training examples of each class for the server; no client holds them."""
     server_unlabelled: PositiveCount | None = None
-    """Set apart this many more of each class without labels; ``server_examples`` unless given."""
+    """Set apart this many more of each class without labels; by default ``server_examples``."""
     input_shape: Annotated[tuple[PositiveCount, ...] | None, Field(strict=False)] = None
     """Shape of one input. Unless given, more than half of the clients decide."""
     num_classes: PositiveCount | None = None
@@ -47,19 +47,19 @@ class Data(StrictTable):
     columns: Columns | None = None
     """What the columns of a ``table`` or of a ``huggingface`` data set are."""
     classes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
-    """Names of the classes in label order; those that occur, sorted, unless given. Where sites
+    """Names of the classes in label order; by default those that occur, sorted. Where sites
     bring their own files, each may lack some of them."""
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of each class, its last examples, that is for testing where the data have no test part
     of their own; 0.2 unless given."""
     channels: Literal["grey", "rgb"] | None = None
-    """What images become; as they are unless given."""
+    """What images become; by default as they are."""
     resize: Sides | None = None
     """Size that images get: ``[height, width]``, or pixels of the shorter side."""
     crop: Sides | None = None
     """Size of the middle that images are cut to after that: ``[height, width]``, or one number."""
     ground: Literal["white", "black"] | None = None
-    """What transparent images are laid on; white unless given."""
+    """What transparent images are laid on; by default white."""
     frames: Literal["first", "all"] | None = None
     """What is read of a file of several frames or pages, which is refused unless given: the first,
     or each as an example."""

@@ -72,7 +72,7 @@ class Schedule(StrictTable):
     clients: Annotated[int, Field(ge=1, le=10_000_000)] = 3
     """Clients of the run."""
     per_round: PositiveCount | None = None
-    """Clients in a cohort, with ``asynchronous`` those that train at once; all unless given."""
+    """Clients in a cohort, with ``asynchronous`` those that train at once; by default all."""
     sampling: Literal["uniform", "weighted"] = "uniform"
     """How a cohort is drawn: each client alike, or by its number of training examples."""
     over_select: Count = 0
@@ -227,7 +227,7 @@ class Server(StrictTable):
 
     min_clients: PositiveCount | None = None
     """How many clients suffice when others fail or, with ``deadline_s``, are late or dead: at the
-    start, in an interaction, in an evaluation and at the end; all unless given."""
+    start, in an interaction, in an evaluation and at the end; by default all."""
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds after which the answers of ``min_clients`` suffice. With a deadline, nobody waits for
     a client known to be dead once all others have answered. Without one, the run waits for
@@ -365,7 +365,7 @@ class Experiment(StrictTable):
 def difference(one: Experiment, other: Experiment) -> list[str]:
     """Return the dotted keys in which two experiments differ."""
     a, b = (leaves(e.to_dict()) for e in (one, other))
-    for found in (a, b):  # what a function of one's own returns tells data apart, not its place
+    for found in (a, b):  # what a custom function returns tells data apart, not its place
         if "data.name" in found:
             found["data.name"] = short_name(json.loads(found["data.name"]))
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))

@@ -61,7 +61,7 @@ def differences(experiment: Experiment, made: Mapping[str, Any]) -> list[str]:
 
 
 def placeless(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a partition follows from without the place of a file of one's own."""
+    """Return what a partition follows from without the place of a custom file."""
     data = made.get("data")
     if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
         return dict(made)

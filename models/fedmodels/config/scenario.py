@@ -289,7 +289,7 @@ class Drawn(ScenarioTable):
     test_examples: Annotated[int, Field(ge=0)] = 10
     """Test examples of each pair, of the same classes."""
     classes: PositiveCount | None = None
-    """Classes of each pair; as many as there are, and no more than ``examples``, unless given."""
+    """Classes of each pair; by default as many as there are, and no more than ``examples``."""
 
     @model_validator(mode="after")
     def _check_enough(self) -> Drawn:

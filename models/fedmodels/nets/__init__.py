@@ -104,7 +104,7 @@ def make_net(
 
 
 _TRIED: dict[tuple[Callable[..., SplitNet], tuple[int, ...], str], Batches] = {}
-"""Nets of one's own that were seen to begin alike under one seed, by builder, inputs and options;
+"""Custom nets that were seen to begin alike under one seed, by builder, inputs and options;
 and what batches they take."""
 
 

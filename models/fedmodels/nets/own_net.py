@@ -1,4 +1,4 @@
-"""A net of one's own: any module with ``features`` and ``head``, checked when it is built."""
+"""A custom net: any module with ``features`` and ``head``, checked when it is built."""
 
 from __future__ import annotations
 
@@ -183,8 +183,8 @@ def _check_tensors(net: nn.Module, name: str) -> None:
         if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
             raise _wrong(
                 name,
-                f"{key} has requires_grad = False, and would be trained all the same: what trains, "
-                "a method's phases say; what never does is a buffer (register_buffer)",
+                f"{key} has requires_grad = False, but a method's phases say what trains: "
+                "make it a buffer (register_buffer) to keep it out of training",
             )
     try:
         copy.deepcopy(net)

@@ -202,7 +202,7 @@ def weights_of(net: SplitNet, wanted: Callable[[str], bool] | None = None) -> We
 
     Args:
         net: whose weights.
-        wanted: tells by key which ones; all unless given.
+        wanted: tells by key which ones; by default all.
     """
     packed = net.packed() if wanted is None else None
     if packed is not None:

@@ -50,7 +50,7 @@ class ModelFacts:
     rule: str = "classifier"
     """The rule of prediction that the method is scored by; the net here has a classifier alone."""
     code_sha256: str = ""
-    """What the file of a net of one's own held; it must hold the same when the model is built."""
+    """What the file of a custom net held; it must hold the same when the model is built."""
     transform: Mapping[str, Any] | None = None
     """How files become raw inputs (``fedmodels.config.transforms``), where that is known."""
 

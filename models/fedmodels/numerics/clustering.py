@@ -47,7 +47,7 @@ def cluster(
     Args:
         points: (n, d), n at least k.
         init: the first centres (k, d), for one run; or k, for ``n_init`` runs from k-means++.
-        weights: of the points (n,), above 0; all equal unless given.
+        weights: of the points (n,), above 0; by default all equal.
         max_iter: most iterations of a run.
         tol: a run ends when the centres move less than ``tol`` times the mean variance of a
             coordinate.

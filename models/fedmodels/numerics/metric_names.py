@@ -74,7 +74,7 @@ def with_population(name: str, selected: str, told: str = "") -> str:
         name: of the metric.
         selected: how many clients a cohort has, such as ``10 of 20 clients``; empty where all that
             score train for the score.
-        told: the heading that a user gave; the metric's label unless given.
+        told: the heading that a user gave; by default the metric's label.
     """
     found = metric(name)
     told = told or found.label
@@ -149,7 +149,7 @@ def _endings(text: str) -> list[tuple[str, str]]:
 
 
 def _parts(text: str) -> list[tuple[str, tuple[str, str]]]:
-    """Return the endings of a name; what no entry knows is the rule of a method of one's own."""
+    """Return the endings of a name; what no entry knows is the rule of a custom method."""
     found = []
     while text:
         known = [e for e in ENDINGS if text == e or text.startswith(f"{e}_")]

@@ -38,7 +38,7 @@ def cluster_near(
     Args:
         points: C sets (G, d).
         init: the first centres (G, d).
-        weights: of the sets; all equal unless given.
+        weights: of the sets; by default all equal.
         neighbours: m, centres a point is compared with, its own included; all if None.
         device: where points are compared with all centres; means are taken on the CPU, in order.
         max_iter: most iterations.

@@ -38,7 +38,7 @@ class Phase:
     trains: tuple[str, ...] = ("",)
     """Prefixes of the weights that train, e.g. ``("base/",)``; the rest is frozen."""
     lr: float | None = None
-    """Learning rate; the run's unless given."""
+    """Learning rate; by default the run's."""
     weight_decay: Mapping[str, float] = field(default_factory=dict)
     """By prefix of the weights; the run's for all other weights."""
     bn_of_frozen: Literal["train", "eval"] = "train"

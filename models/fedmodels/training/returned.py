@@ -1,6 +1,6 @@
 """What the functions of a method return: checked at once, so that an error names the function.
 
-A method of one's own may return anything. Unchecked, that would show later: in code that its author
+A custom method may return anything. Unchecked, that would show later: in code that its author
 does not know, at other processes, or in no error at all.
 
 Shapes: B batch, K classes.

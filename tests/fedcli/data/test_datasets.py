@@ -636,7 +636,7 @@ def test_damaged_publishers_files_are_named(tmp_path: Path) -> None:
         load(Data(name="realworld", root=str(tmp_path)))
 
 
-# --- one's own
+# --- custom data
 
 
 def test_a_directory_of_arrays(tmp_path: Path) -> None:

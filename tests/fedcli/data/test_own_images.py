@@ -147,8 +147,8 @@ def test_a_key_that_would_do_nothing_is_refused(
 @pytest.mark.parametrize(
     ("name", "keys", "line"),
     [
-        ("digits", {"resize": 4}, "resize is for data of one's own, not for digits"),
-        ("digits", {"test_share": 0.3}, "test_share is for data of one's own"),
+        ("digits", {"resize": 4}, "resize is for custom data, not for digits"),
+        ("digits", {"test_share": 0.3}, "test_share is for custom data"),
         ("table", {"frames": "all"}, "frames is for images, not for table"),
     ],
 )

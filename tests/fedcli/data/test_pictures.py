@@ -93,7 +93,7 @@ def test_a_picture_is_read_as_viewers_show_it(
     save(tmp_path / name)
     (read,) = read_image(tmp_path / name)
     assert read.tolist() == pixels
-    with Image.open(tmp_path / name) as picture:  # of a function of one's own, or Hugging Face
+    with Image.open(tmp_path / name) as picture:  # of a custom function, or Hugging Face
         assert as_array(picture, "a picture").tolist() == pixels
 
 

@@ -1,4 +1,4 @@
-"""Tables of one's own: windows by hand, parts that share no row, and one line for each mistake."""
+"""Custom tables: windows by hand, parts that share no row, and one line for each mistake."""
 
 from __future__ import annotations
 

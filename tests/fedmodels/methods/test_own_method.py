@@ -1,4 +1,4 @@
-"""A method of one's own that declares something wrong gets one line."""
+"""A custom method that declares something wrong gets one line."""
 
 from __future__ import annotations
 

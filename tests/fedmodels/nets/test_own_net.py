@@ -1,4 +1,4 @@
-"""A net of one's own: any module with features and head; one line for each that does not fit."""
+"""A custom net: any module with features and head; one line for each that does not fit."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def changed(old: str, new: str) -> str:
         (changed("super().__init__()", "super().__init__()\n        1 / 0"), "ZeroDivisionError"),
         (
             changed("self.head = ", "self.stem.requires_grad_(False)\n        self.head = "),
-            "has requires_grad = False, and would be trained all the same",
+            "has requires_grad = False, but a method's phases say what trains",
         ),
         (changed("input_shape, width", "shape, width"), "takes no input_shape: what builds a net"),
         (

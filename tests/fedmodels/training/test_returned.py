@@ -1,4 +1,4 @@
-"""What functions of a method of one's own return by mistake: one line, which names the function."""
+"""What functions of a custom method return by mistake: one line, which names the function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of one's own method or net whose file was edited since is not tabulated as a new one."""
+"""A run of a custom method or net whose file was edited since is not tabulated as a new one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Mine(nn.Module):
 
 @pytest.fixture
 def finished(tmp_path: Path) -> tuple[Sweep, PlannedRun]:
-    """Return a sweep of one's own method and net, and its run, which came to its end."""
+    """Return a sweep of a custom method and net, and its run, which came to its end."""
     (tmp_path / "method.py").write_text(METHOD)
     (tmp_path / "net.py").write_text(NET)
     own = {
