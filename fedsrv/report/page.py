@@ -7,6 +7,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -150,7 +151,7 @@ def _heading(groups: Sequence[SeedGroup]) -> str:
 
 
 def _sections(groups: Sequence[SeedGroup]) -> Iterator[Section]:
-    found = panels.telling(panels.over_rounds(groups))
+    found = panels.telling(chain(panels.over_rounds(groups), panels.after_tasks(groups)))
     intro = "One line per experiment; a band is one standard deviation over its seeds."
     yield Section("Over rounds", intro, [("", found)] if found else [])
     sections: list[tuple[str, str, PanelsOf]] = [

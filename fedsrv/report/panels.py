@@ -138,6 +138,15 @@ def over_rounds(groups: Sequence[SeedGroup]) -> Charts:
         yield Chart(text, "lines", _by_label(groups, q.training_loss), "round", text)
 
 
+def after_tasks(groups: Sequence[SeedGroup]) -> Charts:
+    """Yield how good a round's clients are after each task: in both views, also on rare classes."""
+    for view in ("received", "trained"):
+        for rare in ("", "_minority"):
+            name = f"a_sel_{view}{rare}_task"
+            text, lines = metric(name).title, _by_label(groups, partial(q.by_task, name=name))
+            yield Chart(f"{text}, after each task", "lines", lines, "task", "accuracy", "percent")
+
+
 def of_clients(group: SeedGroup) -> Charts:
     """Yield the last accuracy of each client, by view."""
     text, series = "last accuracy per client", _by_view(group, q.client_accuracy)

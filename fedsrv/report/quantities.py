@@ -6,6 +6,7 @@ for a client or a task that was not scored in an interaction.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import accumulate
@@ -50,6 +51,13 @@ def metric_names(run: RunRecord) -> list[str]:
 def metric_curve(run: RunRecord, name: str) -> dict[int, float]:
     """Return ``{round: metric}``."""
     return run.curve(lambda row: number(table(row.get("metrics")).get(name)))
+
+
+def by_task(run: RunRecord, name: str) -> dict[int, float]:
+    """Return ``{task: metric NAME_K of the run}``."""
+    ending = re.compile(rf"{name}_(\d{{1,6}})", flags=re.ASCII)
+    found = ((ending.fullmatch(key), value) for key, value in run.metrics().items())
+    return {int(at[1]): value for at, value in found if at}
 
 
 def training_loss(run: RunRecord) -> dict[int, float]:

@@ -34,7 +34,7 @@ from fedsrv.engine.summary import accuracy_lost
 from fedsrv.report import quantities
 from fedsrv.report import tables as report
 from fedsrv.report.frame import difference
-from fedsrv.report.quantities import view_name
+from fedsrv.report.quantities import by_task, view_name
 from fedsrv.report.run_record import group_runs, read_run
 from fedsrv.report.story import story
 
@@ -665,6 +665,18 @@ def test_page_has_every_section_and_sound_figures(tmp_path: Path) -> None:
     assert "matrix of accuracies, global model" in captions
     for figure in figures:
         ElementTree.fromstring(figure.replace("<svg", '<svg xmlns:xlink="x"', 1))
+
+
+def test_what_a_rounds_clients_know_after_each_task_is_drawn(tmp_path: Path) -> None:
+    """Figure 4 of FedMLP and of GLDP: a line for each method, b and d of the rare classes."""
+    names = ("a_sel_trained_task", "a_sel_trained_minority_task")
+    scores = {f"{name}_{task}": 0.9 - task / 10 for name in names for task in range(3)}
+    page = page_of(tmp_path, write_run(tmp_path / "run", metrics={"a_glo": 0.8, **scores}))
+    captions = map(html.unescape, re.findall(r"<figcaption>(.*?)</figcaption>", page))
+    assert [text for text in captions if text.endswith("after each task")] == [
+        f"{metric(name).title}, after each task" for name in names
+    ]
+    assert by_task(read_run(tmp_path / "run"), names[1]) == {0: 0.9, 1: 0.8, 2: 0.7}
 
 
 def test_one_task_has_no_forgetting(tmp_path: Path) -> None:
