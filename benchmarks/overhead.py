@@ -62,19 +62,29 @@ def _floors_in_processes(clients: int, parameters: int, rounds: int) -> list[lis
 def _fedtide(net: str, clients: int, rounds: int, hosts: int | None) -> dict[str, Any]:
     """Launch a run of no-op clients and read what its rounds took."""
     with tempfile.TemporaryDirectory() as place:
-        found = launched(experiment(net, clients, rounds), Path(place), hosts)
+        found = launched(experiment(net, clients, rounds), Path(place), hosts or clients)
     return {"net": net, "clients": clients, "hosts": hosts or clients, **found}
 
 
-def launched(tables: dict[str, Any], place: Path, hosts: int | None) -> dict[str, Any]:
-    """Run an experiment; return what its rounds and its processes took, in s and MB."""
+def launched(
+    tables: dict[str, Any], place: Path, hosts: int | str, tree: Path | None = None
+) -> dict[str, Any]:
+    """Run an experiment; return what its rounds and its processes took, in s and MB.
+
+    Args:
+        tables: the experiment.
+        place: where its run directory goes.
+        hosts: how many processes the clients have, as ``launch`` takes it.
+        tree: the checkout whose code runs; this one unless given.
+    """
     out, config = place / "run", place / "config.toml"
     config.write_text(tomli_w.dumps(tables))
     command = [sys.executable, "-m", "fedsrv", "launch", str(config), "--out", str(out)]
-    command += ["--hosts", str(hosts)] if hosts else []
-    env = {**os.environ, "PYTHONPATH": str(PLUGINS)}
+    command += ["--hosts", str(hosts)]
+    code = [tree, tree / "models", tree / "proto"] if tree else []
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [PLUGINS, *code]))}
     begun = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env, cwd=tree)
     first: float | None = None
     looks: list[tuple[int, Usage]] = []
     lines = out / "rounds.jsonl"
@@ -87,7 +97,9 @@ def launched(tables: dict[str, Any], place: Path, hosts: int | None) -> dict[str
     if process.returncode:
         raise SystemExit(f"the run failed: see {out / 'logs'}")
     records = records_of(out)[2:]
+    written = [(out / name).stat().st_mtime for name in (lines.name, "summary.json")]
     return {
+        "end_s": written[1] - written[0],
         "round_s": statistics.median(r["seconds"]["wall"] for r in records),
         "server_s": statistics.median(r["seconds"]["server"] for r in records),
         "cpu_s": _cpu_per_round(looks),

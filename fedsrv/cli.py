@@ -31,6 +31,7 @@ from fedsrv.commands.options import (
     Group,
     HostCpus,
     HostGpus,
+    Hosts,
     Insecure,
     Key,
     Level,
@@ -256,9 +257,7 @@ def launch(
     config: Config,
     out: RunDirectory = Path("run"),
     sets: Sets = None,
-    hosts: Annotated[
-        int | None, typer.Option(min=1, help="Client host processes; by default chosen.")
-    ] = None,
+    hosts: Hosts = None,
     resume: Resume = False,
     without: Without = None,
     data: Annotated[

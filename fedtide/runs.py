@@ -43,7 +43,7 @@ def run(
     Args:
         config: a TOML file, its content as a mapping, or the name of a preset.
         overrides: values by dotted key, such as ``{"seed": 1, "method.lam": 0.3}``.
-        backend: ``processes`` starts a coordinator and a process for each client, as ``fedsrv
+        backend: ``processes`` starts a coordinator and processes for the clients, as ``fedsrv
             launch`` does; ``inprocess`` trains one client after the other here, without a network.
             Both end in the same bits.
         out: the run directory, which must be new or empty; by default a temporary one.

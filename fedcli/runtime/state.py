@@ -165,6 +165,10 @@ class StateDirectory:
         self._newest = interaction
         _SYNCER.want(partial(self._sync_state, interaction))
 
+    def held_bytes(self) -> int:
+        """Return the bytes of the state that is in memory."""
+        return self._cached[1].num_bytes() if self._cached else 0
+
     def drop_cached(self) -> None:
         """Free the state that is in memory; the next order reads it from the disk."""
         self._cached = None

@@ -36,6 +36,8 @@ from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 
+OBJECTS_BYTES = 64 << 10
+"""What the Python objects of an open client take, about."""
 log = logging.getLogger(__name__)
 
 
@@ -149,6 +151,11 @@ class Worker:
         self.stream.close()
         self.states.drop_cached()
         self._held = None
+
+    def held_bytes(self) -> int:
+        """Return the memory that the client holds between orders: data, state and upload."""
+        upload = self._held.upload.num_bytes() if self._held else 0
+        return OBJECTS_BYTES + self.stream.held_bytes() + self.states.held_bytes() + upload
 
     def _forget(self, order: rpc.Order) -> None:
         """Drop what an order says is no longer needed."""

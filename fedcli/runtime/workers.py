@@ -1,14 +1,15 @@
 """The clients of a process, opened when they are selected.
 
-A process may own thousands of clients, of which few have an order at a time. So data and methods of
-the clients that worked last are held in memory, and no others. A client that was closed goes on as
-after a restart of its process: from its data and its private state on the disk.
+A process may own thousands of clients, of which few have an order at a time. So the clients that
+worked last are held in memory, as many as there is room for, and no others. A client that was
+closed goes on as after a restart of its process: from its data and its private state on the disk.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -19,16 +20,20 @@ from fedcli.data.store.partition_store import PartitionStore
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
+from fedmodels.machine import cores, free_bytes
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.fault import faults_told
 from fedmodels.training.hooks import init_client
 
-MOST_OPEN = 64
-"""Clients of a process that are open at a time; more where more train together."""
-KEEP_BYTES = 256 << 20
-"""Bytes of uploads that a process keeps until their commit, over all its clients."""
+KEEP_BYTES, KEEPING = 256 << 20, 64
+"""Bytes of uploads that a process keeps until their commit, shared by so many clients at most."""
+
+
+def room_for_idle() -> int:
+    """Return the bytes that idle clients of a process may hold: half of what is free, by core."""
+    return free_bytes() // (2 * cores())
 
 
 class Workers:
@@ -52,8 +57,12 @@ class Workers:
         self._opening = threading.Lock()
         self._open: dict[ClientId, Worker] = {}
         """The client that worked last comes last."""
+        self._idle: dict[ClientId, int] = {}
+        """The bytes that an open client holds which is none of the last ones."""
+        self._idle_bytes, self._room = 0, room_for_idle()
         self._experiment: Experiment | None = None
-        self._most_open = MOST_OPEN
+        self._last = 2
+        """How many clients that worked last stay open whatever they hold."""
         self._first: Worker | None = None
         """Holds what all share: the run's facts, and nets to work with."""
 
@@ -61,7 +70,7 @@ class Workers:
         """Take the run's experiment; a process that joins again goes on with the first one."""
         if self._experiment is None:
             self._experiment = experiment
-            self._most_open = max(MOST_OPEN, 2 * experiment.training.together)
+            self._last = 2 * experiment.training.together
             table = experiment.method
             with faults_told(make(table.name, **table.hyper_parameters())):
                 first = self.of(self.clients[0])  # what is wrong with the run shows at once
@@ -97,11 +106,17 @@ class Workers:
             return {client: states.durable for client, states in self._states.items()}
 
     def of(self, client: ClientId) -> Worker:
-        """Return a client's worker, and close the one that was idle for the longest."""
-        worker = self._open.pop(client, None) or self._opened(client)
-        self._open[client] = worker
-        while len(self._open) > self._most_open:
-            self._open.pop(next(iter(self._open))).close()
+        """Return a client's worker, and close those idle for the longest where there is no room."""
+        self._idle_bytes -= self._idle.pop(client, 0)
+        self._open[client] = worker = self._open.pop(client, None) or self._opened(client)
+        idle = next(islice(reversed(self._open), self._last, None), None)
+        if idle is not None and idle not in self._idle:
+            self._idle[idle] = self._open[idle].held_bytes()
+            self._idle_bytes += self._idle[idle]
+        while self._idle_bytes > self._room:
+            first = next(iter(self._idle))
+            self._idle_bytes -= self._idle.pop(first)
+            self._open.pop(first).close()
         return worker
 
     def open(self) -> Mapping[ClientId, Worker]:
@@ -123,7 +138,7 @@ class Workers:
             self._experiment,
             self._device,
             sibling=self._first,
-            keep_bytes=KEEP_BYTES // min(len(self.clients), self._most_open),
+            keep_bytes=KEEP_BYTES // min(len(self.clients), KEEPING),
         )
         self._first = self._first or worker
         return worker

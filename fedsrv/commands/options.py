@@ -12,6 +12,16 @@ from typer.core import TyperGroup
 from fedmodels.commands import bare_flags
 from fedmodels.log_lines import LogLevel, set_up_logging
 
+
+def _number_of_hosts(text: str) -> int | None:
+    """Return the number that ``--hosts`` gives; None for ``auto``."""
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text} is neither a number of processes nor auto")
+    return int(text)
+
+
 Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
@@ -40,6 +50,14 @@ AsJson = Annotated[
 On = Annotated[
     str | None,
     typer.Option(metavar="PLACE", help="ray or ray://HEAD:PORT; by default this machine."),
+]
+Hosts = Annotated[
+    int | None,
+    typer.Option(
+        parser=_number_of_hosts,
+        metavar="[N|auto]",
+        help="Client host processes; auto: one for each client up to the number of cores.",
+    ),
 ]
 HostCpus = Annotated[float, typer.Option(min=0.01, help="CPUs of a host, with --on ray.")]
 HostGpus = Annotated[

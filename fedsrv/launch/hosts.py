@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import psutil
 import torch
 
+from fedmodels.machine import cores, free_bytes
 from fedmodels.processes import Box, Child, started
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.launch.forked import fork_hosts
@@ -18,8 +17,8 @@ from fedsrv.launch.process_logs import error_in
 
 CLIENT_BYTES = 200 << 20
 """Memory that one client process is assumed to need."""
-PROCESSES_PER_CORE = 50
-"""Most client processes for one core; beyond that, several clients share a process."""
+FEW = 4
+"""So many clients have a process each on any machine; where there are more, each core has one."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class LocalHosts:
         self._server = Child("hosts", process, self._box)
 
     def divide(self, clients: int, cohort: int, hosts: int | None, evaluator: bool) -> list[str]:
-        """Give every host every n-th client; by default as many hosts as the machine bears."""
+        """Give every host every n-th client; by default as many hosts as pay here."""
         self._divided = host_ranges(clients, hosts or affordable_hosts(clients, cohort))
         self._divided += [EVALUATOR] if evaluator else []
         return self._divided
@@ -158,13 +157,14 @@ class LocalHosts:
 
 
 def affordable_hosts(clients: int, cohort: int) -> int:
-    """Return how many client processes this machine can run, one for each client if it may be.
+    """Return how many client processes pay on this machine, one for each client if they are few.
 
     Where clients share processes, there are no more of them than clients that train in a round.
     """
-    fits = int(psutil.virtual_memory().available * 0.7) // CLIENT_BYTES
-    most = max(1, min(fits, PROCESSES_PER_CORE * (os.cpu_count() or 1)))
-    return clients if clients <= most else min(most, cohort)
+    fit = max(1, int(free_bytes() * 0.7) // CLIENT_BYTES)
+    if clients <= min(fit, max(FEW, cores())):
+        return clients
+    return min(fit, cores(), cohort)
 
 
 def host_ranges(clients: int, hosts: int) -> list[str]:

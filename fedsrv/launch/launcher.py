@@ -75,7 +75,7 @@ def launch(
     Args:
         experiment: what to run.
         out: the run directory.
-        hosts: client host processes; by default one per client, while there is room.
+        hosts: client host processes; by default as many as pay here.
         resume: go on with the run in ``out``.
         data: a partition root made before.
         device: ``auto``, ``cpu`` or ``cuda:K``.

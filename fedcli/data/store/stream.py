@@ -74,6 +74,12 @@ class TaskStream:
         """Allow scoring on the test data of the first ``tasks`` tasks, trained on or not."""
         self.num_seen = max(self.num_seen, min(tasks, self.data.num_tasks))
 
+    def held_bytes(self) -> int:
+        """Return the bytes of the tensors that are in memory."""
+        found = [*self._train.values(), *self._test.values()]
+        found += [self._global_test] if self._global_test else []
+        return sum(tensor.nbytes for examples in found for tensor in examples)
+
     def close(self) -> None:
         """Free everything; no task is open afterwards."""
         self.task = None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.runtime import workers
+from fedcli.runtime import worker, workers
 from fedcli.runtime.enrolment import Enrolment
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link, Membership
@@ -33,8 +33,8 @@ from tests.liars import Caller, Refused
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch, digits: Path, tmp_path: Path) -> Workers:
-    """Three clients, of which two may be open."""
-    monkeypatch.setattr(workers, "MOST_OPEN", 2)
+    """Three clients, of which the last two are open."""
+    monkeypatch.setattr(workers, "room_for_idle", lambda: 0)
     made = Workers([0, 1, 2], digits, tmp_path / "states", torch.device("cpu"))
     made.begin(tiny_experiment(method="local"))
     return made
@@ -53,6 +53,36 @@ def test_the_client_that_was_idle_for_the_longest_is_closed(few: Workers) -> Non
     assert first.stream.task is None  # its data are freed
     assert few.of(0) is not first
     assert few.of(0).net is first.net
+
+
+def test_idle_clients_are_open_while_there_is_room_for_what_they_hold(
+    few: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = iter((5, 7, 3, 9))
+    monkeypatch.setattr(worker.Worker, "held_bytes", lambda self: next(sizes))
+    few._room, few._last = 12, 1
+    few.of(0)
+    few.of(1)  # 0 holds 5
+    few.of(1)
+    few.of(2)  # 1 holds 7
+    assert list(few.open()) == [0, 1, 2]
+    few.of(0)  # 2 holds 3, and 5 are free again
+    assert list(few.open()) == [1, 2, 0]
+    few.of(2)  # 0 holds 9: 16 with the 7 of 1, who goes
+    assert list(few.open()) == [0, 2]
+    assert (few._idle, few._idle_bytes) == ({0: 9}, 9)
+
+
+def test_what_an_open_client_holds(few: Workers) -> None:
+    one, nothing = few.of(0), few.of(0).held_bytes()
+    one.stream.open(0)
+    x, y = one.stream.train(0)
+    tested = one.stream.test(0)
+    one.states.save(4, Bundle(weights={"w": torch.ones(2)}))
+    data = sum(tensor.nbytes for tensor in (x, y, *tested))
+    assert one.held_bytes() == nothing + data + 8
+    one.close()
+    assert one.held_bytes() == nothing
 
 
 def test_a_closed_client_finds_its_private_state_again(few: Workers) -> None:

@@ -233,7 +233,7 @@ def test_clients_of_this_process_are_opened_when_they_are_selected(digits, tmp_p
     experiment = tiny_experiment(method="local", schedule={"per_round": 1})
     whole = run_in_process(experiment, digits, tmp_path / "whole")
     opened, of = [], Workers._opened
-    monkeypatch.setattr(workers, "MOST_OPEN", 1)
+    monkeypatch.setattr(workers, "room_for_idle", lambda: 0)
     monkeypatch.setattr(Workers, "_opened", lambda self, c: opened.append(c) or of(self, c))
     few = run_in_process(experiment, digits, tmp_path / "few")
     assert few["state_sha256"] == whole["state_sha256"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedcli.cli import clients_of
+from fedmodels import machine
 from fedmodels.errors import DataError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.own_code import own
@@ -22,7 +23,7 @@ from fedsrv.coordinator import _run_to_the_end
 from fedsrv.events import HAS_FAILED, Event, EventLog
 from fedsrv.launch import launcher
 from fedsrv.launch.hosts import (
-    PROCESSES_PER_CORE,
+    FEW,
     affordable_hosts,
     host_ranges,
 )
@@ -59,11 +60,33 @@ def test_every_client_has_one_host(clients, hosts):
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_affordable_hosts():
-    assert affordable_hosts(1, 1) == 1
-    assert affordable_hosts(3, 2) == 3  # a process for each client, selected or not
-    assert 1 <= affordable_hosts(10_000, 10_000) <= PROCESSES_PER_CORE * os.cpu_count()
-    assert affordable_hosts(10_000, 5) == 5
+@pytest.mark.parametrize(
+    ("clients", "cohort", "cores", "hosts"),
+    [
+        (1, 1, 2, 1),
+        (FEW, 2, 1, FEW),  # a process for each client, selected or not
+        (FEW + 1, FEW + 1, 2, 2),
+        (16, 16, 16, 16),
+        (10_000, 10_000, 16, 16),
+        (10_000, 5, 16, 5),
+    ],
+)
+def test_hosts_that_pay_here(clients, cohort, cores, hosts, monkeypatch):
+    monkeypatch.setattr("fedsrv.launch.hosts.cores", lambda: cores)
+    monkeypatch.setattr("fedsrv.launch.hosts.free_bytes", lambda: 1 << 40)
+    assert affordable_hosts(clients, cohort) == hosts
+    monkeypatch.setattr("fedsrv.launch.hosts.free_bytes", lambda: 0)
+    assert affordable_hosts(clients, cohort) == 1
+
+
+def test_a_limit_of_the_container_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    free = machine.free_bytes()
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("7\n")
+    assert machine.free_bytes() > free / 2  # whatever else runs here
+    (tmp_path / "memory.max").write_text("9\n")
+    assert machine.free_bytes() == 2
 
 
 # --- one process ----------------------------------------------------------------------------------
